@@ -1,0 +1,1 @@
+"""What an agent can do: the tool registry, the terminal, processes, delegation, and MCP."""
