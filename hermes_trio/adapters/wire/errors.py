@@ -1,0 +1,132 @@
+"""The one error that every platform client raises, and how failures leave a scope.
+
+A platform's refusal, an unreachable host and a lost connection all become a `PlatformError` whose `kind` a
+sender can act on without knowing the platform. Texts never hold a credential: each client passes what it
+quotes through its own `Redaction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import Enum
+from typing import cast, final
+
+import attrs
+
+__all__ = ["ErrorKind", "Missing", "PlatformError", "Redaction", "single_failure"]
+
+
+class ErrorKind(Enum):
+    """What went wrong, in the words that senders decide by (GW-5)."""
+
+    TOO_LONG = "too_long"
+    BAD_FORMAT = "bad_format"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    RATE_LIMITED = "rate_limited"
+    TRANSIENT = "transient"
+    UNAUTHORIZED = "unauthorized"
+    UNKNOWN = "unknown"
+
+
+class Missing(Enum):
+    """What a NOT_FOUND error could not find."""
+
+    CHAT = "chat"
+    THREAD = "thread"
+    MESSAGE = "message"
+    OTHER = "other"
+
+
+PERMANENT_KINDS = frozenset(
+    {
+        ErrorKind.TOO_LONG,
+        ErrorKind.BAD_FORMAT,
+        ErrorKind.FORBIDDEN,
+        ErrorKind.NOT_FOUND,
+        ErrorKind.UNAUTHORIZED,
+    }
+)
+
+
+@final
+class PlatformError(Exception):
+    """A platform refused a call, or could not be reached.
+
+    `permanent` says that the same call will never succeed. `ambiguous` says that the platform may have carried
+    the call out although no answer arrived: repeating it may show a message twice. `code` is the platform's own
+    word or number for the error. `moved_to` is the chat that replaced the addressed one, where the platform says so.
+    """
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        permanent: bool | None = None,
+        ambiguous: bool = False,
+        code: int | str | None = None,
+        missing: Missing | None = None,
+        moved_to: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after = retry_after
+        self.permanent = kind in PERMANENT_KINDS if permanent is None else permanent
+        self.ambiguous = ambiguous
+        self.code = code
+        self.missing = missing
+        self.moved_to = moved_to
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"PlatformError({self.kind.value}, {self.message!r}, code={self.code!r}, permanent={self.permanent})"
+
+
+@final
+@attrs.frozen(repr=False)
+class Redaction:
+    """Removes a client's secrets from text that people will read."""
+
+    secrets: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        for secret in self.secrets:
+            if secret:
+                text = text.replace(secret, "***")
+        return text
+
+    def __repr__(self) -> str:
+        return "Redaction(***)"
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            found.extend(_leaves(cast("BaseExceptionGroup[BaseException]", member)))
+        else:
+            found.append(member)
+    return found
+
+
+@contextmanager
+def single_failure() -> Generator[None, None, None]:
+    """Let the only exception of an exception group leave as itself.
+
+    Wraps a nursery whose tasks belong to one connection, so that its user catches `PlatformError` and not a group.
+    A group with several causes is left as it is: none of them may be lost.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        causes = _leaves(group)
+        if len(causes) == 1:
+            # Its own cause and context say more than the group would.
+            raise causes[0] from causes[0].__cause__
+        raise

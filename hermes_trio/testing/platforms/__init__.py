@@ -1,0 +1,23 @@
+"""Faithful local fakes of Telegram, Discord and Slack, speaking real HTTP and WebSocket on loopback.
+
+Each `open_fake_…` is an async context manager: the fake lives in it and is gone after it, with every connection. A
+client needs only the fake's base URL and token. Names of methods in `calls` and in `fail(…)` are the documented ones.
+"""
+
+from .faults import ANY, Delay, Drop, Fault, RateLimited, ServerError
+from .ledger import Call, NothingArrived
+from .telegram import BotMessage, FakeTelegram, open_fake_telegram
+
+__all__ = [
+    "ANY",
+    "BotMessage",
+    "Call",
+    "Delay",
+    "Drop",
+    "FakeTelegram",
+    "Fault",
+    "NothingArrived",
+    "RateLimited",
+    "ServerError",
+    "open_fake_telegram",
+]

@@ -1,0 +1,81 @@
+"""What a fake platform has seen: every call in order, and a way to wait for the next thing of interest.
+
+A `Ledger` only grows. Waiting is level-triggered: whoever waits looks at everything that is already there first, so
+a test cannot miss what happened before it asked. A wait that sees nothing says what there was instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, final
+
+import attrs
+import trio
+
+__all__ = ["Call", "Ledger", "NothingArrived"]
+
+WAIT_SECONDS = 5.0
+SHOWN_ENTRIES = 12
+
+T = TypeVar("T")
+
+
+@final
+class NothingArrived(AssertionError):
+    """What a test waited for did not arrive; the text lists what did."""
+
+
+@final
+@attrs.frozen
+class Call:
+    """One call of the platform's API, as it was answered.
+
+    `method` is the documented name (`sendMessage`, `create_message`, `chat.postMessage`). `status` is the HTTP status,
+    or 0 if the connection was dropped instead of answered. `error` is the platform's error text.
+    """
+
+    number: int
+    method: str
+    params: Mapping[str, Any]
+    status: int
+    error: str | None = None
+
+
+@final
+class Ledger(Generic[T]):
+    """An append-only list that can be waited on."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._entries: list[T] = []
+        self._changed = trio.Event()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> T:
+        return self._entries[index]
+
+    def append(self, entry: T) -> None:
+        self._entries.append(entry)
+        self.touch()
+
+    def touch(self) -> None:
+        """Wake everyone who waits: an entry has changed in place."""
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+    async def first(self, matches: Callable[[T], bool], *, wanted: str, timeout: float = WAIT_SECONDS) -> T:
+        """The first entry that matches, now or within `timeout` seconds; else raises `NothingArrived`."""
+        with trio.move_on_after(timeout):
+            while True:
+                for entry in self._entries:
+                    if matches(entry):
+                        await trio.lowlevel.checkpoint()
+                        return entry
+                await self._changed.wait()
+        seen = "\n".join(f"  {entry!r}" for entry in self._entries[-SHOWN_ENTRIES:]) or "  nothing"
+        raise NothingArrived(f"no {self._noun} {wanted} within {timeout:g} s; the last of {len(self)} were:\n{seen}")

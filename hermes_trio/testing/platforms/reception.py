@@ -1,0 +1,75 @@
+"""What every fake platform does with a call: apply the scripted fault, carry it out, write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, final
+
+import trio
+
+from .faults import Delay, Drop, Fault, FaultScript, RateLimited, ServerError
+from .ledger import WAIT_SECONDS, Call, Ledger
+from .server import ConnectionDropped, Reply
+
+__all__ = ["Reception"]
+
+
+@final
+class Reception:
+    """The record of calls and the script of faults of one fake.
+
+    `rate_limited` writes the platform's own 429 answer; `error_of` reads the platform's error text from an answer.
+    """
+
+    def __init__(
+        self, *, rate_limited: Callable[[RateLimited], Reply], error_of: Callable[[Reply], str | None]
+    ) -> None:
+        self.calls: Ledger[Call] = Ledger("call")
+        self.faults = FaultScript()
+        self._rate_limited = rate_limited
+        self._error_of = error_of
+
+    async def attend(self, method: str, params: Mapping[str, Any], act: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Answer one call, or raise `ConnectionDropped` where the script says so."""
+        fault = self.faults.take(method)
+        match fault:
+            case RateLimited():
+                refusal = self._rate_limited(fault)
+                self._record(method, params, refusal.status, self._error_of(refusal))
+                return refusal
+            case ServerError():
+                page = b"<html><body>upstream failure</body></html>"
+                self._record(method, params, fault.status, "upstream failure")
+                return Reply(fault.status, page, {"content-type": "text/html"})
+            case Drop(before=True):
+                self._record(method, params, 0, "connection dropped")
+                raise ConnectionDropped
+            case Delay():
+                await trio.sleep(fault.seconds)
+            case _:
+                pass
+        reply = await act()
+        if isinstance(fault, Drop):
+            self._record(method, params, 0, "connection dropped after the call was carried out")
+            raise ConnectionDropped
+        self._record(method, params, reply.status, self._error_of(reply))
+        return reply
+
+    def script(self, method: str, fault: Fault, times: int) -> None:
+        self.faults.add(method, fault, times)
+
+    async def wait_for_call(
+        self, method: str, matches: Callable[[Call], bool] | None, count: int, timeout: float | None
+    ) -> Call:
+        """The `count`th call of a method that matches."""
+
+        def is_it(call: Call) -> bool:
+            fitting = [c for c in self.calls if c.method == method and (matches is None or matches(c))]
+            return len(fitting) >= count and fitting[count - 1] is call
+
+        return await self.calls.first(
+            is_it, wanted=f"of {method}", timeout=WAIT_SECONDS if timeout is None else timeout
+        )
+
+    def _record(self, method: str, params: Mapping[str, Any], status: int, error: str | None) -> None:
+        self.calls.append(Call(len(self.calls), method, dict(params), status, error))

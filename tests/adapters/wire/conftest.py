@@ -1,0 +1,22 @@
+"""Fakes and clients for the wire tests. Every test is bounded: nothing here may hang."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hermes_trio.adapters.wire.telegram import TelegramClient
+from hermes_trio.testing.platforms import FakeTelegram, open_fake_telegram
+
+
+@pytest.fixture
+async def telegram() -> AsyncIterator[FakeTelegram]:
+    async with open_fake_telegram() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def telegram_client(telegram: FakeTelegram) -> AsyncIterator[TelegramClient]:
+    async with TelegramClient(telegram.base_url, telegram.token, timeout=2) as client:
+        yield client
