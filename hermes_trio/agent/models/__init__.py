@@ -1,0 +1,1 @@
+"""The models that ship with the package: two wire protocols, the offline `demo`, and the routes that name them."""

@@ -1,0 +1,87 @@
+"""Keys stay out of everything that a person or a log may read.
+
+A `Secret` shows itself to nobody by accident: its value is read by one explicit call, and `scrub` takes it out of
+text that came back from outside. `redact` takes out what looks like a credential, for text in which the exact key
+is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, final
+
+__all__ = ["HIDDEN", "Secret", "redact"]
+
+HIDDEN: Final = "[hidden]"
+
+# Providers quote keys in their errors, whole or with the middle starred out ("sk-abcd****wxyz"): the stars belong
+# to the match.
+_CREDENTIALS: Final = re.compile(
+    r"""
+    (?P<scheme>\b(?:bearer|basic)\s+)[\w\-.*…=/+]{6,}
+    | (?P<header>\b(?:x-api-key|api[-_]?key|authorization|access[-_]?token|secret)["']?\s*[:=]\s*["']?)[^\s"',;&}]{4,}
+    | (?P<userinfo>://)[^/\s:@]+:[^/\s@]+@
+    | \b(?:sk|pk|rk|gsk|xai|pplx|hf|or|key)[-_][\w\-.*…]{8,}
+    | \bAIza[\w\-]{16,}
+    | \beyJ[\w\-]{10,}\.[\w\-]{4,}(?:\.[\w\-]*)?
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+_MAXIMUM_TEXT: Final = 4096
+"""Longer texts are cut before they are searched.
+
+An error message is for people, and the search must stay cheap on hostile input.
+"""
+
+
+def _hide(match: re.Match[str]) -> str:
+    if match["scheme"] or match["header"]:
+        return f"{match['scheme'] or match['header']}{HIDDEN}"
+    if match["userinfo"]:
+        return f"://{HIDDEN}@"
+    return HIDDEN
+
+
+def redact(text: str) -> str:
+    """`text` without anything that looks like a key, a token or a password, and not longer than an error should be."""
+    if len(text) > _MAXIMUM_TEXT:
+        # Cut inside the kept part of a key, the rest would be too short to be recognised: cut at white space if
+        # there is any.
+        head = text[:_MAXIMUM_TEXT]
+        text = (head.rsplit(None, 1)[0] if " " in head else head[:256]) + " …"
+    return _CREDENTIALS.sub(_hide, text)
+
+
+@final
+class Secret:
+    """A key. It has no readable `repr` or `str`, and does not survive pickling."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The key itself, for the one place that puts it on the wire."""
+        return self._value
+
+    def scrub(self, text: str) -> str:
+        """`text` without this key, and without the halves of it that a provider may quote."""
+        value = self._value
+        if len(value) >= 4:
+            text = text.replace(value, HIDDEN)
+        if len(value) >= 16:
+            text = re.sub(rf"{re.escape(value[:4])}\S*?{re.escape(value[-4:])}", HIDDEN, text)
+        return redact(text)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(…)" if self._value else "Secret('')"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Secret cannot be pickled: pass the name of the variable that holds it instead")

@@ -1,0 +1,54 @@
+"""A transcript that every provider accepts: each tool call has its result, and each result its call.
+
+History is cut by compaction and by cancellation; providers answer a half pair with a plain 400. Pure functions,
+nothing to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, cast
+
+import attrs
+import msgspec
+
+from hermes_trio.runtime.ports import Message, ToolCall
+
+__all__ = ["MISSING_RESULT", "arguments_object", "paired", "result_text"]
+
+MISSING_RESULT: Final = "[no result: the call was interrupted]"
+
+
+def paired(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages, with a result for each unanswered tool call and without results that answer no call."""
+    open_calls: dict[str, ToolCall] = {}
+    for message in messages:
+        if message.role == "tool":
+            if open_calls.pop(message.tool_call_id, None) is not None:
+                yield message
+            continue
+        yield from _missing(open_calls)
+        open_calls = {call.id: call for call in message.tool_calls} if message.role == "assistant" else {}
+        if len(open_calls) != len(message.tool_calls) and message.role == "assistant":
+            message = attrs.evolve(message, tool_calls=tuple(open_calls.values()))
+        yield message
+    yield from _missing(open_calls)
+
+
+def _missing(calls: dict[str, ToolCall]) -> Iterator[Message]:
+    for call in calls.values():
+        yield Message(role="tool", content=MISSING_RESULT, tool_call_id=call.id, tool_name=call.name)
+
+
+def result_text(message: Message) -> str:
+    """The text of a tool's result; never empty, as some providers refuse that."""
+    return message.text or "(empty)"
+
+
+def arguments_object(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call as an object. What the model wrote in another shape is kept under a name of its own."""
+    try:
+        value: Any = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        value = call.arguments
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"_invalid_arguments": value}
