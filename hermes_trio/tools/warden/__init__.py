@@ -1,0 +1,40 @@
+"""Processes with one owner: started, watched to their very last descendant, and provably ended.
+
+The server never forks a command. One small warden process does, through one keeper a job; see `warden.py` for the
+scope that owns them all, `process.py` for what an owner holds, and `daemon/` for what runs outside the server.
+"""
+
+from hermes_trio.tools.warden.errors import (
+    NotTaken,
+    SpawnFailed,
+    StdinClosed,
+    TooManyProcesses,
+    UnsupportedPlatform,
+    WardenClosed,
+    WardenError,
+)
+from hermes_trio.tools.warden.process import KeptProcess, Phase
+from hermes_trio.tools.warden.spec import ExitStatus, KillHow, KillReport, ProcessSpec, Stdin
+from hermes_trio.tools.warden.streams import OutputStream
+from hermes_trio.tools.warden.warden import Warden, WardenReceipt, open_warden
+
+__all__ = [
+    "ExitStatus",
+    "KeptProcess",
+    "KillHow",
+    "KillReport",
+    "NotTaken",
+    "OutputStream",
+    "Phase",
+    "ProcessSpec",
+    "SpawnFailed",
+    "Stdin",
+    "StdinClosed",
+    "TooManyProcesses",
+    "UnsupportedPlatform",
+    "Warden",
+    "WardenClosed",
+    "WardenError",
+    "WardenReceipt",
+    "open_warden",
+]

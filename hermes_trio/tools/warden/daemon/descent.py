@@ -1,0 +1,155 @@
+"""Who descends from whom, read from /proc, and signals that cannot hit a stranger.
+
+A process number is only borrowed: its owner may be gone, and the number given away, between looking and
+signalling. So a signal goes through a pidfd, and only after the start time behind it has been compared with the one
+that was seen. Whole groups are signalled only through an unreaped child of the caller, which pins the number.
+"""
+
+import os
+import signal
+from collections.abc import Collection, Iterable
+
+_STAT_PARENT = 1
+_STAT_GROUP = 2
+_STAT_SESSION = 3
+_STAT_STARTED = 19
+
+
+class Relative:
+    """One process, as it was when it was looked at."""
+
+    __slots__ = ("group", "parent", "pid", "session", "started", "state")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The name, in brackets, may itself contain brackets and blanks; everything of interest comes after it.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.pid = pid
+        self.state = fields[0]
+        self.parent = int(fields[_STAT_PARENT])
+        self.group = int(fields[_STAT_GROUP])
+        self.session = int(fields[_STAT_SESSION])
+        self.started = int(fields[_STAT_STARTED])
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie: it runs no code and needs no signal, only its parent's attention."""
+        return self.state not in (b"Z", b"X")
+
+
+def look(pid: int) -> Relative | None:
+    """The process behind this number now, or None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            stat = file.read()
+    except OSError:
+        return None
+    return Relative(pid, stat) if stat else None
+
+
+def children(parent: int) -> list[Relative]:
+    """The direct children of a process, zombies included."""
+    numbers = _listed_children(parent)
+    if numbers is None:
+        return [relative for relative in _everybody() if relative.parent == parent]
+    # A thread's list is read at another moment than the child's own entry: the entry decides.
+    return [relative for relative in map(look, numbers) if relative is not None and relative.parent == parent]
+
+
+def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
+    """Every process below `root`, parents before children, except those in `without` and all theirs.
+
+    One pass sees no process twice and may miss one that is being forked or re-parented meanwhile: a caller that
+    needs all of them repeats the pass until it has no children left to wait for.
+    """
+    if _listed_children(root) is not None:
+        generation = [child for child in children(root) if child.pid not in without]
+        found = list(generation)
+        seen = {child.pid for child in found}
+        while generation:
+            generation = [child for parent in generation for child in children(parent.pid) if child.pid not in seen]
+            found += generation
+            seen.update(child.pid for child in generation)
+        return found
+    by_parent: dict[int, list[Relative]] = {}
+    for relative in _everybody():
+        if relative.pid not in without:
+            by_parent.setdefault(relative.parent, []).append(relative)
+    found = list(by_parent.pop(root, ()))
+    for relative in found:
+        found += by_parent.pop(relative.pid, ())
+    return found
+
+
+def send(relative: Relative, signum: int) -> bool:
+    """Signal exactly this process; False if it is gone, or is not ours to signal."""
+    try:
+        handle = os.pidfd_open(relative.pid)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # No pidfd here (an old kernel, a sandbox, no descriptor left): the start time alone must do.
+        return _send_by_number(relative, signum)
+    try:
+        now = look(relative.pid)
+        if now is None or now.started != relative.started:
+            return False
+        signal.pidfd_send_signal(handle, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def kill_all(relatives: Iterable[Relative], parent: int) -> int:
+    """SIGKILL to each of them that is alive, groups first; how many were. `parent` is the calling process.
+
+    A group's signal cannot be outrun by forking, a list of numbers can.
+    """
+    own_group = os.getpgrp()
+    relatives = list(relatives)
+    groups = {relative.group for relative in relatives if relative.parent == parent}
+    for group in groups - {own_group, 0, 1}:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    alive = [relative for relative in relatives if relative.alive]
+    for relative in alive:
+        send(relative, signal.SIGKILL)
+    return len(alive)
+
+
+def _send_by_number(relative: Relative, signum: int) -> bool:
+    now = look(relative.pid)
+    if now is None or now.started != relative.started:
+        return False
+    try:
+        os.kill(relative.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _listed_children(parent: int) -> list[int] | None:
+    """The numbers in the kernel's own list of children; None where the kernel was built without it."""
+    numbers: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{parent}/task")
+    except OSError:
+        return numbers
+    for thread in threads:
+        try:
+            with open(f"/proc/{parent}/task/{thread}/children", "rb", buffering=0) as file:
+                numbers += map(int, file.readall().split())
+        except FileNotFoundError:
+            if os.path.exists(f"/proc/{parent}/task/{thread}/stat"):
+                return None
+        except OSError:
+            continue
+    return numbers
+
+
+def _everybody() -> list[Relative]:
+    relatives = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [relative for relative in relatives if relative is not None]

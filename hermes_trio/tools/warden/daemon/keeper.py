@@ -1,0 +1,294 @@
+"""One job: the command, and every process that came of it.
+
+A keeper is the sub-reaper of the command that it starts, so a descendant that forks twice, leaves its session or
+loses its parent is still its child, and "no children left" means that the whole job is gone. It tells the server over
+its link when the command starts, when it exits, and when nothing of the job is left; it kills when it is told to, and
+also when the server or the warden dies. It ends when the job is empty.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import termios
+import time
+
+import descent
+import prctl
+from wire import ABANDONED_GRACE, FRAME, Kind, Means, Plan, Stage, Streams
+
+TERM_PASSES = 5
+"""How often the tree is looked at again for processes that were forked while the others were being told to end."""
+
+KILL_LIMIT = 3.0
+"""Seconds of SIGKILL after which what is left is reported: it is not ours to signal, or stuck in the kernel."""
+
+GIVE_UP = 30.0
+"""Seconds of SIGKILL after which a keeper that has nobody to report to ends."""
+
+FIRST_PAUSE, LAST_PAUSE = 0.002, 0.25
+"""Seconds between two rounds of SIGKILL, doubled each time."""
+
+DEAF_TO = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGPIPE,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
+"""Signals that warden and keepers ignore: a supervisor that signals the whole group means the server, which ends us."""
+
+_RESET_FOR_COMMAND = (*DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ)
+_FAILURE = struct.Struct("!ii")
+
+
+def open_wake() -> int:
+    """A descriptor that becomes readable at every SIGCHLD of this process."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    inherited = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if inherited != -1:
+        os.close(inherited)
+    # Only a signal with a Python handler is written to the descriptor.
+    signal.signal(signal.SIGCHLD, _noted)
+    return reader
+
+
+def _noted(_signum: int, _frame: object) -> None:
+    """The wake descriptor carries the news."""
+
+
+def drain(wake: int) -> None:
+    """Take what has piled up in a wake descriptor."""
+    try:
+        while os.read(wake, 4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+def keep(link: int, life: int, streams: list[int]) -> None:
+    """Run one job to its end. `life` reads end-of-file when the warden is dead; `streams` are the command's."""
+    prctl.set_name("hermes-keeper")
+    prctl.become_subreaper()
+    keeper = Keeper(link, life, open_wake())
+    keeper.tell(Kind.HELLO, os.getpid())
+    plan = _read_plan(link)
+    if plan is None:
+        keeper.tell(Kind.EMPTY)
+        return
+    pid, stage, errno = _start(plan, streams)
+    for descriptor in streams:
+        os.close(descriptor)
+    if pid == 0:
+        keeper.tell(Kind.FAILED, stage, errno)
+        keeper.tell(Kind.EMPTY)
+        return
+    keeper.tell(Kind.STARTED, pid)
+    keeper.run(pid)
+
+
+class Keeper:
+    """The life of a job after its command was started."""
+
+    def __init__(self, link: int, life: int, wake: int) -> None:
+        self._pid = os.getpid()
+        self._link = link
+        self._life = life
+        self._wake = wake
+        self._heard = b""
+        self._served = True
+        self._means = Means.NONE
+        self._grace_ends: float | None = None
+        self._killing_since: float | None = None
+        self._pause = FIRST_PAUSE
+        self._survivors_told = False
+
+    def tell(self, kind: Kind, first: int = 0, second: int = 0) -> None:
+        """Send a frame, if there is still somebody to read it."""
+        try:
+            os.write(self._link, FRAME.pack(kind, first, second))
+        except OSError:
+            self._served = False
+
+    def run(self, command: int) -> None:
+        """Wait, reap, and kill when it is time, until the job is empty."""
+        poll = select.poll()
+        for descriptor in (self._link, self._life, self._wake):
+            poll.register(descriptor, select.POLLIN)
+        while self._reap(command):
+            if not self._press():
+                return
+            for descriptor, _ in poll.poll(self._patience()):
+                if descriptor == self._wake:
+                    drain(self._wake)
+                elif descriptor == self._life:
+                    poll.unregister(self._life)
+                    self.tell(Kind.ORPHANED)
+                    self._end(ABANDONED_GRACE)
+                elif not self._listen():
+                    poll.unregister(self._link)
+                    self._served = False
+                    self._end(ABANDONED_GRACE)
+        self.tell(Kind.EMPTY, self._means)
+
+    def _reap(self, command: int) -> bool:
+        """Take every ended child; False when none is left, ended or not."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == command and os.WIFSIGNALED(status):
+                    self.tell(Kind.EXITED, -1, os.WTERMSIG(status))
+                elif pid == command:
+                    self.tell(Kind.EXITED, os.WEXITSTATUS(status), 0)
+        except ChildProcessError:
+            return False
+
+    def _listen(self) -> bool:
+        """Obey what the server sent; False when the server is gone."""
+        try:
+            received = os.read(self._link, 4096)
+        except OSError:
+            received = b""
+        self._heard += received
+        while len(self._heard) >= FRAME.size:
+            kind, milliseconds, _ = FRAME.unpack_from(self._heard)
+            self._heard = self._heard[FRAME.size :]
+            if kind == Kind.KILL:
+                self._end(milliseconds / 1000)
+        return bool(received)
+
+    def _end(self, grace: float) -> None:
+        """Begin to end the job; a second order can only shorten the grace of the first."""
+        ends = time.monotonic() + grace
+        if self._grace_ends is None:
+            self._grace_ends = ends
+            if grace > 0:
+                self._terminate()
+        else:
+            self._grace_ends = min(self._grace_ends, ends)
+        self._survivors_told = False
+
+    def _terminate(self) -> None:
+        told: set[tuple[int, int]] = set()
+        for _ in range(TERM_PASSES):
+            found = descent.descendants(self._pid)
+            fresh = [one for one in found if one.alive and (one.pid, one.started) not in told]
+            if not fresh:
+                return
+            self._means = max(self._means, Means.SIGTERM)
+            for one in fresh:
+                told.add((one.pid, one.started))
+                descent.send(one, signal.SIGTERM)
+                # A stopped process would only hear SIGTERM once somebody continues it.
+                descent.send(one, signal.SIGCONT)
+
+    def _press(self) -> bool:
+        """A round of SIGKILL, if the grace is over; False when there is no point in going on."""
+        now = time.monotonic()
+        if self._grace_ends is None or now < self._grace_ends:
+            return True
+        if self._killing_since is None:
+            self._killing_since = now
+        alive = descent.kill_all(descent.descendants(self._pid), self._pid)
+        if alive:
+            self._means = Means.SIGKILL
+        killing = now - self._killing_since
+        if killing > KILL_LIMIT and not self._survivors_told:
+            self._survivors_told = True
+            self.tell(Kind.SURVIVORS, alive)
+        return self._served or killing < GIVE_UP
+
+    def _patience(self) -> float | None:
+        """Milliseconds until there is something to do although nothing happened."""
+        if self._grace_ends is None:
+            return None
+        if self._killing_since is None:
+            return max(0.0, self._grace_ends - time.monotonic()) * 1000 + 1
+        pause, self._pause = self._pause, min(self._pause * 2, LAST_PAUSE)
+        return pause * 1000
+
+
+def _read_plan(link: int) -> Plan | None:
+    """The plan, or None if the server went away in the middle of it: then nothing is started."""
+    header = _read_exactly(link, Plan.HEADER.size)
+    if header is None:
+        return None
+    body = _read_exactly(link, Plan.HEADER.unpack(header)[0])
+    return None if body is None else Plan.decode(header, body)
+
+
+def _read_exactly(link: int, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            chunk = os.read(link, size - len(data))
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+def _start(plan: Plan, streams: list[int]) -> tuple[int, int, int]:
+    """Start the command and wait until it runs: its pid, or 0 with the stage and errno of the failure."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    keeper = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(reader)
+        os.close(writer)
+        return 0, Stage.FORK, error.errno or 0
+    if pid == 0:
+        _become_command(plan, streams, writer, keeper)
+    os.close(writer)
+    failure = os.read(reader, _FAILURE.size)
+    os.close(reader)
+    if not failure:
+        return pid, 0, 0
+    os.waitpid(pid, 0)
+    stage, errno = _FAILURE.unpack(failure)
+    return 0, stage, errno
+
+
+def _become_command(plan: Plan, streams: list[int], failure: int, keeper: int) -> None:
+    stage = Stage.SETUP
+    try:
+        os.setsid()
+        prctl.die_with_parent(signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(127)
+        _take_streams(plan.streams, streams)
+        for signum in _RESET_FOR_COMMAND:
+            signal.signal(signum, signal.SIG_DFL)
+        stage = Stage.CHDIR
+        os.chdir(plan.cwd)
+        stage = Stage.EXEC
+        os.execvpe(plan.argv[0], plan.argv, plan.env)
+    except OSError as error:
+        os.write(failure, _FAILURE.pack(stage, error.errno or 0))
+    finally:
+        os._exit(127)
+
+
+def _take_streams(kinds: Streams, streams: list[int]) -> None:
+    if kinds & Streams.TERMINAL:
+        fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
+        stdin = stdout = stderr = streams[0]
+    else:
+        rest = iter(streams)
+        stdin = next(rest) if kinds & Streams.STDIN else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        stdout = next(rest)
+        stderr = next(rest) if kinds & Streams.STDERR else stdout
+    for target, source in enumerate((stdin, stdout, stderr)):
+        os.dup2(source, target)

@@ -1,0 +1,176 @@
+"""The warden: the parent of every keeper, in a session of its own.
+
+It forks a keeper for each SPAWN, reaps keepers that have ended, and is itself a sub-reaper: when a keeper dies before
+its job does, the job's processes come here and are killed. It ends when its standard input, the control socket, ends:
+then the server is gone or wants no more, and it leaves only after the last keeper and the last orphan.
+"""
+
+import _socket
+import gc
+import os
+import select
+import signal
+import sys
+import time
+
+# Run as a file by an isolated interpreter, which does not look for modules beside the file.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import descent
+import keeper
+import prctl
+from wire import ABANDONED_GRACE, FRAME, MAX_DESCRIPTORS, Kind, Stage
+
+KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
+"""Seconds that keepers have for their jobs after the end of the control socket; then they are killed, and we do it."""
+
+GIVE_UP = 30.0
+"""Seconds after the end of the control socket when the warden ends whatever is left: it has no power over that."""
+
+ORPHAN_PAUSE = 10
+"""Milliseconds between two rounds against the orphans of a dead keeper."""
+
+
+class Warden:
+    """The keepers by process number, and the jobs whose keeper died before them."""
+
+    def __init__(self, control: _socket.socket) -> None:
+        self._pid = os.getpid()
+        self._control = control
+        self._keepers: dict[int, int] = {}
+        self._bereaved: set[int] = set()
+        self._closed_at: float | None = None
+        # Only this process holds the writing end: keepers read end-of-file when it dies, however it dies.
+        self._life, self._pulse = os.pipe2(os.O_CLOEXEC)
+        self._wake = keeper.open_wake()
+
+    def run(self) -> None:
+        """Serve until the control socket has ended and nothing is left to look after."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._control.fileno(), select.POLLIN)
+        while True:
+            self._reap()
+            self._bury()
+            if self._closed_at is not None and self._finished(time.monotonic() - self._closed_at):
+                return
+            for descriptor, _ in poll.poll(ORPHAN_PAUSE if self._bereaved or self._closed_at is not None else None):
+                if descriptor == self._wake:
+                    keeper.drain(self._wake)
+                elif not self._serve():
+                    poll.unregister(self._control.fileno())
+                    self._closed_at = time.monotonic()
+
+    def _serve(self) -> bool:
+        """Handle one packet; False at the end of the control socket."""
+        int_size = 4
+        space = _socket.CMSG_SPACE(MAX_DESCRIPTORS * int_size)
+        try:
+            packet, ancillary, _, _ = self._control.recvmsg(FRAME.size, space, _socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:
+            return False
+        descriptors = [
+            int.from_bytes(data[start : start + int_size], sys.byteorder)
+            for _, _, data in ancillary
+            for start in range(0, len(data) - int_size + 1, int_size)
+        ]
+        if not packet:
+            return False
+        kind, job, _ = FRAME.unpack(packet)
+        if kind == Kind.SPAWN:
+            self._fork(job, descriptors)
+        elif kind == Kind.DISCARD:
+            for pid in [pid for pid, kept in self._keepers.items() if kept == job]:
+                os.kill(pid, signal.SIGKILL)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, job: int, descriptors: list[int]) -> None:
+        link, *streams = descriptors
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(link, FRAME.pack(Kind.FAILED, Stage.FORK, error.errno or 0) + FRAME.pack(Kind.EMPTY, 0, 0))
+            self._tell(Kind.CLOSED, job)
+            return
+        if pid:
+            self._keepers[pid] = job
+            return
+        status = 70
+        try:
+            os.close(self._pulse)
+            self._control.close()
+            os.close(self._wake)
+            keeper.keep(link, self._life, streams)
+            status = 0
+        except Exception as error:  # noqa: BLE001 - a keeper must never return into the warden's loop
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            os._exit(status)
+
+    def _reap(self) -> None:
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                job = self._keepers.pop(pid, None)
+                if job is not None and status == 0:
+                    self._tell(Kind.CLOSED, job)
+                elif job is not None:
+                    self._bereaved.add(job)
+        except ChildProcessError:
+            return
+
+    def _bury(self) -> None:
+        """Kill the orphans of dead keepers. Whose they are cannot be told, so the jobs are closed together."""
+        if not self._bereaved and self._closed_at is None:
+            return
+        if self._orphans():
+            descent.kill_all(descent.descendants(self._pid, without=self._keepers), self._pid)
+            return
+        for job in self._bereaved:
+            self._tell(Kind.CLOSED, job)
+        self._bereaved.clear()
+
+    def _orphans(self) -> bool:
+        return any(child.pid not in self._keepers for child in descent.children(self._pid))
+
+    def _finished(self, elapsed: float) -> bool:
+        if elapsed > KEEPER_PATIENCE:
+            for pid in self._keepers:
+                os.kill(pid, signal.SIGKILL)
+        return (not self._keepers and not self._orphans()) or elapsed > GIVE_UP
+
+    def _tell(self, kind: Kind, job: int) -> None:
+        try:
+            self._control.send(FRAME.pack(kind, job, 0))
+        except OSError:
+            # The server is gone; its end of file is next in the queue.
+            return
+
+
+def main() -> None:
+    """Take the control socket from standard input, make the process deaf and small, and serve."""
+    # Nothing that arrives later may land on a standard descriptor, even if the server runs without one.
+    while os.open(os.devnull, os.O_RDWR) <= 2:
+        pass
+    control = _socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    prctl.set_name("hermes-warden")
+    prctl.become_subreaper()
+    for signum in keeper.DEAF_TO:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Collections would copy the pages that keepers share; nothing here makes cycles.
+    gc.disable()
+    gc.freeze()
+    Warden(control).run()
+
+
+if __name__ == "__main__":
+    main()

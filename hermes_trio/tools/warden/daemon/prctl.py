@@ -1,0 +1,42 @@
+"""The three process attributes that Python has no call for: sub-reaper, parent-death signal, and name.
+
+All of them belong to the calling process (the parent-death signal to the calling thread); none survives a fork.
+"""
+
+import ctypes
+import os
+
+_SET_PDEATHSIG = 1
+_SET_NAME = 15
+_SET_CHILD_SUBREAPER = 36
+_GET_CHILD_SUBREAPER = 37
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: object) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
+
+
+def become_subreaper(wanted: bool = True) -> None:
+    """From now on a descendant whose parent dies becomes a child of this process, instead of init's."""
+    _prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
+
+
+def is_subreaper() -> bool:
+    """Whether orphaned descendants come to this process."""
+    answer = ctypes.c_int(0)
+    _prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    return bool(answer.value)
+
+
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send `signum` to this process when the thread that forked it ends."""
+    _prctl(_SET_PDEATHSIG, ctypes.c_ulong(signum))
+
+
+def set_name(name: str) -> None:
+    """What `ps` and `top` call this process, 15 characters at most."""
+    _prctl(_SET_NAME, ctypes.c_char_p(name.encode()))

@@ -1,0 +1,302 @@
+"""One started command, as its owner in the server sees it.
+
+The state has one writer: the attendant task, which is the only reader of the link to the keeper. So an exit, a kill and
+a loss cannot be confused (H16): the exit status is what the kernel told the keeper, and a kill is a separate receipt.
+The end of the output is no exit (H15), and an exit is not the end of the job: that is `wait_empty`.
+"""
+
+import enum
+import os
+import socket
+import time
+from typing import Protocol, final
+
+import attrs
+import trio
+
+from hermes_trio.tools.warden.daemon.wire import FRAME, Kind, Means, Stage
+from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed, StdinClosed
+from hermes_trio.tools.warden.spec import ExitStatus, KillHow, KillReport, ProcessSpec
+from hermes_trio.tools.warden.streams import OutputStream, OwnStreams
+
+KEEPER_ANSWER_LIMIT = 5.0
+"""Seconds beyond the grace that a keeper may take to answer a kill; it reports survivors after 3."""
+
+WARDEN_ANSWER_LIMIT = 2.0
+"""Seconds that the warden may take to end the job of a keeper that did not answer."""
+
+LOSS_LIMIT = 10.0
+"""Seconds that the server itself may take after it had to kill the warden too."""
+
+_HOW = {
+    Means.NONE: KillHow.ALREADY_EXITED,
+    Means.SIGTERM: KillHow.SIGTERM,
+    Means.SIGKILL: KillHow.SIGKILL,
+}
+
+
+class Phase(enum.Enum):
+    """Where a job is. It only moves down this list."""
+
+    PLANNED = enum.auto()
+    """Sent to the warden; nobody has answered yet."""
+    KEPT = enum.auto()
+    """There is a keeper; the command may or may not run."""
+    RUNNING = enum.auto()
+    EXITED = enum.auto()
+    """The command has ended; descendants of it may run on."""
+    EMPTY = enum.auto()
+    """No process of this job is alive."""
+
+
+class Custodian(Protocol):
+    """What a process needs from the warden that keeps it when its keeper fails."""
+
+    async def discard(self, job: int) -> None:
+        """Have the warden kill this job's keeper and everything that it kept."""
+        ...
+
+    def condemn(self) -> None:
+        """Kill the warden itself, because it does not answer either."""
+        ...
+
+
+@final
+@attrs.define(eq=False)
+class KeptProcess:
+    """A command and all its descendants, until the last of them is gone.
+
+    Made by `Warden.spawn` only. The owner reads `output` (nobody else does), and closes with `aclose`, or leaves that
+    to the end of the warden's scope, which kills whatever is left. `launch`, `abandon`, `attend`, `clear` and
+    `close_streams` are the warden's.
+    """
+
+    spec: ProcessSpec
+    job: int
+    """Its number in this warden."""
+    _custodian: Custodian = attrs.field(repr=False)
+    _streams: OwnStreams = attrs.field(repr=False)
+    _link: trio.SocketStream = attrs.field(repr=False)
+    pid: int = attrs.field(init=False, default=0)
+    keeper_pid: int = attrs.field(init=False, default=0)
+    phase: Phase = attrs.field(init=False, default=Phase.PLANNED)
+    survivors: int = attrs.field(init=False, default=0)
+    """How many processes withstood the last SIGKILL, as far as the keeper could tell."""
+    _status: ExitStatus | None = attrs.field(init=False, default=None)
+    _how: KillHow = attrs.field(init=False, default=KillHow.ALREADY_EXITED)
+    _lost: bool = attrs.field(init=False, default=False)
+    _failure: SpawnFailed | None = attrs.field(init=False, default=None, repr=False)
+    _launched: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    _exited: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    _empty: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    _cleared: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    _verdict: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock, repr=False)
+
+    @property
+    def output(self) -> OutputStream:
+        """Standard output, with standard error unless `merge_stderr` is off. Its owner is its one reader."""
+        return self._streams.output
+
+    @property
+    def errors(self) -> OutputStream | None:
+        """Standard error, if it was asked for apart."""
+        return self._streams.errors
+
+    @property
+    def status(self) -> ExitStatus | None:
+        """How the command ended; None while it runs."""
+        return self._status
+
+    @property
+    def empty(self) -> bool:
+        """Whether no process of this job is alive."""
+        return self._empty.is_set()
+
+    async def write(self, data: bytes) -> None:
+        """Write to standard input. Raises `StdinClosed` if there is none, or nobody reads it any more.
+
+        Waits while the process does not read; cancelling the wait may leave a part of the data written.
+        """
+        if self._streams.stdin is None:
+            raise StdinClosed("this process has no standard input: start it with a pipe or a terminal to write to it")
+        await self._streams.stdin.write(data)
+
+    async def close_stdin(self) -> None:
+        """Give the command an end of file; it is not killed. Cancelling it is like cancelling `write`."""
+        if self._streams.stdin is None:
+            raise StdinClosed("this process has no standard input: start it with a pipe or a terminal to close it")
+        await self._streams.stdin.end()
+
+    async def wait(self) -> ExitStatus:
+        """How the command ended, once it has; cancelling abandons the wait, never the process."""
+        await self._exited.wait()
+        assert self._status is not None
+        return self._status
+
+    async def wait_empty(self) -> None:
+        """Return once no process of this job is alive; cancelling abandons the wait, never the process."""
+        await self._empty.wait()
+
+    async def kill(self, grace: float = 2.0) -> KillReport:
+        """SIGTERM to every process of the job, `grace` seconds, SIGKILL until none is left.
+
+        Cancellation does not interrupt it: it is a shield, bounded by the grace and a few seconds. A second kill at the
+        same time can only shorten the grace. If the keeper does not answer, the warden ends it and what it kept; if
+        the warden does not either, the server does.
+        """
+        if self.empty:
+            return KillReport(KillHow.LOST if self._lost else KillHow.ALREADY_EXITED, 0.0)
+        began = time.monotonic()
+        with trio.CancelScope(shield=True):
+            await self._end(max(grace, 0.0))
+        elapsed = round((time.monotonic() - began) * 1000, 3)
+        if self.empty:
+            return KillReport(KillHow.LOST if self._lost else self._how, elapsed)
+        return KillReport(KillHow.SIGKILL, elapsed, survivors=max(self.survivors, 1))
+
+    async def aclose(self, grace: float = 2.0) -> None:
+        """Kill what is left of the job and close its streams; not interrupted by cancellation (see `kill`)."""
+        await self.kill(grace)
+        await self.close_streams()
+
+    async def __aenter__(self) -> "KeptProcess":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _end(self, grace: float) -> None:
+        if self._verdict.is_set():
+            self._verdict = trio.Event()
+        with trio.move_on_after(grace + KEEPER_ANSWER_LIMIT):
+            await self._launched.wait()
+            await self._send(FRAME.pack(Kind.KILL, round(grace * 1000), 0))
+            await self._verdict.wait()
+        if not self._verdict.is_set():
+            with trio.move_on_after(WARDEN_ANSWER_LIMIT):
+                await self._custodian.discard(self.job)
+                await self._verdict.wait()
+        if not self._verdict.is_set():
+            self._custodian.condemn()
+            with trio.move_on_after(LOSS_LIMIT):
+                await self._verdict.wait()
+
+    async def _send(self, data: bytes) -> None:
+        async with self._sending:
+            try:
+                await self._link.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                # The keeper is gone; the attendant reads the end of the link and draws the conclusions.
+                return
+
+    async def launch(self, plan: bytes) -> None:
+        """Send the plan and wait until the command runs. Raises `SpawnFailed`. Cancelled: see `abandon`."""
+        await self._send(plan)
+        await self._launched.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def abandon(self) -> None:
+        """Nobody will own it: the end of the link makes the keeper end whatever it may have started."""
+        with trio.move_on_after(KEEPER_ANSWER_LIMIT, shield=True):
+            try:
+                self._link.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            await self._empty.wait()
+        if not self.empty:
+            await self.kill(0)
+        await self.close_streams()
+
+    async def close_streams(self) -> None:
+        """Close the server's ends; not interrupted by cancellation."""
+        await self._streams.aclose()
+
+    def clear(self) -> None:
+        """The warden, or the server in its place, has made sure that nothing of this job is left."""
+        self._cleared.set()
+
+    async def attend(self) -> None:
+        """Read the link to its end. Runs in the warden's scope, outlives the owner, and alone changes the state."""
+        unread = b""
+        while received := await self._receive():
+            unread += received
+            while len(unread) >= FRAME.size:
+                self._hear(*FRAME.unpack_from(unread))
+                unread = unread[FRAME.size :]
+        if self.phase is Phase.PLANNED:
+            self._failure = NotTaken("the warden died before it took the command")
+        elif self.phase is not Phase.EMPTY:
+            self._lose()
+            await self._cleared.wait()
+        self._finish()
+        await self._link.aclose()
+
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self._link.receive_some())
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    def _hear(self, kind: int, first: int, second: int) -> None:
+        match kind:
+            case Kind.HELLO:
+                self.phase, self.keeper_pid = Phase.KEPT, first
+            case Kind.STARTED:
+                self.phase, self.pid = Phase.RUNNING, first
+                self._launched.set()
+            case Kind.FAILED:
+                self._failure = _explain(self.spec, Stage(first), second)
+            case Kind.ORPHANED:
+                self._lost = self._status is None
+            case Kind.EXITED:
+                self.phase = Phase.EXITED
+                self._exit(ExitStatus.from_frame(first, second, lost=self._lost))
+            case Kind.SURVIVORS:
+                self.survivors = first
+                self._verdict.set()
+            case Kind.EMPTY:
+                self._how = _HOW[Means(first)]
+                self._finish()
+            case _:
+                raise AssertionError(f"a keeper sent a frame of kind {kind}, which only others send")
+
+    def _lose(self) -> None:
+        """The keeper died before its job did."""
+        self._lost = True
+        if self._failure is None and self.phase is Phase.KEPT:
+            self._failure = SpawnFailed("the keeper of the command died before it could say that the command runs")
+        if self._status is None:
+            self._exit(ExitStatus(lost=True))
+        self._launched.set()
+
+    def _exit(self, status: ExitStatus) -> None:
+        assert self._status is None
+        self._status = status
+        self._exited.set()
+
+    def _finish(self) -> None:
+        if self.phase is Phase.EMPTY:
+            return
+        self.phase = Phase.EMPTY
+        self.survivors = 0
+        if self._status is None:
+            self._exit(ExitStatus(lost=self._lost))
+        self._launched.set()
+        self._empty.set()
+        self._verdict.set()
+
+
+def _explain(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:
+    why = os.strerror(errno)
+    match stage:
+        case Stage.CHDIR:
+            return SpawnFailed(f"cannot start in {spec.cwd!r}: {why}")
+        case Stage.EXEC:
+            program = spec.argv[0] if spec.argv else "the shell"
+            return SpawnFailed(f"cannot execute {program!r}: {why}")
+        case Stage.FORK:
+            return SpawnFailed(f"no more processes can be forked: {why}")
+        case Stage.SETUP:
+            return SpawnFailed(f"cannot set up the command's session and streams: {why}")

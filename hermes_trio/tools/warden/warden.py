@@ -1,0 +1,237 @@
+"""The scope that owns every process: nothing is started outside it, and nothing that was started outlives it.
+
+`open_warden` starts a warden process when the first command needs one, and another when that one dies. Leaving the
+scope, for whatever reason, kills every process in parallel and waits until the last is gone; `Warden.receipt` says so.
+"""
+
+import contextlib
+import contextvars
+import itertools
+import socket
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from typing import final
+
+import attrs
+import trio
+
+from hermes_trio.tools.warden.custody import Custody
+from hermes_trio.tools.warden.daemon import prctl
+from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed, TooManyProcesses, UnsupportedPlatform, WardenClosed
+from hermes_trio.tools.warden.process import KeptProcess
+from hermes_trio.tools.warden.spec import KillReport, ProcessSpec
+from hermes_trio.tools.warden.streams import open_streams
+
+CLOSE_GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL for what is still running when the scope ends."""
+
+DISMISS_LIMIT = 5.0
+"""Seconds that a warden without jobs may take to end."""
+
+ATTEMPTS = 3
+"""How many wardens may die before they take a command until the command is refused."""
+
+
+@attrs.frozen
+class WardenReceipt:
+    """What leaving the scope found and left: `survivors` is 0, or the number of processes that withstood SIGKILL."""
+
+    killed: int
+    survivors: int
+
+
+@final
+@attrs.define(eq=False)
+class Warden:
+    """Starts processes and knows all of them. Made by `open_warden` only."""
+
+    max_processes: int
+    _nursery: trio.Nursery = attrs.field(repr=False)
+    """Of the attendants, which must see every process to its end: the scope around it is shielded."""
+    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context, repr=False)
+    _placing: set[int] = attrs.field(init=False, factory=set[int], repr=False)
+    """Jobs that a `spawn` is working on: they count, whether or not they have a process yet."""
+    _kept: dict[int, KeptProcess] = attrs.field(init=False, factory=dict[int, KeptProcess], repr=False)
+    _handles: weakref.WeakSet[KeptProcess] = attrs.field(init=False, factory=weakref.WeakSet[KeptProcess], repr=False)
+    """Whose streams the end of the scope closes, if their owner is still there and has not."""
+    _custody: Custody | None = attrs.field(init=False, default=None, repr=False)
+    _starting: trio.Lock = attrs.field(init=False, factory=trio.Lock, repr=False)
+    _numbers: Iterator[int] = attrs.field(init=False, factory=itertools.count, repr=False)
+    _closing: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
+    receipt: WardenReceipt | None = attrs.field(init=False, default=None)
+    """Filled in when the scope has ended."""
+
+    @property
+    def processes(self) -> tuple[KeptProcess, ...]:
+        """The jobs that are not empty yet."""
+        return tuple(process for process in self._kept.values() if not process.empty)
+
+    @property
+    def running(self) -> int:
+        """How many jobs are not empty yet, those that are being started included."""
+        return len(self._placing.union(process.job for process in self.processes))
+
+    @property
+    def warden_pid(self) -> int | None:
+        """The process number of the warden, if one is running."""
+        return None if self._custody is None or self._custody.dead else self._custody.pid
+
+    async def spawn(self, spec: ProcessSpec) -> KeptProcess:
+        """Start a command and return once it runs (its `exec` has happened).
+
+        Raises `SpawnFailed`, `TooManyProcesses` or `WardenClosed`; then nothing runs. Cancelled before it returns, it
+        ends what it may have started and raises `Cancelled` when that is gone (bounded). The result belongs to the
+        caller.
+        """
+        with self._place() as job:
+            for _ in range(ATTEMPTS - 1):
+                with contextlib.suppress(NotTaken):
+                    return await self._attempt(job, spec)
+            return await self._attempt(job, spec)
+
+    @contextlib.contextmanager
+    def _place(self) -> Generator[int]:
+        if self._closing.is_set():
+            raise WardenClosed("the warden is closing: no process can be started any more")
+        if self.running >= self.max_processes:
+            raise TooManyProcesses(self.max_processes)
+        job = next(self._numbers)
+        self._placing.add(job)
+        try:
+            yield job
+        finally:
+            self._placing.discard(job)
+
+    async def _attempt(self, job: int, spec: ProcessSpec) -> KeptProcess:
+        custody = await self._ready_custody()
+        plan = spec.plan(custody.token).encode()
+        with contextlib.ExitStack() as undo:
+            try:
+                theirs = undo.enter_context(contextlib.ExitStack())
+                ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                theirs.callback(other.close)
+                link = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+                undo.callback(link.socket.close)
+                streams, descriptors = theirs.enter_context(open_streams(spec))
+            except OSError as error:
+                raise SpawnFailed(f"no descriptors for the streams of a process: {error.strerror}") from error
+            undo.pop_all()
+        process = KeptProcess(spec, job, custody, streams, link)
+        self._kept[job] = process
+        self._handles.add(process)
+        self._attend(self._see_off, process)
+        try:
+            with theirs:
+                await custody.hand_over(process, [other.fileno(), *descriptors])
+            await process.launch(plan)
+        except NotTaken:
+            custody.dead = True
+            await process.abandon()
+            raise
+        except BaseException:
+            await process.abandon()
+            raise
+        return process
+
+    async def _ready_custody(self) -> Custody:
+        async with self._starting:
+            if self._closing.is_set():
+                raise WardenClosed("the warden is closing: no process can be started any more")
+            if self._custody is None or self._custody.dead:
+                self._custody = await Custody.begin()
+                self._attend(self._custody.attend)
+            return self._custody
+
+    def _attend(self, attendant: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        # A task inherits the context of whoever starts it: attendants must not carry a turn's or a request's.
+        self._context.copy().run(self._nursery.start_soon, attendant, *arguments)
+
+    async def _see_off(self, process: KeptProcess) -> None:
+        await process.attend()
+        if self._kept.get(process.job) is process:
+            del self._kept[process.job]
+
+    async def _close(self) -> None:
+        reports: list[KillReport] = []
+
+        async def end(process: KeptProcess) -> None:
+            reports.append(await process.kill(CLOSE_GRACE))
+
+        async with trio.open_nursery() as nursery:
+            for process in self.processes:
+                nursery.start_soon(end, process)
+        async with self._starting:
+            if self._custody is not None:
+                await self._custody.dismiss(DISMISS_LIMIT)
+        for process in list(self._handles):
+            await process.close_streams()
+        self.receipt = WardenReceipt(len(reports), sum(report.survivors for report in reports))
+
+
+class _House:
+    """Where the attendants live: a shielded task, so that a cancelled owner still sees every process end."""
+
+    def __init__(self, max_processes: int) -> None:
+        self._max_processes = max_processes
+        self._opened = trio.Event()
+        self._warden: Warden | None = None
+
+    async def keep_open(self) -> None:
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                self._warden = Warden(self._max_processes, nursery)
+                self._opened.set()
+                await self._warden._closing.wait()
+                await self._warden._close()
+
+    async def opened(self) -> Warden:
+        with trio.CancelScope(shield=True):
+            await self._opened.wait()
+        assert self._warden is not None
+        return self._warden
+
+
+@contextlib.asynccontextmanager
+async def open_warden(*, max_processes: int = 256) -> AsyncGenerator[Warden]:
+    """The scope of all processes: at most `max_processes` jobs at a time, and none after it.
+
+    Leaving it, cancelled or not, kills every job in parallel (SIGTERM, 2 seconds, SIGKILL), waits for the end of the
+    last process and of the warden itself, and fills in `Warden.receipt`; this is not interrupted by cancellation, but
+    bounded. The server is a sub-reaper while such a scope is open. Raises `UnsupportedPlatform` anywhere but on Linux.
+    """
+    if sys.platform != "linux":
+        raise UnsupportedPlatform(f"processes are kept by Linux sub-reapers, and this is {sys.platform}")
+    house = _House(max_processes)
+    try:
+        with _subreaper():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(house.keep_open, name="warden")
+                warden = await house.opened()
+                try:
+                    yield warden
+                finally:
+                    warden._closing.set()
+    except BaseExceptionGroup as group:
+        # The nursery is an inner matter: what the body raised leaves as it was raised.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+_subreaper_scopes = 0
+"""Being a sub-reaper is a fact of the whole process: the last scope that needs it ends it."""
+
+
+@contextlib.contextmanager
+def _subreaper() -> Generator[None]:
+    global _subreaper_scopes
+    was_already = prctl.is_subreaper() and _subreaper_scopes == 0
+    _subreaper_scopes += 2 if was_already else 1
+    prctl.become_subreaper()
+    try:
+        yield
+    finally:
+        _subreaper_scopes -= 1
+        if _subreaper_scopes == 0:
+            prctl.become_subreaper(False)
