@@ -1,0 +1,209 @@
+"""What a person's text says to the gateway itself: a command, an answer to a waiting approval, or nothing but silence.
+
+Only text that a person typed can be a command or an answer. Text that a machine composed, such as a rendered webhook
+payload, travels as `LiteralText`, for which both questions are answered "no" (SC-31). This module parses; what a command
+does is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Final
+
+from attrs import field, frozen
+from attrs.validators import instance_of
+
+__all__ = [
+    "Answer",
+    "Choice",
+    "Command",
+    "CommandTextError",
+    "LiteralText",
+    "approval_answer",
+    "bare_answer",
+    "is_silence_narration",
+    "is_silent_job_reply",
+    "is_silent_reply",
+    "parse_command",
+]
+
+MAX_REASON: Final = 280
+"""Characters of a refusal's reason that are passed on to the agent."""
+
+MAX_SILENCE: Final = 64
+"""A longer reply has something to say, whatever it starts with."""
+
+
+class CommandTextError(ValueError):
+    """A command's arguments that cannot be used; the message says what is expected."""
+
+
+@frozen
+class LiteralText:
+    """Text that is only ever content: no command, no answer, no reference in it is acted upon."""
+
+    text: str = field(validator=instance_of(str))
+
+
+# Commands
+
+
+@frozen
+class Command:
+    """A command as typed. `addressee` is the bot named after an "@", for groups with several bots."""
+
+    name: str
+    arguments: str = ""
+    addressee: str | None = None
+
+
+_COMMAND: Final = re.compile(r"([A-Za-z][\w:-]*)(?:@(\w+))?(?=\s|$)")
+_DASHES: Final = str.maketrans({"—": "--", "–": "-", "‐": "-", "‑": "-", "‒": "-", "−": "-"})
+
+
+def parse_command(text: str | LiteralText, *, prefix: str = "/") -> Command | None:
+    """The command that `text` is, or None if it is ordinary text.
+
+    A word with a further "/" in it is a path, not a command. Dashes that a phone's keyboard "improved" in the arguments
+    become hyphens again.
+    """
+    if isinstance(text, LiteralText) or not text.startswith(prefix):
+        return None
+    rest = text[len(prefix) :]
+    match = _COMMAND.match(rest)
+    if match is None:
+        return None
+    arguments = rest[match.end() :].strip().translate(_DASHES)
+    return Command(match.group(1).lower(), arguments, match.group(2))
+
+
+# Approvals
+
+
+class Choice(Enum):
+    """How far an approval goes."""
+
+    ONCE = "once"
+    SESSION = "session"
+    ALWAYS = "always"
+    DENY = "deny"
+
+
+@frozen
+class Answer:
+    """An answer to the oldest waiting approval, or to all of them."""
+
+    choice: Choice
+    everything: bool = False
+    reason: str = ""
+
+
+_BARE_WORDS: Final = {
+    **dict.fromkeys(
+        (
+            "y",
+            "yes",
+            "yep",
+            "yeah",
+            "ok",
+            "okay",
+            "approve",
+            "approved",
+            "allow",
+            "confirm",
+            "sure",
+            "once",
+            "👍",
+            "✅",
+        ),
+        Choice.ONCE,
+    ),
+    **dict.fromkeys(("n", "no", "nope", "deny", "denied", "reject", "refuse", "cancel", "👎", "❌"), Choice.DENY),
+    "session": Choice.SESSION,
+    "always": Choice.ALWAYS,
+}
+_EDGES: Final = " \t\r\n.,!;:\"'`*_~()"
+_VARIATION: Final = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")
+
+
+def bare_answer(text: str | LiteralText, *, waiting: bool) -> Answer | None:
+    """The answer in a single word like "yes" while an approval is waiting; otherwise, and for longer text, None."""
+    if not waiting or isinstance(text, LiteralText):
+        return None
+    word = _VARIATION.sub("", text.strip(_EDGES)).casefold()
+    choice = _BARE_WORDS.get(word)
+    return None if choice is None else Answer(choice)
+
+
+def approval_answer(command: Command) -> Answer:
+    """The answer in an `approve` or `deny` command.
+
+    `approve [all] [session|always|once]`; `deny [all] [reason]`, whose reason is cut at 280 characters.
+    """
+    words = command.arguments.split()
+    if command.name == "deny":
+        everything = bool(words) and words[0].casefold() == "all"
+        reason = command.arguments[3:].strip() if everything else command.arguments
+        return Answer(Choice.DENY, everything, reason[:MAX_REASON])
+    if command.name != "approve":
+        raise CommandTextError(f"/{command.name} does not answer an approval; use /approve or /deny")
+    everything, choice = False, Choice.ONCE
+    for word in words:
+        match word.casefold():
+            case "all":
+                everything = True
+            case "once" | "session" | "always" as scope:
+                choice = Choice(scope)
+            case _:
+                raise CommandTextError(f"/approve does not know {word!r}; write /approve [all] [once|session|always]")
+    return Answer(choice, everything)
+
+
+# Silence
+
+_MARKERS: Final = frozenset({"SILENT", "NO_REPLY", "NO REPLY"})
+_BRACKETED_MARKER: Final = "[SILENT]"
+_NARRATION: Final = frozenset(
+    {"silent", "silence", "stays silent", "remains silent", "no reply", "no response", "nothing", "quiet", "no_reply"}
+)
+_MUTE_SIGNS: Final = frozenset("🔇🔕🤫🤐😶🙊")
+_WRAPPED: Final = re.compile(r"[\[(*_<]+\s*([^\[\]()*_<>]+?)[.!…\s]*[\])*_>]+")
+
+
+def _is_marker(text: str) -> bool:
+    bare = text.strip(_EDGES + "[]{}<>…-")
+    return bare in _MARKERS or text.strip(_EDGES).upper() == _BRACKETED_MARKER
+
+
+def is_silent_reply(text: str) -> bool:
+    """Whether the whole reply is a silence marker: it is kept in the transcript and not sent.
+
+    Bare markers count in capitals only, so that "Silent." can be an answer.
+    """
+    stripped = text.strip()
+    return len(stripped) <= MAX_SILENCE and _is_marker(stripped)
+
+
+def is_silent_job_reply(text: str) -> bool:
+    """The wider rule for scheduled jobs: a marker as the whole reply, its first or last line, or as its prefix."""
+    stripped = text.strip()
+    if not stripped:
+        return False
+    lines = stripped.splitlines()
+    if stripped.lstrip(_EDGES).upper().startswith(_BRACKETED_MARKER):
+        return True
+    return any(len(line) <= MAX_SILENCE and _is_marker(line) for line in (lines[0], lines[-1]))
+
+
+def is_silence_narration(text: str) -> bool:
+    """Whether a reply only acts out that there is nothing to say: a lone dot, a mute sign, "(silence)"."""
+    stripped = text.strip()
+    if not stripped or len(stripped) > MAX_SILENCE:
+        return False
+    if is_silent_reply(stripped) or not stripped.strip(".…·• "):
+        return True
+    if not _VARIATION.sub("", stripped).strip("".join(_MUTE_SIGNS) + " "):
+        return True
+    wrapped = _WRAPPED.fullmatch(stripped)
+    return wrapped is not None and wrapped.group(1).casefold() in _NARRATION
