@@ -1,0 +1,253 @@
+"""The lifetime of a turn, from the session lock to the last hook, in the order in which it happens.
+
+Success, failure and cancellation take the same way out. Exception groups end here: whatever left the turn's nursery becomes one `Outcome`. Only a
+cancellation that came from outside the turn's own scope goes on, after the end has been written down.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, cast
+
+import attrs
+import trio
+
+from .core import Core
+from .errors import AgentFailed, BudgetExhausted
+from .outcome import CancelCause, Cause, Outcome, TurnState
+from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
+from .tree import split_cancelled
+from .turn import Turn, TurnScope
+
+__all__ = ["conduct", "first_cause"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.turn")
+
+
+async def conduct(core: Core, turn: Turn) -> Outcome:
+    """Run a turn to its end and return its outcome; it does not raise for what the agent does.
+
+    The caller has admitted the turn (a child runs on its parent's token) and gives the token back afterwards. If the task is cancelled from outside, the
+    turn ends, its end is committed under a bounded shield, and then `Cancelled` goes on.
+    """
+    began = trio.current_time()
+    reply: Reply | None = None
+    failure: BaseException | None = None
+    outside: BaseException | None = None
+    locked = False
+    session_id = turn.context.session_id
+    core.live_turns[turn.id] = turn
+    start = _start_of(turn)
+    how = "failed"
+    try:
+        try:
+            with turn.scope:
+                if session_id:
+                    await core.locks.acquire(session_id, turn.id)
+                    locked = True
+                if start.run is None and start.inbox_ids:
+                    await core.store.begin_turn(start)
+                async with TurnScope(turn):
+                    answer = await turn.plan.agent(turn)
+                    reply = Reply(text=answer) if isinstance(answer, str) else answer
+        except BaseException as error:  # sifted: what is not the turn's own is raised again below
+            failure, outside = _sift(error)
+        outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)
+        how = outcome.state.value
+        outcome = await _commit(core, turn, start, reply, outcome)
+        _count_delivered(core, turn, outcome)
+    finally:
+        if locked:
+            core.locks.release(session_id)
+        del core.live_turns[turn.id]
+        turn.node.close(how)
+        turn.root.turns -= 1
+        turn.root.changed()
+        core.roots.forget_settled(turn.root)
+    if turn.plan.on_end is not None:
+        await _call_hook(core, turn, outcome)
+    if outside is not None:
+        raise outside
+    return outcome
+
+
+def _start_of(turn: Turn) -> TurnStart:
+    plan = turn.plan
+    return TurnStart(
+        turn_id=turn.id,
+        context=turn.context,
+        source=plan.source,
+        tenant=plan.tenant,
+        model=turn.input.model,
+        parent_session_id=plan.parent_session_id,
+        run=plan.run,
+        inbox_ids=tuple(row.id for row in plan.rows if row.kind is InboxKind.MESSAGE),
+        one_shot=bool(plan.one_shot),
+    )
+
+
+def _sift(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Split what left the turn into its own failure and a cancellation (or worse) that comes from outside."""
+    if isinstance(error, Exception):
+        return first_cause(error), None
+    if isinstance(error, trio.Cancelled):
+        return None, error
+    cancelled, rest = split_cancelled(error)
+    if rest is None:
+        return None, error
+    if isinstance(rest, Exception):
+        return first_cause(rest), cancelled
+    return first_cause(error), error
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first leaf of an exception group that is not a cancellation; the other leaves are attached to it as notes."""
+    leaves: list[BaseException] = []
+    pending = [error]
+    while pending:
+        this = pending.pop(0)
+        if isinstance(this, BaseExceptionGroup):
+            pending[:0] = cast("BaseExceptionGroup[BaseException]", this).exceptions
+        elif not isinstance(this, trio.Cancelled):
+            leaves.append(this)
+    if not leaves:
+        return error
+    first, *others = leaves
+    for other in others:
+        first.add_note(f"also raised: {type(other).__name__}: {other}")
+    return first
+
+
+def _judge(
+    turn: Turn, reply: Reply | None, failure: BaseException | None, outside: BaseException | None, seconds: float
+) -> Outcome:
+    """One outcome from everything that happened. A reply that is complete is kept: a cancel never discards finished work."""
+    said = reply or turn.progress or Reply()
+    outcome = Outcome(
+        turn_id=turn.id,
+        session_id=turn.context.session_id,
+        session_key=turn.context.session_key,
+        state=TurnState.COMPLETED,
+        text=said.text,
+        error=said.error,
+        error_code=said.error_code,
+        usage=said.usage,
+        partial=said.partial,
+        model=said.model or turn.input.model,
+        finish_reason=said.finish_reason,
+        seconds=seconds,
+    )
+    if reply is not None and failure is None:
+        return attrs.evolve(outcome, state=TurnState.FAILED) if reply.error and not reply.text else outcome
+    cause = turn.cause
+    if cause is None and failure is None and outside is None:
+        cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
+    if cause is None and outside is not None:
+        cause = turn.plan.outer_cause
+    if cause is not None:
+        turn.cause = cause
+        return attrs.evolve(
+            outcome,
+            state=TurnState.CANCELLED,
+            error=f"cancelled ({cause})",
+            error_code=cause.kind.value,
+            cause=cause,
+            exception=failure,
+            partial=True,
+            finish_reason="error",
+        )
+    assert failure is not None
+    if isinstance(failure, AgentFailed | BudgetExhausted):
+        text, code = str(failure), getattr(failure, "code", "budget")
+    else:
+        text, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
+        logger.error("turn %s failed", turn.id, exc_info=failure)
+    return attrs.evolve(
+        outcome,
+        state=TurnState.FAILED,
+        error=text,
+        error_code=code,
+        exception=failure,
+        partial=bool(said.text),
+        finish_reason="error",
+    )
+
+
+def _messages(turn: Turn, reply: Reply | None, outcome: Outcome, now: float) -> tuple[Message, ...]:
+    said = reply or turn.progress
+    if said is not None and said.messages:
+        return said.messages
+    prompt = turn.input.prompt
+    asked = (Message(role="user", content=prompt, timestamp=now, platform_message_id=turn.context.message_id),)
+    if outcome.text:
+        return (
+            *asked,
+            Message(role="assistant", content=outcome.text, timestamp=now, finish_reason=outcome.finish_reason),
+        )
+    return asked if prompt else ()
+
+
+async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
+    """Write the end down, all of it or nothing. If that fails the row stays open, and boot ends it."""
+    plan = turn.plan
+    drained = outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN
+    # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
+    told = () if drained else tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE)
+    promised = turn.root.promised - len(told)
+    end = plan.one_shot if plan.one_shot and (promised <= 0 or plan.source == "subagent") else ""
+    try:
+        finish = TurnFinish(
+            start=start,
+            state=outcome.state,
+            messages=_messages(turn, reply, outcome, core.clock()),
+            usage=outcome.usage,
+            text=outcome.text,
+            error=outcome.error,
+            error_code=outcome.error_code,
+            model=outcome.model,
+            outbox=() if plan.replies is None else tuple(plan.replies(turn, outcome)),
+            acknowledged=told,
+            events=core.journal.terminal(turn, outcome) if plan.run is not None else _NO_EVENTS,
+            end_session=end,
+            also=() if plan.also is None else tuple(plan.also(turn, outcome)),
+        )
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
+            await core.store.finish_turn(finish)
+            return outcome
+        assert bound.cancelled_caught
+        problem = f"writing it down took more than {core.settings.finish_seconds:g} s"
+    except Exception as error:
+        logger.exception("the end of turn %s could not be written down", turn.id)
+        problem = str(error)
+    return attrs.evolve(
+        outcome,
+        committed=False,
+        state=TurnState.FAILED,
+        error=f"the turn's end could not be stored: {problem}",
+        error_code="store_error",
+    )
+
+
+_NO_EVENTS: Final[tuple[EventRow, ...]] = ()
+
+
+def _count_delivered(core: Core, turn: Turn, outcome: Outcome) -> None:
+    """Notices that this turn told are off their roots' accounts."""
+    if not outcome.committed or (outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN):
+        return
+    for row in turn.plan.rows:
+        if row.kind is InboxKind.NOTICE:
+            core.note_delivered(row.root_id)
+
+
+async def _call_hook(core: Core, turn: Turn, outcome: Outcome) -> None:
+    assert turn.plan.on_end is not None
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.hook_seconds) as bound:
+        try:
+            await turn.plan.on_end(outcome)
+        except Exception:
+            logger.exception("the hook after turn %s failed", turn.id)
+    if bound.cancelled_caught:
+        logger.error(
+            "the hook after turn %s took more than %g s and was cancelled", turn.id, core.settings.hook_seconds
+        )

@@ -1,0 +1,187 @@
+"""Who a piece of work is for: a frozen `SessionContext`, bound by a scope and by nothing else.
+
+One ContextVar holds one `Binding`: the context, the turn it belongs to and the tree node that is doing the work. Trio copies it to
+child tasks and worker threads by itself; a child process gets it as environment variables (`SessionContext.environ`). Leaving the
+scope restores what was there before, so bindings nest, and there is nothing to clear by hand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .errors import InvalidContext
+
+if TYPE_CHECKING:
+    from .tree import Node
+    from .turn import Turn
+
+__all__ = [
+    "ENVIRONMENT_NAMES",
+    "MAX_ID_LENGTH",
+    "Binding",
+    "SessionContext",
+    "async_delivery_supported",
+    "bind",
+    "check_id",
+    "current_binding",
+    "current_context",
+    "current_turn",
+    "get_session_env",
+]
+
+MAX_ID_LENGTH: Final = 512
+"""Longer than any id of a real platform; short enough that an id cannot be used to fill a disk."""
+
+MAX_PATH_LENGTH: Final = 4096
+
+_FORBIDDEN: Final = frozenset("\x00\r\n")
+
+
+def check_id(value: object, what: str, limit: int = MAX_ID_LENGTH) -> str:
+    """Return `value` if it can be used as an id, else raise `InvalidContext` that names `what`."""
+    if not isinstance(value, str):
+        raise InvalidContext(f"{what} must be a string, not {type(value).__name__}")
+    if len(value) > limit:
+        raise InvalidContext(f"{what} has {len(value)} characters; at most {limit} are allowed")
+    if not _FORBIDDEN.isdisjoint(value):
+        raise InvalidContext(f"{what} contains a NUL or a line break; remove it")
+    return value
+
+
+@attrs.frozen(kw_only=True)
+class SessionContext:
+    """The identity of a conversation, as its tools, threads and child processes see it.
+
+    A field that is not given is bound to the empty string: binding a context binds all of it. To change one field for a nested scope,
+    use `attrs.evolve(current_context(), cwd=...)`.
+    """
+
+    platform: str = ""
+    source: str = ""
+    chat_id: str = ""
+    chat_name: str = ""
+    thread_id: str = ""
+    user_id: str = ""
+    user_name: str = ""
+    session_key: str = ""
+    session_id: str = ""
+    message_id: str = ""
+    cwd: str = ""
+    cron_deliver_platform: str = ""
+    cron_deliver_chat_id: str = ""
+    cron_deliver_thread_id: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if value == "":
+                continue
+            if not isinstance(value, str) or len(value) > MAX_ID_LENGTH or not _FORBIDDEN.isdisjoint(value):
+                check_id(value, f"SessionContext.{name}", MAX_PATH_LENGTH if name == "cwd" else MAX_ID_LENGTH)
+
+    def environ(self) -> dict[str, str]:
+        """The variables that a child process of this session gets, all of them, so that none is inherited from elsewhere."""
+        return {variable: getattr(self, field) for variable, field in ENVIRONMENT_NAMES.items()}
+
+    def as_dict(self) -> dict[str, str]:
+        """The fields that are not empty: what a store keeps as the routing of a piece of work."""
+        return {name: value for name in _FIELDS if (value := getattr(self, name))}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> SessionContext:
+        """The inverse of `as_dict`; unknown names are ignored, so that an older program reads a newer row."""
+        return cls(**{name: str(value) for name, value in fields.items() if name in _FIELDS})
+
+
+ENVIRONMENT_NAMES: Final[Mapping[str, str]] = {
+    "HERMES_SESSION_PLATFORM": "platform",
+    "HERMES_SESSION_SOURCE": "source",
+    "HERMES_SESSION_CHAT_ID": "chat_id",
+    "HERMES_SESSION_CHAT_NAME": "chat_name",
+    "HERMES_SESSION_THREAD_ID": "thread_id",
+    "HERMES_SESSION_USER_ID": "user_id",
+    "HERMES_SESSION_USER_NAME": "user_name",
+    "HERMES_SESSION_KEY": "session_key",
+    "HERMES_SESSION_ID": "session_id",
+    "HERMES_SESSION_MESSAGE_ID": "message_id",
+    "HERMES_SESSION_CWD": "cwd",
+    "HERMES_CRON_AUTO_DELIVER_PLATFORM": "cron_deliver_platform",
+    "HERMES_CRON_AUTO_DELIVER_CHAT_ID": "cron_deliver_chat_id",
+    "HERMES_CRON_AUTO_DELIVER_THREAD_ID": "cron_deliver_thread_id",
+}
+
+_FIELDS: Final = frozenset(ENVIRONMENT_NAMES.values())
+
+
+class Binding:
+    """What the one ContextVar holds. Immutable by convention: a nested scope binds a new one."""
+
+    __slots__ = ("context", "node", "turn")
+
+    def __init__(self, context: SessionContext, turn: Turn | None, node: Node | None) -> None:
+        self.context = context
+        self.turn = turn
+        self.node = node
+
+
+_binding: ContextVar[Binding | None] = ContextVar("hermes_trio_binding", default=None)
+
+
+def current_binding() -> Binding | None:
+    """The binding of this task or thread, or None outside any."""
+    return _binding.get()
+
+
+def current_context() -> SessionContext | None:
+    """The `SessionContext` bound here, or None where none was ever bound."""
+    binding = _binding.get()
+    return None if binding is None else binding.context
+
+
+def current_turn() -> Turn | None:
+    """The turn that this code runs in, or None."""
+    binding = _binding.get()
+    return None if binding is None else binding.turn
+
+
+@contextmanager
+def bind(context: SessionContext) -> Iterator[SessionContext]:
+    """Bind `context` for the body of the `with`, its tasks and its threads; restore the previous one afterwards."""
+    outer = _binding.get()
+    token = _binding.set(
+        Binding(context, None, None) if outer is None else Binding(context, outer.turn, outer.node),
+    )
+    try:
+        yield context
+    finally:
+        _binding.reset(token)
+
+
+def get_session_env(name: str, default: str = "") -> str:
+    """A session variable by its environment name.
+
+    Bound in this scope, even to the empty string: that value. Never bound: the process environment, then `default`. A name that is no
+    session variable goes the same way, so this is a drop-in for `os.getenv`.
+    """
+    binding = _binding.get()
+    if binding is not None:
+        field = ENVIRONMENT_NAMES.get(name)
+        if field is not None:
+            return getattr(binding.context, field)
+    return os.environ.get(name, default)
+
+
+def async_delivery_supported() -> bool:
+    """Whether something that ends after this turn can still be told to the conversation.
+
+    Inside a turn this is exactly "the turn has a channel". Outside any turn it is true, and a Runtime keeps that word with its own
+    in-process channel.
+    """
+    turn = current_turn()
+    return True if turn is None else turn.supports_async_delivery

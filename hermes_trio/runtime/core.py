@@ -1,0 +1,140 @@
+"""What every part of one runtime shares: the tree, the store, the ids, the limits. Made by `Runtime`, and nobody else."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .budget import Allowance, Budget
+from .channel import CompletionChannel
+from .context import SessionContext
+from .ids import Ids
+from .ports import Agent, RuntimeStore, TurnInput
+from .sessions import Admission, SessionLocks
+from .settlement import Root, Roots
+from .threads import Threads
+from .tree import Node, Tree
+from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnPlan
+
+if TYPE_CHECKING:
+    from .journal import Journal
+    from .supervisor import Supervisor
+
+__all__ = ["Core", "Settings"]
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The limits of a runtime, all in one place. Seconds where a time is meant."""
+
+    max_turns: int = 1000
+    """Turns at once, children not counted: they run on their parent's token."""
+    mailbox: int = 32
+    """Messages that may wait for one lane."""
+    max_jobs: int = 10_000
+    max_jobs_per_session: int = 64
+    unwatched_job_seconds: float = 24 * 3600.0
+    """An unwatched job that is older is stopped: nobody would ever be told of it."""
+    finish_seconds: float = 10.0
+    """The bound of the shield around writing an end down."""
+    hook_seconds: float = 30.0
+    """The bound of an adapter's `on_turn_end`."""
+    drain_seconds: float = 0.0
+    """How long `Runtime` waits for running turns when it closes, before it cancels them."""
+    linger_seconds: float = 3600.0
+    """How long a one-shot session stays open for its watched jobs."""
+    thread_grace: float = 5.0
+    agent_threads: int = 64
+    leaf_threads: int = 64
+    event_limit: int = 10_000
+    watchdog_seconds: float = 0.1
+    """A step of the loop that lasts longer is named in the log and in the tree; 0 switches the watchdog off."""
+
+
+class Core:
+    """Shared by reference; its parts do not know `Runtime`."""
+
+    def __init__(
+        self, *, agent: Agent, store: RuntimeStore, settings: Settings, ids: Ids, clock: Callable[[], float]
+    ) -> None:
+        self.agent = agent
+        self.store = store
+        self.settings = settings
+        self.ids = ids
+        self.clock = clock
+        self.tree = Tree()
+        self.turns_node: Node = self.tree.root.open("turns", "turns")
+        self.threads = Threads(
+            self.tree, agents=settings.agent_threads, leaves=settings.leaf_threads, grace=settings.thread_grace
+        )
+        self.locks = SessionLocks()
+        self.admission = Admission(settings.max_turns)
+        self.roots = Roots()
+        self.live_turns: dict[str, Turn] = {}
+        self.draining: bool = False
+        self.epoch: str = ids.hex(8)
+        self.base_context: contextvars.Context = contextvars.copy_context()
+        self.supervisor: Supervisor
+        self.journal: Journal
+
+    def make_turn(
+        self,
+        plan: TurnPlan,
+        channel: CompletionChannel | None,
+        *,
+        root: Root | None = None,
+        below: Node | None = None,
+        allowance: Allowance | None = None,
+    ) -> Turn:
+        """A turn that is about to be conducted; its node is in the tree from now on."""
+        id = self.ids.make("turn_", 16)
+        if root is None:
+            root = Root(id if plan.run is None else plan.run.run_id)
+        node = self.turns_node if below is None else below
+        if allowance is None:
+            allowance = root.allowance
+        if channel is None:
+            turn: Turn = StatelessTurn(self, plan, node, id=id, root=root, allowance=allowance)
+        else:
+            turn = DeliveringTurn(self, plan, node, id=id, root=root, allowance=allowance, channel=channel)
+        root.turns += 1
+        return turn
+
+    def make_child(
+        self,
+        input: TurnInput | str,
+        *,
+        owner: Owner,
+        below: Node,
+        agent: Agent | None = None,
+        context: SessionContext | None = None,
+        budget: Budget | None = None,
+        sink: EventSink | None = None,
+    ) -> Turn:
+        """A child turn of `owner`, of the same kind, with a session of its own below the owner's."""
+        owner.allowance.spend("turns")
+        if context is None:
+            context = attrs.evolve(owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}")
+        plan = TurnPlan(
+            input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
+            context=context,
+            agent=self.agent if agent is None else agent,
+            source="subagent",
+            tenant=owner.tenant,
+            budget=budget,
+            sink=sink,
+            parent_session_id=owner.context.session_id,
+            one_shot="subagent_complete",
+        )
+        return self.make_turn(plan, owner.channel, root=owner.root, below=below, allowance=owner.allowance)
+
+    def note_delivered(self, root_id: str) -> None:
+        """One notice of this root has been told (or will never be): off its account."""
+        root = self.roots.find(root_id)
+        if root is not None:
+            root.notices -= 1
+            root.changed()
+            self.roots.forget_settled(root)

@@ -1,0 +1,160 @@
+"""Delivery: how what waits in an inbox becomes a turn of the session that it is for.
+
+A `Front` is what a delivering adapter tells the runtime about itself; registering it gives a `Delivery`, with the channel that its turns carry. A finishing job
+commits its notice and wakes; the lane of that session reads the inbox when it is idle, and the rows leave by the commit of the turn that told them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
+
+import trio
+
+from .budget import Budget
+from .channel import CompletionChannel, mint
+from .context import SessionContext, check_id
+from .core import Core
+from .errors import Draining, RuntimeProblem
+from .outcome import Cause, Outcome, StopReceipt
+from .ports import Agent, InboxKind, InboxRow, NewMessage, OutboxEntry, TurnInput
+from .tree import waiting
+from .turn import EventSink, Turn
+
+if TYPE_CHECKING:
+    from .lane import Lanes
+
+__all__ = ["IN_PROCESS", "Completions", "Delivery", "Front"]
+
+IN_PROCESS: Final = "in-process"
+"""The name of the runtime's own inbox."""
+
+
+class Front:
+    """What an adapter that can be reached later says about itself. Subclass it; every method has a working default.
+
+    `one_shot` is the end reason of sessions that end when their work has settled (a webhook delivery, a cron slot); empty for conversations.
+    """
+
+    supports_async_delivery: ClassVar[Literal[True]] = True
+
+    platform: str = ""
+    one_shot: str = ""
+    linger: float | None = None
+    agent: Agent | None = None
+
+    def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+        """The input of the turn for these rows: one message, or a burst of notices."""
+        text = "\n\n".join(row.text for row in rows)
+        notices = tuple(row for row in rows if row.kind is InboxKind.NOTICE)
+        return TurnInput(text=text, notices=notices, payload={} if notices else rows[0].payload)
+
+    def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+        """The budget of the turn for these rows."""
+        return None
+
+    def sink(self, context: SessionContext) -> EventSink | None:
+        """Who follows the events of this session's turns."""
+        return None
+
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
+        """What is to be sent after this outcome. Pure: it is committed with the turn, and sent afterwards."""
+        return ()
+
+    async def session_for(self, core: Core, context: SessionContext) -> str:
+        """The session behind a key: asked at each turn boundary, so `/new` and `/resume` take effect there and never inside a turn."""
+        return await core.store.resolve_session(context, source=self.platform)
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        """Called when a turn is about to be conducted (typing indicators and the like)."""
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        """Called once for each turn, after its commit."""
+
+
+class Delivery:
+    """A registered front. `channel` names its inbox and outlives reconnects."""
+
+    def __init__(self, core: Core, lanes: Lanes, front: Front) -> None:
+        self._core = core
+        self._lanes = lanes
+        self.front = front
+        self.channel: CompletionChannel = mint(front.platform, lambda key: lanes.wake(key, front.platform))
+
+    async def accept(self, message: NewMessage) -> bool:
+        """Take a message for its session: durable when this returns. False if it was accepted before (`dedupe_key`).
+
+        Raises `MailboxFull` or `Draining` when it is refused; nothing is stored then.
+        """
+        check_id(message.session_key, "session_key")
+        if not message.session_key:
+            raise RuntimeProblem("session_key is empty; a message must say which conversation it is for")
+        if self._core.draining:
+            raise Draining()
+        return await self._lanes.accept(message)
+
+    def current_turn(self, session_key: str) -> Turn | None:
+        """The turn that a lane is running now."""
+        return self._lanes.current(session_key)
+
+    async def stop_turn(self, session_key: str, cause: Cause) -> StopReceipt | None:
+        """Stop the turn that a lane is running; None if it is idle. What is queued behind it stays queued."""
+        turn = self._lanes.current(session_key)
+        return None if turn is None else await turn.stop(cause)
+
+    async def sweep(self) -> int:
+        """Wake every lane for which something waits in this inbox; returns how many."""
+        keys = await self._core.store.waiting_sessions(self.front.platform)
+        for key in keys:
+            self._lanes.wake(key, self.front.platform)
+        return len(keys)
+
+
+class Completions:
+    """The runtime's own inbox: `async for notice in runtime.completions()`.
+
+    A notice counts as delivered when the next one is asked for, or when the iteration is left after its body ran.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._keys: dict[str, None] = {}
+        self._wake = trio.Event()
+        self.channel: CompletionChannel = mint(IN_PROCESS, self._woken)
+
+    def _woken(self, session_key: str) -> None:
+        self._keys[session_key] = None
+        self._wake.set()
+
+    async def sweep(self) -> None:
+        """Notices that an earlier process left behind."""
+        for key in await self._core.store.waiting_sessions(IN_PROCESS):
+            self._woken(key)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncIterator[InboxRow]]:
+        """Notices one by one. Each is acknowledged when its successor is asked for or the `async with` is left without an exception."""
+        shown: list[InboxRow] = []
+
+        async def acknowledge() -> None:
+            if shown:
+                row = shown.pop()
+                await self._core.store.acknowledge([row.id])
+                self._core.note_delivered(row.root_id)
+
+        async def notices() -> AsyncIterator[InboxRow]:
+            while True:
+                for key in list(self._keys):
+                    while rows := await self._core.store.take_inbox(key, 1):
+                        shown.append(rows[0])
+                        yield rows[0]
+                        await acknowledge()
+                    del self._keys[key]
+                if not self._keys:
+                    self._wake = trio.Event()
+                    with waiting("channel in-process"):
+                        await self._wake.wait()
+
+        yield notices()
+        await acknowledge()

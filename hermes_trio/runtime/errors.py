@@ -1,0 +1,91 @@
+"""Every error that the runtime raises on purpose, each with what was wrong and what to do about it."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentFailed",
+    "AlreadyOpen",
+    "BudgetExhausted",
+    "Draining",
+    "InvalidContext",
+    "JobRefused",
+    "MailboxFull",
+    "NoRuntime",
+    "RuntimeClosed",
+    "RuntimeProblem",
+    "TooBusy",
+    "UnknownJob",
+    "UnknownRun",
+]
+
+
+class RuntimeProblem(Exception):
+    """The base of all errors of the runtime."""
+
+
+class InvalidContext(RuntimeProblem, ValueError):
+    """A session variable, id or key that cannot be used as one (too long, or with a NUL or a line break)."""
+
+
+class NoRuntime(RuntimeProblem):
+    """Something that needs an open Runtime was asked for outside of one."""
+
+
+class RuntimeClosed(RuntimeProblem):
+    """Work was offered to a runtime that has been closed or has not been opened."""
+
+
+class AlreadyOpen(RuntimeProblem):
+    """A Runtime is a one-way thing: it is opened once."""
+
+
+class Draining(RuntimeProblem):
+    """New work was refused because the runtime is draining. `retry_after` is in seconds."""
+
+    def __init__(
+        self, message: str = "the runtime is draining and takes no new work", retry_after: float = 1.0
+    ) -> None:
+        super().__init__(message)
+        self.retry_after: float = retry_after
+
+
+class TooBusy(RuntimeProblem):
+    """All turn slots are taken. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after: float = retry_after
+
+
+class MailboxFull(RuntimeProblem):
+    """A lane already holds as many waiting messages as it may; nothing was stored."""
+
+
+class JobRefused(RuntimeProblem):
+    """A job was not started; the text says which limit stands in the way."""
+
+
+class UnknownJob(RuntimeProblem, KeyError):
+    """No job of that id belongs to the asking session."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "unknown job"
+
+
+class UnknownRun(RuntimeProblem, KeyError):
+    """No run of that id is live here."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "unknown run"
+
+
+class BudgetExhausted(RuntimeProblem):
+    """A scope spent more of something than it was given; the scope that owned the budget is cancelled."""
+
+
+class AgentFailed(RuntimeProblem):
+    """An agent reported failure by raising this, with a text that may be shown to a user."""
+
+    def __init__(self, message: str, code: str = "agent_error") -> None:
+        super().__init__(message)
+        self.code: str = code

@@ -1,0 +1,261 @@
+"""A lane is the live side of a session key: one task that takes what waits for the key, oldest first, one turn at a time.
+
+It is made when something arrives and gone when nothing waits. A wake-up cannot be lost: a lane looks at its flag and leaves the map in one step
+without a checkpoint, and what waits is a committed row in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from .conduct import conduct
+from .core import Core
+from .delivery import Delivery, Front
+from .errors import BudgetExhausted, MailboxFull, RuntimeClosed
+from .outcome import CancelCause, Cause
+from .ports import InboxKind, InboxRow, NewMessage
+from .settlement import Root
+from .tree import Node, waiting
+from .turn import Turn, TurnPlan
+
+__all__ = ["Lanes"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.lane")
+
+RETRY_SECONDS: Final = 1.0
+"""How long a lane waits before it asks a failing store again."""
+
+
+class Lane:
+    """One key's task. `flag` says that something may wait; it is level-triggered."""
+
+    __slots__ = ("context_session", "current", "flag", "inbox", "key", "node", "root", "waiting_messages", "wake")
+
+    def __init__(self, key: str, inbox: str, node: Node) -> None:
+        self.key = key
+        self.inbox = inbox
+        self.node = node
+        self.flag = True
+        self.current: Turn | None = None
+        self.waiting_messages = 0
+        self.root: Root | None = None
+        self.context_session = ""
+        self.wake = trio.Event()
+
+
+class Lanes:
+    """All lanes of a runtime, and the fronts that they work for."""
+
+    def __init__(self, core: Core, nursery: Callable[[], trio.Nursery | None]) -> None:
+        self._core = core
+        self._nursery = nursery
+        self._lanes: dict[str, Lane] = {}
+        self._deliveries: dict[str, Delivery] = {}
+        self._accepting: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def register(self, delivery: Delivery) -> None:
+        """A front is there: its inbox can be worked on."""
+        platform = delivery.front.platform
+        if platform in self._deliveries:
+            raise ValueError(f"a delivering front for {platform!r} is registered already")
+        self._deliveries[platform] = delivery
+
+    def unregister(self, delivery: Delivery) -> None:
+        """The front is gone; what waits for it keeps waiting."""
+        del self._deliveries[delivery.front.platform]
+
+    def current(self, session_key: str) -> Turn | None:
+        """The turn that the lane of this key runs now."""
+        lane = self._lanes.get(session_key)
+        return None if lane is None else lane.current
+
+    def queued(self, session_key: str) -> int:
+        """How many messages wait behind the current turn."""
+        lane = self._lanes.get(session_key)
+        return (0 if lane is None else lane.waiting_messages) + self._accepting.get(session_key, 0)
+
+    async def accept(self, message: NewMessage) -> bool:
+        """Commit a message and wake its lane. A full mailbox refuses before anything is written."""
+        key = message.session_key
+        if self.queued(key) >= self._core.settings.mailbox:
+            raise MailboxFull(
+                f"{self.queued(key)} messages already wait in this conversation; wait for an answer, or stop the current turn"
+            )
+        self._accepting[key] = self._accepting.get(key, 0) + 1
+        try:
+            row = await self._core.store.accept_message(message)
+        finally:
+            self._accepting[key] -= 1
+            if not self._accepting[key]:
+                del self._accepting[key]
+        if row is None:
+            return False
+        lane = self._ensure(key, message.inbox)
+        lane.waiting_messages += 1
+        return True
+
+    def wake(self, session_key: str, inbox: str) -> None:
+        """Something waits for this key. While no front serves the inbox it keeps waiting: a front sweeps when it comes."""
+        if inbox in self._deliveries:
+            self._ensure(session_key, inbox)
+
+    def _ensure(self, key: str, inbox: str) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.flag = True
+            lane.wake.set()
+            return lane
+        nursery = self._nursery()
+        if nursery is None:
+            raise RuntimeClosed("the runtime is closed; what was accepted waits for the next start")
+        lane = Lane(key, inbox, self._core.turns_node.open("lane", key, owner=key))
+        self._lanes[key] = lane
+        self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
+        return lane
+
+    async def _live(self, lane: Lane) -> None:
+        """The lane's task: take, run, repeat; leave when nothing waits."""
+        how = "failed"
+        try:
+            while True:
+                lane.flag = False
+                delivery = self._deliveries.get(lane.inbox)
+                rows = [] if delivery is None or self._core.draining else await self._take(lane)
+                if rows:
+                    assert delivery is not None
+                    await self._run(lane, delivery, rows)
+                elif lane.root is not None and lane.root.promised > 0 and delivery is not None:
+                    await self._linger(lane, delivery.front)
+                elif not lane.flag:
+                    how = "finished"
+                    return
+        finally:
+            del self._lanes[lane.key]
+            lane.node.close(how)
+
+    async def _take(self, lane: Lane) -> list[InboxRow]:
+        """The rows of the next turn: one message, or all notices up to the next message."""
+        while True:
+            try:
+                rows = await self._core.store.take_inbox(lane.key)
+                break
+            except Exception as error:
+                logger.error("the inbox of %s cannot be read, trying again: %s", lane.key, error)
+                await trio.sleep(RETRY_SECONDS)
+        if not rows:
+            lane.waiting_messages = 0
+            return []
+        if rows[0].kind is InboxKind.MESSAGE:
+            lane.waiting_messages = max(0, sum(row.kind is InboxKind.MESSAGE for row in rows) - 1)
+            return rows[:1]
+        lane.waiting_messages = sum(row.kind is InboxKind.MESSAGE for row in rows)
+        burst: list[InboxRow] = []
+        for row in rows:
+            if row.kind is InboxKind.MESSAGE:
+                break
+            burst.append(row)
+        return burst
+
+    async def _run(self, lane: Lane, delivery: Delivery, rows: Sequence[InboxRow]) -> None:
+        core, front = self._core, delivery.front
+        routing = rows[-1].routing
+        try:
+            session_id = await self._session(front, rows)
+        except Exception as error:
+            logger.error("no session for %s, trying again: %s", lane.key, error)
+            lane.flag = True
+            await trio.sleep(RETRY_SECONDS)
+            return
+        root = self._root(rows)
+        if rows[0].kind is InboxKind.NOTICE:
+            try:
+                root.allowance.spend("wakes")
+            except BudgetExhausted as error:
+                await self._give_up(rows, session_id, str(error))
+                return
+        plan = TurnPlan(
+            input=front.prepare(rows),
+            context=attrs.evolve(routing, session_key=lane.key, session_id=session_id),
+            agent=front.agent or core.agent,
+            source=front.platform,
+            budget=front.budget(rows) if rows[0].kind is InboxKind.MESSAGE else None,
+            rows=tuple(rows),
+            one_shot=front.one_shot,
+            outer_cause=Cause(CancelCause.DRAIN),
+            replies=front.replies,
+            on_end=front.on_turn_end,
+        )
+        plan.sink = front.sink(plan.context)
+        await core.admission.admit()
+        try:
+            lane.root = root if front.one_shot else None
+            lane.context_session = session_id
+            lane.current = core.make_turn(plan, delivery.channel, root=root, below=lane.node)
+            try:
+                await front.on_turn_start(lane.current)
+            except Exception:
+                logger.exception("the hook before a turn of %s failed", lane.key)
+            await conduct(core, lane.current)
+        finally:
+            lane.current = None
+            core.admission.release()
+        if front.one_shot and root.promised <= 0:
+            await self._end(session_id, front.one_shot)
+
+    async def _session(self, front: Front, rows: Sequence[InboxRow]) -> str:
+        """A notice goes to the session that started the work; a message to the one that the key stands for now."""
+        first = rows[0]
+        if first.kind is InboxKind.NOTICE and first.session_id:
+            return first.session_id
+        return await front.session_for(self._core, first.routing)
+
+    def _root(self, rows: Sequence[InboxRow]) -> Root:
+        first = rows[0]
+        if first.kind is InboxKind.NOTICE and first.root_id:
+            found = self._core.roots.find(first.root_id)
+            return Root(first.root_id) if found is None else found
+        return Root(self._core.ids.make("root_", 16))
+
+    async def _give_up(self, rows: Sequence[InboxRow], session_id: str, reason: str) -> None:
+        """The wakes are used up: what waits is abandoned with the reason, and the jobs behind it are stopped."""
+        await self._core.store.abandon(session_id=session_id, reason=reason)
+        for row in rows:
+            self._core.note_delivered(row.root_id)
+        await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
+
+    async def _linger(self, lane: Lane, front: Front) -> None:
+        """A one-shot session waits for its watched jobs, but not for ever."""
+        assert lane.root is not None
+        seconds = self._core.settings.linger_seconds if front.linger is None else front.linger
+        if not lane.flag:
+            lane.wake = trio.Event()
+            with (
+                trio.move_on_after(seconds) as bound,
+                waiting(f"{lane.root.promised} watched jobs of a one-shot session"),
+            ):
+                await lane.wake.wait()
+            if not bound.cancelled_caught:
+                return
+            await self._end(
+                lane.context_session, front.one_shot, Cause(CancelCause.DEADLINE, f"lingered for {seconds:g} s")
+            )
+            lane.root = None
+
+    async def _end(self, session_id: str, reason: str, cause: Cause | None = None) -> None:
+        """End a one-shot session: its jobs are stopped, what still waits is abandoned, and the row says why it ended."""
+        core = self._core
+        why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
+        await core.supervisor.stop_session(session_id, why)
+        try:
+            await core.store.abandon(session_id=session_id, reason="session_ended")
+            await core.store.end_session(session_id, reason)
+        except Exception as error:
+            logger.error("session %s could not be ended now; the next start does it: %s", session_id, error)

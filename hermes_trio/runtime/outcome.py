@@ -1,0 +1,164 @@
+"""How things end: the legal end states of turns and jobs, why a scope was cancelled, and what a stop found.
+
+Cancel causes are data. Whoever cancels a scope records the cause first, so the receipt, the status and the event all say the same.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import attrs
+
+__all__ = ["CancelCause", "Cause", "JobState", "Outcome", "ReceiptLine", "StopReceipt", "TurnState", "Usage"]
+
+
+class CancelCause(Enum):
+    """Why a scope was cancelled."""
+
+    STOP = "stop"
+    DEADLINE = "deadline"
+    BUDGET = "budget"
+    DRAIN = "drain"
+    CLIENT_GONE = "client_gone"
+    PARENT_GONE = "parent_gone"
+    SESSION_ENDED = "session_ended"
+
+
+@attrs.frozen
+class Cause:
+    """A `CancelCause` with the words of whoever cancelled."""
+
+    kind: CancelCause
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.detail}" if self.detail else self.kind.value
+
+
+class TurnState(Enum):
+    """How a turn ended. There is no state for a turn that is still alive: that is what its node in the tree says."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class JobState(Enum):
+    """The life of a job. Only the job's own task moves it, and only forward."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    EXITED = "exited"
+    FAILED = "failed"
+    KILLED = "killed"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a job in this state has ended."""
+        return self not in _LIVE_JOB_STATES
+
+
+_LIVE_JOB_STATES: Final = frozenset({JobState.STARTING, JobState.RUNNING})
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What a turn used, summed over all of its model calls and its synchronous children."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    api_calls: int = 0
+    tool_calls: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            api_calls=self.api_calls + other.api_calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """How a turn ended, as its caller, its adapter and its row see it.
+
+    `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
+    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down.
+    """
+
+    turn_id: str
+    session_id: str
+    session_key: str = ""
+    state: TurnState
+    text: str = ""
+    error: str = ""
+    error_code: str = ""
+    cause: Cause | None = None
+    usage: Usage = Usage()
+    partial: bool = False
+    model: str = ""
+    finish_reason: str = "stop"
+    exception: BaseException | None = attrs.field(default=None, eq=False, repr=False)
+    committed: bool = True
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the turn ended by itself, without an error."""
+        return self.state is TurnState.COMPLETED and not self.error
+
+
+@attrs.frozen(kw_only=True)
+class ReceiptLine:
+    """One node of a stopped scope: what it was, how it ended, and after how many milliseconds."""
+
+    node: str
+    kind: str
+    name: str = ""
+    how: str
+    milliseconds: float
+    waited_on: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class StopReceipt:
+    """The answer to a stop. `ok` only when the scope is empty: nothing of it runs any more.
+
+    `already_ended` says that there was nothing left to stop; the lines are empty then.
+    """
+
+    target: str
+    cause: Cause
+    ok: bool
+    milliseconds: float
+    lines: tuple[ReceiptLine, ...] = ()
+    remaining: tuple[str, ...] = ()
+    already_ended: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """A JSON-ready form."""
+        return {
+            "target": self.target,
+            "cause": self.cause.kind.value,
+            "detail": self.cause.detail,
+            "ok": self.ok,
+            "milliseconds": round(self.milliseconds, 3),
+            "already_ended": self.already_ended,
+            "lines": [attrs.asdict(line) for line in self.lines],
+            "remaining": list(self.remaining),
+        }

@@ -1,0 +1,364 @@
+"""What the runtime needs from below: an agent to run, and somebody who writes things down.
+
+The records here are the facts that must survive a crash. `RuntimeStore` is implemented by `hermes_trio.store`; each of its verbs is one
+transaction, and returns only when what it promises is durable. A verb that has been called runs to its end even if the caller is
+cancelled: cancelling abandons the wait, never the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from .context import SessionContext
+from .outcome import JobState, TurnState, Usage
+
+if TYPE_CHECKING:
+    from .turn import Turn
+
+__all__ = [
+    "Agent",
+    "Content",
+    "EventRow",
+    "InboxKind",
+    "InboxRow",
+    "JobFinish",
+    "JobStart",
+    "Message",
+    "NewMessage",
+    "NewNotice",
+    "NoticeKind",
+    "OutboxEntry",
+    "Recovery",
+    "Reply",
+    "RunRecord",
+    "RuntimeStore",
+    "ToolCall",
+    "TurnFinish",
+    "TurnInput",
+    "TurnStart",
+]
+
+Content = str | Sequence[Mapping[str, Any]]
+"""Text, or a list of OpenAI-shaped parts (`{"type": "text" | "image_url", …}`)."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A model's wish to call a tool. `arguments` is the JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One entry of a transcript."""
+
+    role: str
+    content: Content = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    tool_name: str = ""
+    finish_reason: str = ""
+    reasoning: str = ""
+    token_count: int = 0
+    platform_message_id: str = ""
+    timestamp: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text of the content, parts joined by newlines."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
+
+
+class NoticeKind(Enum):
+    """What a notice in a session's inbox reports."""
+
+    COMPLETION = "completion"
+    DELEGATION = "async_delegation"
+    WATCH_MATCH = "watch_match"
+    WATCH_DISABLED = "watch_disabled"
+    WATCH_OVERFLOW = "watch_overflow"
+    LOST = "lost"
+    INFORMATION = "information"
+
+
+class InboxKind(Enum):
+    """A row of an inbox is a message from outside, or a notice from the conversation's own work."""
+
+    MESSAGE = "message"
+    NOTICE = "notice"
+
+
+@attrs.frozen(kw_only=True)
+class InboxRow:
+    """Something that waits for a session. Messages become one turn each; a burst of notices becomes one turn."""
+
+    id: int
+    kind: InboxKind
+    inbox: str
+    session_key: str
+    session_id: str = ""
+    routing: SessionContext
+    text: str
+    notice: NoticeKind | None = None
+    job_id: str = ""
+    root_id: str = ""
+    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    created_at: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class NewMessage:
+    """A message that an adapter accepts for a session. `dedupe_key` (unique per inbox) makes accepting it idempotent."""
+
+    inbox: str
+    session_key: str
+    routing: SessionContext
+    text: str
+    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    dedupe_key: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class NewNotice:
+    """A notice to a session, not yet numbered."""
+
+    inbox: str
+    session_key: str
+    session_id: str
+    routing: SessionContext
+    kind: NoticeKind
+    text: str
+    job_id: str = ""
+    root_id: str = ""
+    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+
+
+@attrs.frozen(kw_only=True)
+class OutboxEntry:
+    """A reply that waits for a platform. `target` is what the platform's sender needs to find the chat again after a restart."""
+
+    platform: str
+    target: Mapping[str, Any]
+    text: str
+    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+
+
+@attrs.frozen(kw_only=True)
+class RunRecord:
+    """The row behind a run: made by `begin_turn` before the run is promised to anybody."""
+
+    run_id: str
+    session_id: str
+    model: str = ""
+    tenant: str = ""
+    input_preview: str = ""
+    idempotency_key: str = ""
+    fingerprint: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class EventRow:
+    """One event of a run's log. Its public id is `<epoch>-<number>`."""
+
+    run_id: str
+    epoch: str
+    number: int
+    event: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class TurnStart:
+    """What `begin_turn` writes: the session if it is new, the run if one is promised, and which inbox rows this turn takes.
+
+    A row of kind MESSAGE that was taken is never begun again; a NOTICE leaves only by the commit of the turn that told it.
+    """
+
+    turn_id: str
+    context: SessionContext
+    source: str
+    tenant: str = ""
+    model: str = ""
+    parent_session_id: str = ""
+    run: RunRecord | None = None
+    inbox_ids: tuple[int, ...] = ()
+    one_shot: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class TurnFinish:
+    """What `finish_turn` writes, all of it or nothing: messages, counters, replies, acknowledgements, the run's end and the session's.
+
+    It also makes the session if `begin_turn` was not written (a turn that nobody was promised is durable in one commit).
+    `also` holds records of other layers that must commit with the turn; the runtime does not look into them.
+    """
+
+    start: TurnStart
+    state: TurnState
+    messages: tuple[Message, ...] = ()
+    usage: Usage = Usage()
+    text: str = ""
+    error: str = ""
+    error_code: str = ""
+    model: str = ""
+    outbox: tuple[OutboxEntry, ...] = ()
+    acknowledged: tuple[int, ...] = ()
+    events: tuple[EventRow, ...] = ()
+    end_session: str = ""
+    also: tuple[object, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class JobStart:
+    """A job's row, written before the job's work exists. `inbox` is empty for a job that nobody watches."""
+
+    job_id: str
+    kind: str
+    title: str
+    session_id: str
+    session_key: str
+    root_id: str
+    turn_id: str
+    routing: SessionContext
+    inbox: str = ""
+    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+
+
+@attrs.frozen(kw_only=True)
+class JobFinish:
+    """A job's end: its terminal state and, if a channel was held, the notice, in one transaction.
+
+    `superseded` says that the agent has already seen the end by itself: the notice is written as superseded, and told to nobody.
+    """
+
+    job_id: str
+    state: JobState
+    summary: str = ""
+    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    notice: NewNotice | None = None
+    superseded: bool = False
+    abandoned: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Recovery:
+    """What a boot found and put right."""
+
+    epoch: str
+    runs_interrupted: int = 0
+    jobs_lost: int = 0
+    approvals_expired: int = 0
+    outbox_requeued: int = 0
+    sessions_ended: int = 0
+    messages_waiting: int = 0
+
+
+class RuntimeStore(Protocol):
+    """The verbs that the runtime calls. See the records for what each one promises."""
+
+    async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
+        """The id of the open session behind `context.session_key`, made if there is none (or if `fresh`). An ended one is not reused."""
+        ...
+
+    async def load_history(self, session_id: str) -> list[Message]:
+        """The live messages of a session, oldest first; empty for an unknown session."""
+        ...
+
+    async def begin_turn(self, start: TurnStart) -> None: ...
+
+    async def finish_turn(self, finish: TurnFinish) -> None: ...
+
+    async def start_job(self, job: JobStart) -> None: ...
+
+    async def finish_job(self, job: JobFinish) -> bool:
+        """Write the end; return whether a notice now waits in the inbox."""
+        ...
+
+    async def add_notice(self, notice: NewNotice) -> int: ...
+
+    async def supersede(self, job_id: str) -> int:
+        """Mark the pending notices of a job as seen; return how many there were."""
+        ...
+
+    async def abandon(self, *, session_id: str, reason: str) -> int:
+        """Mark what waits for a session as abandoned, with the reason; return how many rows there were."""
+        ...
+
+    async def accept_message(self, message: NewMessage) -> int | None:
+        """Write a message into the inbox and return its id, or None if `dedupe_key` was accepted before."""
+        ...
+
+    async def take_inbox(self, session_key: str, limit: int = 32) -> list[InboxRow]:
+        """The rows that wait for a session, oldest first. They keep waiting until a turn begins or acknowledges them."""
+        ...
+
+    async def acknowledge(self, ids: Sequence[int]) -> None:
+        """Mark notices as delivered outside any turn (the in-process reader)."""
+        ...
+
+    async def waiting_sessions(self, inbox: str) -> list[str]:
+        """The session keys for which something waits in this inbox."""
+        ...
+
+    async def append_events(self, events: Sequence[EventRow]) -> None: ...
+
+    async def end_session(self, session_id: str, reason: str) -> bool:
+        """End a session; the first reason wins. Returns whether this call ended it."""
+        ...
+
+    async def backlog(self) -> dict[str, int]:
+        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`."""
+        ...
+
+    async def recover(self, epoch: str) -> Recovery:
+        """Called once, before any work: nothing may be running in the store without a live task."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class TurnInput:
+    """What a turn is about: a message, or notices from the conversation's own work.
+
+    `history`, when given, replaces what the store holds (a stateless client brings its own). `instructions` are for this turn only.
+    """
+
+    text: str = ""
+    content: Content = ""
+    notices: tuple[InboxRow, ...] = ()
+    history: tuple[Message, ...] | None = None
+    instructions: str = ""
+    model: str = ""
+    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+
+    @property
+    def prompt(self) -> Content:
+        """What the model is given as the user's message."""
+        return self.content or self.text
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What an agent answers. `messages` is what is added to the transcript; left empty, it is the prompt and the text."""
+
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    usage: Usage = Usage()
+    error: str = ""
+    error_code: str = ""
+    partial: bool = False
+    model: str = ""
+    finish_reason: str = "stop"
+
+
+class Agent(Protocol):
+    """Anything that turns an input into a reply. A plain string is a reply, too."""
+
+    def __call__(self, turn: Turn, /) -> Awaitable[Reply | str]: ...

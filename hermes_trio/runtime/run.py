@@ -1,0 +1,232 @@
+"""A run: a turn that has an id, a status and an event log, and that belongs to the runtime, not to the request that started it.
+
+It is its own small state machine with one writer. It leaves memory when it has settled; from then on the store answers for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+import trio
+
+from .conduct import conduct
+from .core import Core
+from .events import EventLog, LogEvent
+from .journal import COALESCE_SECONDS
+from .outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
+from .ports import EventRow, RunRecord
+from .settlement import Root
+from .turn import Turn, TurnPlan
+
+__all__ = ["Run", "RunStatus", "Runs"]
+
+
+class RunStatus(Enum):
+    """The statuses of a run, by their names on the wire."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING_FOR_APPROVAL = "waiting_for_approval"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run's turn has ended."""
+        return self in _TERMINAL
+
+
+_TERMINAL: Final = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
+_LEGAL: Final[Mapping[RunStatus, frozenset[RunStatus]]] = {
+    RunStatus.QUEUED: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *_TERMINAL}),
+    RunStatus.RUNNING: frozenset({RunStatus.WAITING_FOR_APPROVAL, RunStatus.STOPPING, *_TERMINAL}),
+    RunStatus.WAITING_FOR_APPROVAL: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *_TERMINAL}),
+    RunStatus.STOPPING: _TERMINAL,
+}
+_ENDS: Final = {
+    TurnState.COMPLETED: RunStatus.COMPLETED,
+    TurnState.FAILED: RunStatus.FAILED,
+    TurnState.CANCELLED: RunStatus.CANCELLED,
+}
+_UNLOGGED: Final = frozenset({"message.delta"})
+
+
+class Run:
+    """A live run. `log` holds its events; `ended` and `settled` can be waited for."""
+
+    def __init__(self, core: Core, record: RunRecord) -> None:
+        self._core = core
+        self.record = record
+        self.id: str = record.run_id
+        self.status: RunStatus = RunStatus.QUEUED
+        self.created_at: float = core.clock()
+        self.updated_at: float = self.created_at
+        self.last_event: str = ""
+        self.outcome: Outcome | None = None
+        self.log = EventLog(core.settings.event_limit, on_append=self._appended)
+        self.ended = trio.Event()
+        self.settled = trio.Event()
+        self.turn: Turn
+        self._delta: list[str] = []
+        self._delta_at: float = float("-inf")
+        self._approvals: int = 0
+
+    # -- the log -----------------------------------------------------------------------------------------------------------------
+
+    def emit(self, event: Mapping[str, Any]) -> None:
+        """The sink of the run's turn: numbers the event, or holds back text to join it with what follows."""
+        name = event["event"]
+        if name == "message.delta":
+            now = trio.current_time()
+            if self._delta or now - self._delta_at < COALESCE_SECONDS:
+                self._delta.append(event["delta"])
+                self._core.journal.touch(self)
+                return
+            self._delta_at = now
+        else:
+            self.flush()
+            if name == "approval.request":
+                self._wait_for_approval(+1)
+            elif name in ("approval.responded", "approval.expired"):
+                self._wait_for_approval(-1)
+        self._append(event)
+
+    def flush(self) -> None:
+        """Append the text that was held back."""
+        if self._delta:
+            text = "".join(self._delta)
+            self._delta.clear()
+            self._delta_at = trio.current_time()
+            self._append({"event": "message.delta", "delta": text})
+
+    def terminal_event(self, outcome: Outcome) -> dict[str, Any]:
+        """The one terminal event, for an outcome."""
+        if outcome.state is TurnState.COMPLETED:
+            usage = outcome.usage
+            return self._event(
+                {
+                    "event": "run.completed",
+                    "output": outcome.text,
+                    "usage": {
+                        "input_tokens": usage.input_tokens,
+                        "output_tokens": usage.output_tokens,
+                        "total_tokens": usage.total_tokens,
+                    },
+                }
+            )
+        if outcome.state is TurnState.CANCELLED:
+            cause = outcome.cause or Cause(CancelCause.STOP)
+            return self._event({"event": "run.cancelled", "cause": cause.kind.value, "detail": cause.detail})
+        return self._event({"event": "run.failed", "error": outcome.error, "error_code": outcome.error_code})
+
+    def row(self, number: int, event: Mapping[str, Any]) -> EventRow:
+        """An event of this run as the store keeps it."""
+        return EventRow(run_id=self.id, epoch=self._core.epoch, number=number, event=event)
+
+    def _event(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        return {"event": event["event"], "run_id": self.id, "timestamp": self._core.clock(), **event}
+
+    def _append(self, event: Mapping[str, Any]) -> None:
+        if event["event"] not in _UNLOGGED:
+            self.last_event = event["event"]
+            self.updated_at = self._core.clock()
+        self.log.append(self._event(event))
+
+    def _appended(self, event: LogEvent) -> None:
+        if event.data["event"] not in ("run.completed", "run.failed", "run.cancelled"):
+            self._core.journal.record(self.row(event.number, event.data))
+
+    # -- the state machine -------------------------------------------------------------------------------------------------------
+
+    def move(self, status: RunStatus) -> bool:
+        """Go to a status if that is legal from here; say whether it was."""
+        if status not in _LEGAL.get(self.status, frozenset()):
+            return False
+        self.status = status
+        self.updated_at = self._core.clock()
+        return True
+
+    def _wait_for_approval(self, change: int) -> None:
+        self._approvals += change
+        self.move(RunStatus.WAITING_FOR_APPROVAL if self._approvals > 0 else RunStatus.RUNNING)
+
+    def request_stop(self, cause: Cause | None = None) -> None:
+        """Cancel the run's turn, now; returns at once."""
+        if self.move(RunStatus.STOPPING):
+            self.last_event = "run.stopping"
+        self.turn.cancel(Cause(CancelCause.STOP) if cause is None else cause)
+
+    async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
+        """Stop the run and wait for the receipt."""
+        self.request_stop(cause)
+        return await self.turn.stop(cause, timeout)
+
+    async def live(self) -> None:
+        """The run's own task: conduct the turn, then say how it ended."""
+        if self.turn.cause is None:
+            self.move(RunStatus.RUNNING)
+        try:
+            outcome = await conduct(self._core, self.turn)
+        finally:
+            self._core.admission.release()
+        self.outcome = outcome
+        self.flush()
+        self.move(_ENDS[outcome.state])
+        event = self.terminal_event(outcome)
+        self.last_event = event["event"]
+        self.log.append(event)
+        self.ended.set()
+        if self.turn.root.settled:
+            self._settle(self.turn.root)
+
+    def _settle(self, root: Root) -> None:
+        if not self.ended.is_set() or self.settled.is_set():
+            return
+        self.log.append(self._event({"event": "run.settled"}))
+        self.log.close()
+        self.settled.set()
+        self._core.journal.close(self)
+
+
+class Runs:
+    """The live runs. One that has settled is only in the store."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._live: dict[str, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def find(self, run_id: str) -> Run | None:
+        """A live run by its id."""
+        return self._live.get(run_id)
+
+    def all(self) -> list[Run]:
+        """All live runs, oldest first."""
+        return list(self._live.values())
+
+    def make(self, plan: TurnPlan) -> Run:
+        """A run that is about to start; the caller has admitted it and written its row."""
+        assert plan.run is not None
+        run = Run(self._core, plan.run)
+        plan.sink = run.emit
+        run.turn = self._core.make_turn(plan, None, root=Root(run.id, lambda root: self._settled(run, root)))
+        self._live[run.id] = run
+        self._core.journal.open(run)
+        return run
+
+    def _settled(self, run: Run, root: Root) -> None:
+        run._settle(root)
+        if run.settled.is_set():
+            self._live.pop(run.id, None)
+
+    async def live(self, run: Run) -> None:
+        """The task that a run lives in."""
+        await run.live()
+        if run.settled.is_set():
+            self._live.pop(run.id, None)

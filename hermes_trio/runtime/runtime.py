@@ -1,0 +1,440 @@
+"""`Runtime`: one process, one tree. Read `Runtime._live` from top to bottom to draw it.
+
+Scopes nest in the order of the drawing, and that is the shutdown order: intake stops first, each scope closes only when the one inside it is empty,
+and the store closes last. Cancelling whoever opened the runtime does not cut that order short; `abort` does.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Any, Final, Self
+
+import attrs
+import trio
+import trio.testing
+
+from .budget import Budget
+from .channel import CompletionChannel
+from .conduct import conduct
+from .context import Binding, SessionContext, _binding, check_id
+from .core import Core, Settings
+from .delivery import Completions, Delivery, Front
+from .errors import AlreadyOpen, NoRuntime, RuntimeClosed, RuntimeProblem
+from .ids import Ids
+from .journal import Journal
+from .lane import Lanes
+from .outcome import CancelCause, Cause, Outcome, StopReceipt
+from .ports import Agent, Recovery, RuntimeStore, TurnInput
+from .run import Runs
+from .settlement import Root
+from .stateless import StatelessFront
+from .supervisor import Supervisor
+from .threads import HoldableClock, Threads
+from .tree import EMPTY_CONTEXT, Tree, waiting
+from .turn import EventSink, Owner, Turn, TurnPlan
+from .watchdog import Watchdog
+
+__all__ = ["DrainReport", "Runtime", "Stage", "current_runtime", "use_default_store"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime")
+
+Stage = Callable[["Runtime"], AbstractAsyncContextManager[object]]
+"""Something that must outlive every job: opened between the store and the supervisor (the warden, the senders)."""
+
+
+@attrs.frozen(kw_only=True)
+class DrainReport:
+    """What was left when a drain ended: all zero, or the exact list of what remains."""
+
+    turns: int
+    jobs: int
+    threads: int
+    cancelled: int
+    seconds: float
+    backlog: dict[str, int]
+    remaining: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing runs any more."""
+        return not (self.turns or self.jobs or self.threads or self.remaining)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {"ok": self.ok, **attrs.asdict(self)}
+
+
+class Runtime:
+    """Hosts agents: `async with Runtime(agent=f) as rt: outcome = await rt.run_turn("hello")`.
+
+    `store` is an async context manager that opens the store; without one it is a database in memory. `stages` are opened around the supervisor, in order.
+    Leaving the `async with` stops intake, lets turns end for `settings.drain_seconds`, cancels the rest, stops the jobs, and closes the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: Agent,
+        store: AbstractAsyncContextManager[RuntimeStore] | None = None,
+        settings: Settings | None = None,
+        stages: Sequence[Stage] = (),
+        seed: int | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.agent = agent
+        self.settings: Settings = Settings() if settings is None else settings
+        self.recovery: Recovery | None = None
+        self._store = store
+        self._stages = tuple(stages)
+        self._ids = Ids(seed)
+        self._clock = clock
+        self._manager: AbstractAsyncContextManager[Runtime] | None = None
+        self._binding_token: Any = None
+        self._closing = trio.Event()
+        self._aborting = False
+        self._turns: trio.Nursery | None = None
+        self._receivers: trio.Nursery | None = None
+        self._scopes: list[trio.CancelScope] = []
+        self._core: Core | None = None
+        self._lanes: Lanes
+        self._completions: Completions
+        self._watchdog: Watchdog | None = None
+        self.stateless: StatelessFront
+
+    # -- the life of a runtime ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._manager is not None:
+            raise AlreadyOpen("this Runtime has been opened before; make a new one")
+        self._manager = self._open()
+        await self._manager.__aenter__()
+        # Inside a Runtime and outside any turn the session variables are bound, and empty: a server that was started from a tool's shell does not
+        # inherit that shell's identity.
+        self._binding_token = _binding.set(Binding(EMPTY_CONTEXT, None, self.tree.root))
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        assert self._manager is not None
+        _binding.reset(self._binding_token)
+        return await self._manager.__aexit__(*error)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Runtime]:
+        try:
+            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+                await nursery.start(self._live)
+                try:
+                    yield self
+                finally:
+                    self._closing.set()
+        finally:
+            self._closing.set()
+
+    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+        """The tree, outermost first. Shielded: it ends in its own order, whoever is cancelled."""
+        with trio.CancelScope(shield=True) as everything:
+            self._scopes.append(everything)
+            token = _binding.set(Binding(EMPTY_CONTEXT, None, None))
+            try:
+                async with self._open_store() as store, AsyncExitStack() as stages:
+                    core = self._make_core(store)
+                    _binding.set(Binding(EMPTY_CONTEXT, None, core.tree.root))
+                    core.base_context = contextvars.copy_context()
+                    self.recovery = await store.recover(core.epoch)
+                    with self._watch():
+                        for stage in self._stages:
+                            await stages.enter_async_context(stage(self))
+                        async with core.supervisor.open(), self._open_journal(), trio.open_nursery() as turns:
+                            self._turns = turns
+                            await self._completions.sweep()
+                            async with trio.open_nursery() as receivers:
+                                self._receivers = receivers
+                                task_status.started()
+                                await self._closing.wait()
+                                self._receivers = None
+                                receivers.cancel_scope.cancel()
+                            await self._wind_down(self.settings.drain_seconds)
+                            self._turns = None
+                        await stages.aclose()
+            finally:
+                _binding.reset(token)
+                self._closing.set()
+
+    @asynccontextmanager
+    async def _open_store(self) -> AsyncIterator[RuntimeStore]:
+        opened = self._store
+        if opened is None:
+            if _default_store is None:
+                raise RuntimeProblem(
+                    "Runtime(store=...) is needed: no default store has been set with `use_default_store`"
+                )
+            opened = _default_store()
+        async with opened as store:
+            yield store
+
+    def _make_core(self, store: RuntimeStore) -> Core:
+        clock = self._clock or _wall_clock()
+        core = Core(agent=self.agent, store=store, settings=self.settings, ids=self._ids, clock=clock)
+        core.tree.runtime = self
+        core.supervisor = Supervisor(core)
+        core.journal = Journal(core)
+        self._core = core
+        self._lanes = Lanes(core, lambda: self._turns)
+        self._completions = Completions(core)
+        self.stateless = StatelessFront(core, Runs(core), lambda: self._turns)
+        return core
+
+    @asynccontextmanager
+    async def _open_journal(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.core.journal.run)
+            yield
+            nursery.cancel_scope.cancel()
+        await self.core.journal.flush()
+
+    def _watch(self) -> Watchdog | nullcontext[None]:
+        if self.settings.watchdog_seconds <= 0 or _is_virtual(trio.lowlevel.current_clock()):
+            return nullcontext()
+        self._watchdog = Watchdog(self.tree, self.settings.watchdog_seconds)
+        return self._watchdog
+
+    # -- what can be seen --------------------------------------------------------------------------------------------------------
+
+    @property
+    def core(self) -> Core:
+        """The shared parts; `RuntimeClosed` before the runtime has been opened."""
+        if self._core is None:
+            raise RuntimeClosed("the runtime is not open; use `async with Runtime(...) as rt:`")
+        return self._core
+
+    @property
+    def tree(self) -> Tree:
+        """The live task tree."""
+        return self.core.tree
+
+    @property
+    def store(self) -> RuntimeStore:
+        """The store that this runtime writes to."""
+        return self.core.store
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """The owner of all jobs."""
+        return self.core.supervisor
+
+    @property
+    def threads(self) -> Threads:
+        """The one place that runs synchronous code."""
+        return self.core.threads
+
+    @property
+    def draining(self) -> bool:
+        """Whether new work is refused."""
+        return self.core.draining
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes are alive."""
+        return len(self._lanes)
+
+    @property
+    def watchdog(self) -> Watchdog | None:
+        """What watches the loop, unless it is switched off or the clock is virtual."""
+        return self._watchdog
+
+    # -- work --------------------------------------------------------------------------------------------------------------------
+
+    async def run_turn(
+        self,
+        input: TurnInput | str,
+        context: SessionContext | None = None,
+        *,
+        agent: Agent | None = None,
+        budget: Budget | None = None,
+        sink: EventSink | None = None,
+        one_shot: str = "",
+        on_start: Callable[[Turn], None] | None = None,
+        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
+    ) -> Outcome:
+        """Run a turn in this task, for a program that embeds the runtime. Its channel is the runtime's own: see `completions`."""
+        self.stateless.check()
+        core = self.core
+        where = SessionContext() if context is None else context
+        if not where.session_id:
+            where = attrs.evolve(where, session_id=where.session_key or core.ids.make("s_", 16))
+        if not where.session_key:
+            where = attrs.evolve(where, session_key=where.session_id)
+        await core.admission.admit()
+        try:
+            plan = TurnPlan(
+                input=TurnInput(text=input) if isinstance(input, str) else input,
+                context=where,
+                agent=core.agent if agent is None else agent,
+                source=where.platform or "embedded",
+                budget=budget,
+                sink=sink,
+                one_shot=one_shot,
+                on_end=on_end,
+            )
+            turn = core.make_turn(plan, self._completions.channel)
+            if on_start is not None:
+                on_start(turn)
+            return await conduct(core, turn)
+        finally:
+            core.admission.release()
+
+    def completions(self) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+        """The notices of in-process work: `async with rt.completions() as notices: async for notice in notices: …`."""
+        return self._completions.reading()
+
+    @property
+    def channel(self) -> CompletionChannel:
+        """The in-process channel, for watched jobs that are started outside any turn."""
+        return self._completions.channel
+
+    def owner(self, context: SessionContext | None = None) -> Owner:
+        """An owner for jobs that are started outside any turn."""
+        where = SessionContext(session_id="(program)", session_key="(program)") if context is None else context
+        return Owner(context=where, turn_id="", root=Root(self.core.ids.make("root_", 16)), channel=self.channel)
+
+    @asynccontextmanager
+    async def delivering(self, front: Front) -> AsyncIterator[Delivery]:
+        """Register a delivering front for the body of the `async with`. Entering sweeps its inbox."""
+        check_id(front.platform, "Front.platform", 64)
+        self.stateless.check()
+        delivery = Delivery(self.core, self._lanes, front)
+        self._lanes.register(delivery)
+        try:
+            await delivery.sweep()
+            yield delivery
+        finally:
+            self._lanes.unregister(delivery)
+
+    def start_receiver(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
+        """Run something that brings work in (an adapter, the HTTP server) in the innermost scope: it is stopped first."""
+        if self._receivers is None:
+            raise RuntimeClosed("the runtime is closed; receivers are started inside `async with Runtime(...)`")
+        self.core.base_context.copy().run(self._receivers.start_soon, self._receive, name, function)
+
+    async def _receive(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
+        node = self.tree.root.open("receiver", name)
+        token = _binding.set(Binding(EMPTY_CONTEXT, None, node))
+        try:
+            await function()
+        finally:
+            _binding.reset(token)
+            node.close()
+
+    # -- the end -----------------------------------------------------------------------------------------------------------------
+
+    async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]:
+        """Stop the turns and the jobs of one session; one receipt each."""
+        why = Cause(CancelCause.STOP) if cause is None else cause
+        receipts: list[StopReceipt] = []
+
+        async def stop_turn(turn: Turn) -> None:
+            receipts.append(await turn.stop(why))
+
+        async with trio.open_nursery() as nursery:
+            for turn in list(self.core.live_turns.values()):
+                if turn.context.session_id == session_id:
+                    nursery.start_soon(stop_turn, turn)
+        receipts.extend(await self.supervisor.stop_session(session_id, why))
+        return receipts
+
+    async def drain(self, seconds: float, *, asking: Turn | None = None) -> DrainReport:
+        """Refuse new work, wait at most `seconds` for the turns, cancel the rest, stop the jobs, and report what is left.
+
+        The turn that asks is not waited for and not cancelled. The runtime stays open for reads; it takes no new work any more.
+        """
+        return await self._wind_down(seconds, asking)
+
+    async def _wind_down(self, seconds: float, asking: Turn | None = None) -> DrainReport:
+        core = self.core
+        began = trio.current_time()
+        core.draining = True
+        cancelled = 0
+        spared = _family(core, asking)
+
+        def others() -> list[Turn]:
+            return [turn for turn in core.live_turns.values() if turn.id not in spared]
+
+        with trio.move_on_after(seconds):
+            while turns := others():
+                with waiting(f"{len(turns)} turns to end"):
+                    await turns[0].node.wait_closed()
+        why = Cause(CancelCause.DRAIN, "the runtime is draining")
+        while turns := others():
+            for turn in turns:
+                cancelled += turn.cause is None
+                turn.cancel(why)
+            await turns[0].node.wait_closed()
+        await core.supervisor.stop_all(why)
+        report = DrainReport(
+            turns=len(others()),
+            jobs=len(core.supervisor),
+            threads=len(core.tree.abandoned.children or ()),
+            cancelled=cancelled,
+            seconds=round(trio.current_time() - began, 3),
+            backlog=await core.store.backlog(),
+            remaining=tuple(node.id for node in core.tree.abandoned.children or ()),
+        )
+        logger.info("drained: %s", report.as_dict())
+        return report
+
+    def abort(self) -> None:
+        """Cancel everything at once: for the second signal of an impatient operator. Ends are not waited for beyond their shields."""
+        self._closing.set()
+        if self._core is not None:
+            self._core.draining = True
+        for nursery in (self._receivers, self._turns):
+            if nursery is not None:
+                nursery.cancel_scope.cancel()
+
+
+_default_store: Callable[[], AbstractAsyncContextManager[RuntimeStore]] | None = None
+
+
+def use_default_store(factory: Callable[[], AbstractAsyncContextManager[RuntimeStore]]) -> None:
+    """Say what a Runtime without a `store` opens. The package does so when it is imported; the store is a layer that this one must not know."""
+    global _default_store
+    _default_store = factory
+
+
+def _family(core: Core, asking: Turn | None) -> frozenset[str]:
+    """The asking turn and the turns around it."""
+    if asking is None:
+        return frozenset()
+    ids = {asking.id}
+    node = asking.node.parent
+    while node is not None:
+        if node.kind == "turn":
+            ids.add(node.id)
+        node = node.parent
+    return frozenset(ids & core.live_turns.keys())
+
+
+def current_runtime() -> Runtime:
+    """The Runtime that this code runs in, else `NoRuntime`."""
+    binding = _binding.get()
+    runtime = None if binding is None or binding.node is None else binding.node.tree.runtime
+    if not isinstance(runtime, Runtime):
+        raise NoRuntime(
+            "no Runtime is open here: background work needs an owner; open one with `async with Runtime(...)`"
+        )
+    return runtime
+
+
+def _is_virtual(clock: object) -> bool:
+    return isinstance(clock, HoldableClock | trio.testing.MockClock)
+
+
+def _wall_clock() -> Callable[[], float]:
+    """Real time, or the virtual clock's idea of it, so that stored times agree with deadlines."""
+    if _is_virtual(trio.lowlevel.current_clock()):
+        return trio.current_time
+    return time.time

@@ -1,0 +1,93 @@
+"""Two turns never share a transcript: one lock a session id, first come first served, shared by lanes and by the stateless entry.
+
+Also the admission of turns: a counted token that moves with the turn and is given back only when its work has really ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from .errors import TooBusy
+from .tree import waiting
+
+__all__ = ["Admission", "SessionLocks"]
+
+
+class SessionLocks:
+    """A lock exists only while somebody holds it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[str, deque[trio.Event]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def acquire(self, session_id: str, holder: str) -> None:
+        """Take the lock of a session for `holder`, waiting in line. Cancelling leaves the line; without waiting there is no checkpoint."""
+        held = self._held.get(session_id)
+        if held is None:
+            self._held[session_id] = (holder, deque())
+            return
+        other, line = held
+        turn = trio.Event()
+        line.append(turn)
+        with waiting(f"lock session {session_id} held by {other}"):
+            try:
+                await turn.wait()
+            except trio.Cancelled:
+                if turn.is_set():
+                    self.release(session_id)
+                else:
+                    line.remove(turn)
+                raise
+        self._held[session_id] = (holder, line)
+
+    def release(self, session_id: str) -> None:
+        """Give the lock to the next in line."""
+        _, line = self._held[session_id]
+        if line:
+            self._held[session_id] = ("the next turn", line)
+            line.popleft().set()
+        else:
+            del self._held[session_id]
+
+
+class Admission:
+    """At most `limit` turns at once. HTTP asks without waiting and answers 429; lanes wait."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.active: int = 0
+        self._line: deque[trio.Event] = deque()
+
+    def admit_nowait(self) -> None:
+        """Take a token, or raise `TooBusy`."""
+        if self.active >= self.limit:
+            raise TooBusy(f"{self.active} turns are running, which is the limit; try again in a moment")
+        self.active += 1
+
+    async def admit(self) -> None:
+        """Take a token, waiting for one in line. Cancelling leaves the line."""
+        if self.active < self.limit and not self._line:
+            self.active += 1
+            return
+        turn = trio.Event()
+        self._line.append(turn)
+        with waiting(f"a free turn slot ({self.limit} in use)"):
+            try:
+                await turn.wait()
+            except trio.Cancelled:
+                if turn.is_set():
+                    self.release()
+                else:
+                    self._line.remove(turn)
+                raise
+
+    def release(self) -> None:
+        """Give a token back; it goes to the first in line."""
+        if self._line and self.active <= self.limit:
+            self._line.popleft().set()
+        else:
+            self.active -= 1

@@ -1,0 +1,81 @@
+"""When is everything that one input started over? A `Root` counts it: turns, jobs, and notices that nobody has been told yet.
+
+A run has two ends: its turn has ended, and it has *settled* (no descendant is alive and nothing of it is undelivered).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from .budget import UNLIMITED, Allowance
+
+__all__ = ["Root", "Roots"]
+
+
+class Root:
+    """The count of what is alive below one input. Changed only by the scopes that open and close those things."""
+
+    __slots__ = ("_event", "_on_settled", "allowance", "id", "jobs", "notices", "turns", "watched")
+
+    def __init__(
+        self, id: str, on_settled: Callable[[Root], None] | None = None, allowance: Allowance = UNLIMITED
+    ) -> None:
+        self.id = id
+        self.turns = 0
+        self.jobs = 0
+        self.watched = 0
+        self.notices = 0
+        self.allowance = allowance
+        self._on_settled = on_settled
+        self._event: trio.Event | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is alive and nothing is undelivered."""
+        return not (self.turns or self.jobs or self.notices)
+
+    @property
+    def promised(self) -> int:
+        """How many completions somebody still has to be told: watched jobs that run, and notices that wait."""
+        return self.watched + self.notices
+
+    def changed(self) -> None:
+        """To be called after lowering a count: tells whoever waits, once nothing is left."""
+        if self.settled:
+            if self._event is not None:
+                self._event.set()
+            if self._on_settled is not None:
+                tell, self._on_settled = self._on_settled, None
+                tell(self)
+
+    async def wait(self) -> None:
+        """Wait until settled. Cancelling abandons the wait."""
+        while not self.settled:
+            if self._event is None or self._event.is_set():
+                self._event = trio.Event()
+            await self._event.wait()
+
+
+class Roots:
+    """Finds the `Root` of a notice again by its id, while one is open."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Root] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def keep(self, root: Root) -> None:
+        """Remember a root that has a job; forgotten when it has settled (see `forget`)."""
+        self._open[root.id] = root
+
+    def find(self, id: str) -> Root | None:
+        """The open root of this id."""
+        return self._open.get(id)
+
+    def forget_settled(self, root: Root) -> None:
+        """Drop a root that has settled."""
+        if root.settled:
+            self._open.pop(root.id, None)

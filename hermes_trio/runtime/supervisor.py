@@ -1,0 +1,391 @@
+"""Work that outlives the turn that started it: jobs, grouped by session, each a task and a node.
+
+`start` runs a job that nobody is told about; `start_watched` takes a `CompletionChannel`, and then exactly one of delivered, superseded or abandoned
+becomes of its completion. The job's own task is the one owner of its exit: exit, kill, time-out and failure cannot be confused. A job's failure
+never touches its siblings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from .budget import Budget
+from .channel import CompletionChannel
+from .conduct import conduct, first_cause
+from .context import Binding, SessionContext, _binding
+from .core import Core
+from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
+from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
+from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
+from .tree import Node, stop_node
+from .turn import EventSink, Owner
+
+__all__ = ["Job", "JobSpec", "Supervisor"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.supervisor")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class JobSpec:
+    """What a job is. `run(job)` does the work; it calls `job.started(...)` once the work really exists, and returns the end state.
+
+    `kind` names the node (`process`, `delegation`). `notice` is the kind of its completion notice. `seconds` bounds its life.
+    """
+
+    kind: str
+    title: str
+    run: Callable[[Job], Awaitable[JobState | None]]
+    id: str = ""
+    notice: NoticeKind = NoticeKind.COMPLETION
+    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    seconds: float | None = None
+
+
+class Job:
+    """A running job, as its own task and its owner see it. The fields below are what its row and its notice will say."""
+
+    def __init__(
+        self, core: Core, spec: JobSpec, owner: Owner, channel: CompletionChannel | None, node: Node, id: str
+    ) -> None:
+        self._core = core
+        self.spec = spec
+        self.owner = owner
+        self.channel = channel
+        self.node = node
+        self.id = id
+        self.state: JobState = JobState.STARTING
+        self.scope = trio.CancelScope()
+        self.cause: Cause | None = None
+        self.seen: bool = False
+        self.info: object = None
+        self.summary: str = ""
+        self.details: dict[str, Any] = {}
+        self.text: str = ""
+        self.error: BaseException | None = None
+        self.nursery: trio.Nursery
+        self._ready = trio.Event()
+        self._over = trio.Event()
+        node.scope = self.scope
+        if spec.seconds is not None:
+            self.scope.deadline = trio.current_time() + spec.seconds
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody has been promised to be told."""
+        return self.channel is not None
+
+    @property
+    def context(self) -> SessionContext:
+        """The session that the job belongs to."""
+        return self.owner.context
+
+    # -- for the job's own task --------------------------------------------------------------------------------------------------
+
+    def started(self, info: object = None) -> None:
+        """The work exists now; whoever started the job goes on."""
+        if self.state is JobState.STARTING:
+            self.state = JobState.RUNNING
+        self.info = info
+        self._ready.set()
+
+    async def notify(self, kind: NoticeKind, text: str, **payload: Any) -> bool:
+        """Tell the owner something while the job goes on. Returns whether there was a channel to tell it through."""
+        if self.channel is None or self.seen:
+            return False
+        await self._core.store.add_notice(
+            NewNotice(
+                inbox=self.channel.inbox,
+                session_key=self.context.session_key,
+                session_id=self.context.session_id,
+                routing=self.context,
+                kind=kind,
+                text=text,
+                job_id=self.id,
+                root_id=self.owner.root.id,
+                payload=payload,
+            )
+        )
+        self.owner.root.notices += 1
+        self.channel.wake(self.context.session_key)
+        return True
+
+    async def run_child(
+        self,
+        input: TurnInput | str,
+        *,
+        agent: Agent | None = None,
+        context: SessionContext | None = None,
+        budget: Budget | None = None,
+        sink: EventSink | None = None,
+    ) -> Outcome:
+        """Run a child turn of the job's owner inside this job. It is of the owner's kind."""
+        child = self._core.make_child(
+            input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
+        )
+        return await conduct(self._core, child)
+
+    # -- for everybody else ------------------------------------------------------------------------------------------------------
+
+    async def wait_started(self) -> object:
+        """Wait for the start handshake and return what the job gave to it; raise if the job ended without ever starting."""
+        await self._ready.wait()
+        if self.error is not None and self.state is JobState.FAILED and self.info is None:
+            raise self.error
+        return self.info
+
+    async def wait(self) -> JobState:
+        """Wait until the job has ended and its end is written down. Cancelling abandons the wait, never the job."""
+        await self._over.wait()
+        return self.state
+
+    async def mark_seen(self) -> None:
+        """The owner knows how this job ended (or ended it): it will not be told again."""
+        if self.seen or self.channel is None:
+            self.seen = True
+            return
+        self.seen = True
+        if self._over.is_set():
+            for _ in range(await self._core.store.supersede(self.id)):
+                self._core.note_delivered(self.owner.root.id)
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel the job's scope. The first cause stays."""
+        if self.cause is None:
+            self.cause = cause
+        self.scope.cancel(reason=str(cause))
+
+    async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
+        """Stop the job and everything in it; the receipt has one line a node."""
+        why = Cause(CancelCause.STOP) if cause is None else cause
+        return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
+
+
+class Supervisor:
+    """Owns every job. Opened by the runtime around everything that can start one."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._nursery: trio.Nursery | None = None
+        self._jobs: dict[str, Job] = {}
+        self._sessions: dict[str, Node] = {}
+        self.node: Node = core.tree.root.open("supervisor", "supervisor")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Supervisor]:
+        """Jobs can be started inside. Leaving stops all of them and waits until they are gone."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                yield self
+            finally:
+                self._nursery = None
+                for job in list(self._jobs.values()):
+                    job.cancel(Cause(CancelCause.DRAIN, "the runtime is closing"))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def jobs(self, session_id: str | None = None) -> list[Job]:
+        """The live jobs, of one session or of all, oldest first."""
+        return [job for job in self._jobs.values() if session_id is None or job.context.session_id == session_id]
+
+    def find(self, job_id: str, *, session_id: str) -> Job:
+        """A live job of this session, else `UnknownJob`: a session sees only its own."""
+        job = self._jobs.get(job_id)
+        if job is None or job.context.session_id != session_id:
+            raise UnknownJob(f"no running job {job_id!r} belongs to this session")
+        return job
+
+    async def start(self, job: JobSpec, owner: Owner) -> Job:
+        """Start a job that nobody is told about, and wait for its handshake. It has a maximum lifetime."""
+        if job.seconds is None:
+            job = attrs.evolve(job, seconds=self._core.settings.unwatched_job_seconds)
+        return await self._start(job, owner, None)
+
+    async def start_watched(self, job: JobSpec, owner: Owner, channel: CompletionChannel) -> Job:
+        """Start a job whose completion goes to `channel`, and wait for its handshake."""
+        return await self._start(job, owner, channel)
+
+    async def stop(self, job_id: str, *, session_id: str, cause: Cause | None = None) -> StopReceipt:
+        """Stop one job of a session."""
+        return await self.find(job_id, session_id=session_id).stop(cause)
+
+    async def stop_session(self, session_id: str, cause: Cause) -> list[StopReceipt]:
+        """Stop all jobs of a session, together, and return their receipts."""
+        return await self._stop(self.jobs(session_id), cause)
+
+    async def stop_all(self, cause: Cause) -> list[StopReceipt]:
+        """Stop every job, together, and return the receipts."""
+        return await self._stop(self.jobs(), cause)
+
+    async def _stop(self, jobs: list[Job], cause: Cause) -> list[StopReceipt]:
+        receipts: list[StopReceipt] = []
+
+        async def stop_one(job: Job) -> None:
+            receipts.append(await job.stop(cause))
+
+        async with trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(stop_one, job)
+        return receipts
+
+    async def _start(self, spec: JobSpec, owner: Owner, channel: CompletionChannel | None) -> Job:
+        core = self._core
+        session_id = owner.context.session_id
+        if self._nursery is None:
+            raise RuntimeClosed("the runtime is closed; open one with `async with Runtime(...)` before starting jobs")
+        if core.draining:
+            raise Draining()
+        if len(self._jobs) >= core.settings.max_jobs:
+            raise JobRefused(f"{len(self._jobs)} jobs are running, which is the limit; stop some first")
+        if len(self.jobs(session_id)) >= core.settings.max_jobs_per_session:
+            raise JobRefused(
+                f"this session already runs {core.settings.max_jobs_per_session} jobs, which is the limit; wait for one or stop one"
+            )
+        owner.allowance.spend("jobs")
+        id = spec.id or core.ids.make("job_", 12)
+        node = self._session_node(owner.context).open(spec.kind, id, name=spec.title[:200])
+        job = Job(core, spec, owner, channel, node, id)
+        self._jobs[id] = job
+        owner.root.jobs += 1
+        owner.root.watched += channel is not None
+        core.roots.keep(owner.root)
+        # From the supervisor's context, not the caller's: the job has its session's identity, and no handle on the turn or the request.
+        core.base_context.copy().run(self._nursery.start_soon, self._live, job)
+        try:
+            await job.wait_started()
+        except trio.Cancelled:
+            job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
+            raise
+        return job
+
+    def _session_node(self, context: SessionContext) -> Node:
+        node = self._sessions.get(context.session_id)
+        if node is None:
+            node = self.node.open("session", context.session_id or "(none)", owner=context.session_key)
+            self._sessions[context.session_id] = node
+        return node
+
+    async def _live(self, job: Job) -> None:
+        """The whole life of a job."""
+        core = self._core
+        token = _binding.set(Binding(job.context, None, job.node))
+        state: JobState | None = None
+        recorded = False
+        try:
+            try:
+                await core.store.start_job(self._row(job))
+                recorded = True
+                with job.scope:
+                    async with trio.open_nursery() as nursery:
+                        job.nursery = nursery
+                        state = await job.spec.run(job) or JobState.EXITED
+            except BaseException as error:
+                job.error = first_cause(error)
+                if not isinstance(error, Exception):
+                    if isinstance(error, trio.Cancelled):
+                        job.cause = job.cause or Cause(CancelCause.DRAIN)
+                    else:
+                        raise
+            self._decide(job, state)
+            if recorded:
+                await self._finish(job)
+        finally:
+            _binding.reset(token)
+            self._forget(job)
+
+    def _decide(self, job: Job, state: JobState | None) -> None:
+        if not job._ready.is_set():
+            # Whoever started it gets the reason as an exception (or has left): there is nobody to tell a second time.
+            job.seen = True
+        if state is not None and job.error is None:
+            job.state = state
+        elif job.cause is not None:
+            job.state = JobState.KILLED
+            job.details.setdefault("cause", str(job.cause))
+        elif job.error is not None and not isinstance(job.error, trio.Cancelled):
+            job.state = JobState.FAILED
+            job.summary = job.summary or f"{type(job.error).__name__}: {job.error}"
+            if not isinstance(job.error, RuntimeProblem):
+                logger.error("job %s failed", job.id, exc_info=job.error)
+        else:
+            job.state = JobState.TIMED_OUT
+            job.cause = Cause(CancelCause.DEADLINE, f"older than {job.spec.seconds:g} s")
+
+    async def _finish(self, job: Job) -> None:
+        """One transaction: the terminal state and, if a channel was held, the notice."""
+        core = self._core
+        notice: NewNotice | None = None
+        ended = job.cause is not None and job.cause.kind is CancelCause.SESSION_ENDED
+        if job.channel is not None:
+            notice = NewNotice(
+                inbox=job.channel.inbox,
+                session_key=job.context.session_key,
+                session_id=job.context.session_id,
+                routing=job.context,
+                kind=job.spec.notice,
+                text=job.text or self._default_text(job),
+                job_id=job.id,
+                root_id=job.owner.root.id,
+                payload={"state": job.state.value, **job.details},
+            )
+        finish = JobFinish(
+            job_id=job.id,
+            state=job.state,
+            summary=job.summary,
+            details=job.details,
+            notice=notice,
+            superseded=job.seen,
+            abandoned="session_ended" if ended else "",
+        )
+        try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
+                if await core.store.finish_job(finish) and job.channel is not None:
+                    job.owner.root.notices += 1
+                    job.channel.wake(job.context.session_key)
+            if bound.cancelled_caught:
+                logger.error("writing down the end of job %s took too long; the next start will call it lost", job.id)
+        except Exception:
+            logger.exception("the end of job %s could not be written down; the next start will call it lost", job.id)
+
+    @staticmethod
+    def _default_text(job: Job) -> str:
+        because = f" ({job.cause})" if job.cause is not None else ""
+        return f"[IMPORTANT: Background {job.spec.kind} {job.id} {job.state.value}{because}.\n{job.spec.title}\n{job.summary}]"
+
+    def _row(self, job: Job) -> JobStart:
+        return JobStart(
+            job_id=job.id,
+            kind=job.spec.kind,
+            title=job.spec.title,
+            session_id=job.context.session_id,
+            session_key=job.context.session_key,
+            root_id=job.owner.root.id,
+            turn_id=job.owner.turn_id,
+            routing=job.context,
+            inbox="" if job.channel is None else job.channel.inbox,
+            details=job.spec.details,
+        )
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.id]
+        if not job.state.terminal:
+            job.state = JobState.FAILED
+        job.node.close("cancelled" if job.cause is not None else job.state.value)
+        node = self._sessions[job.context.session_id]
+        if not node.children:
+            node.close()
+            del self._sessions[job.context.session_id]
+        root = job.owner.root
+        root.jobs -= 1
+        root.watched -= job.channel is not None
+        root.changed()
+        self._core.roots.forget_settled(root)
+        job._ready.set()
+        job._over.set()

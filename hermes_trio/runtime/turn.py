@@ -1,0 +1,284 @@
+"""A turn: one input through the agent, in its own nursery, with the session's context bound there and nowhere else.
+
+There are two kinds. A `DeliveringTurn` has a `channel`, so work that it starts can report back later. A `StatelessTurn` has no such attribute: that
+it cannot hold a watcher is for a type checker to say, not for an `if`. A child turn is of its parent's kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
+
+import attrs
+import trio
+
+from .budget import UNLIMITED, Allowance, Budget
+from .channel import CompletionChannel
+from .context import Binding, SessionContext, _binding
+from .outcome import CancelCause, Cause, Outcome, StopReceipt
+from .ports import Agent, InboxRow, Message, OutboxEntry, Reply, RunRecord, TurnInput
+from .settlement import Root
+from .tree import Node, ended_as, stop_node
+
+if TYPE_CHECKING:
+    from .core import Core
+
+__all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnPlan", "TurnScope"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EventSink = Callable[[Mapping[str, Any]], None]
+"""Takes an event of a turn (`message.delta`, `tool.started`, …). It never blocks and never raises."""
+
+DEFAULT_STOP_TIMEOUT = 30.0
+"""Seconds that a stop waits for the scope to become empty before its receipt says what remains."""
+
+
+PARENT_GONE = Cause(CancelCause.PARENT_GONE)
+
+
+@attrs.define(kw_only=True, eq=False)
+class TurnPlan:
+    """Everything about a turn that is known before it starts. `replies`, `also` and `on_end` belong to the interface that handles the turn.
+
+    `replies(turn, outcome)` and `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after
+    the commit. `outer_cause` is the cause to record when the task that runs the turn is cancelled from outside.
+    """
+
+    input: TurnInput
+    context: SessionContext
+    agent: Agent
+    source: str = ""
+    tenant: str = ""
+    budget: Budget | None = None
+    sink: EventSink | None = None
+    run: RunRecord | None = None
+    rows: tuple[InboxRow, ...] = ()
+    parent_session_id: str = ""
+    one_shot: str = ""
+    outer_cause: Cause = PARENT_GONE
+    replies: Callable[[Turn, Outcome], Sequence[OutboxEntry]] | None = None
+    also: Callable[[Turn, Outcome], Sequence[object]] | None = None
+    on_end: Callable[[Outcome], Awaitable[None]] | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Owner:
+    """Whom background work belongs to: the session's identity by value, and where its turns and jobs are counted.
+
+    `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started.
+    """
+
+    context: SessionContext
+    turn_id: str
+    root: Root
+    allowance: Allowance = UNLIMITED
+    tenant: str = ""
+    channel: CompletionChannel | None = None
+
+
+class Turn:
+    """The part that both kinds share. Made by the runtime; an agent receives it and uses it until it returns.
+
+    `progress` is what the agent has so far: if the turn is cut off, that is what is kept. `steering` holds texts that came in while the turn ran and
+    that the agent should take up at its next step; it empties the list as it does. `state` is the agent's own.
+    """
+
+    @property
+    def supports_async_delivery(self) -> bool:
+        """Whether this turn has a channel. A fact about the type; nobody sets it."""
+        raise NotImplementedError
+
+    __slots__ = (
+        "allowance",
+        "cause",
+        "context",
+        "core",
+        "id",
+        "input",
+        "node",
+        "nursery",
+        "plan",
+        "progress",
+        "root",
+        "scope",
+        "sink",
+        "state",
+        "steering",
+    )
+
+    def __init__(self, core: Core, plan: TurnPlan, node: Node, *, id: str, root: Root, allowance: Allowance) -> None:
+        self.core = core
+        self.plan = plan
+        self.id = id
+        self.context: SessionContext = plan.context
+        self.input: TurnInput = plan.input
+        self.sink: EventSink | None = plan.sink
+        self.root = root
+        self.cause: Cause | None = None
+        self.progress: Reply | None = None
+        self.state: dict[str, Any] | None = None
+        self.steering: list[str] = []
+        self.scope = trio.CancelScope()
+        budget = plan.budget
+        self.allowance: Allowance = allowance.child(budget, self.cancel)
+        if budget is not None and budget.seconds is not None:
+            self.scope.deadline = trio.current_time() + budget.seconds
+        self.node = node.open("turn", id, name=plan.source, owner=self.context.session_key, scope=self.scope)
+        self.nursery: trio.Nursery
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} session {self.context.session_id}>"
+
+    # -- what an agent uses ------------------------------------------------------------------------------------------------------
+
+    async def history(self) -> list[Message]:
+        """The conversation before this turn: what the caller brought, else what the store holds."""
+        if self.input.history is not None:
+            return list(self.input.history)
+        return await self.core.store.load_history(self.context.session_id)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Tell whoever follows this turn. Does nothing when nobody does."""
+        if self.sink is not None:
+            self.sink({"event": event, **fields})
+
+    def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: str = "") -> None:
+        """Run a task in the turn's nursery: a node of its own in the tree, over before the turn is."""
+        self.nursery.start_soon(self._task, function, args, name or getattr(function, "__name__", "task"))
+
+    async def _task(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: str) -> None:
+        node = self.node.open("task", self.core.ids.make("task_", 8), name=name)
+        token = _binding.set(Binding(self.context, self, node))
+        error: BaseException | None = None
+        try:
+            await function(*args)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            _binding.reset(token)
+            node.close(ended_as(error))
+
+    async def run_sync(self, function: Callable[[*Ts], T], *args: *Ts, name: str = "") -> T:
+        """Run synchronous code in a worker thread with this turn's context. See `Threads.run_sync` for cancellation."""
+        return await self.core.threads.run_sync(function, *args, name=name)
+
+    async def run_child(
+        self,
+        input: TurnInput | str,
+        *,
+        agent: Agent | None = None,
+        context: SessionContext | None = None,
+        budget: Budget | None = None,
+        sink: EventSink | None = None,
+    ) -> Outcome:
+        """Run a child turn inside this one and wait for it: same kind, own nursery, own session, this turn's limiter token.
+
+        Cancelling this turn cancels the child, whose end is still written down. A child that fails does not raise: its outcome says so.
+        """
+        from .conduct import conduct
+
+        child = self.core.make_child(
+            input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
+        )
+        return await conduct(self.core, child)
+
+    @property
+    def owner(self) -> Owner:
+        """Who a job or child that is started here belongs to: values only, no handle on this turn."""
+        return Owner(
+            context=self.context,
+            turn_id=self.id,
+            root=self.root,
+            allowance=self.allowance,
+            tenant=self.plan.tenant,
+            channel=None,
+        )
+
+    # -- stopping ----------------------------------------------------------------------------------------------------------------
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel the turn's scope. The first cause stays. It counts even if the turn has not started its work yet."""
+        if self.cause is None:
+            self.cause = cause
+        self.scope.cancel(reason=str(cause))
+
+    async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
+        """Stop the turn and everything in its scope; the receipt has one line a node. Not to be called from inside the turn."""
+        why = Cause(CancelCause.STOP) if cause is None else cause
+        return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
+
+
+@final
+class StatelessTurn(Turn):
+    """A turn whose client is gone when it ends. It has no channel, so nothing can be promised in it."""
+
+    @property
+    def supports_async_delivery(self) -> Literal[False]:
+        """A stateless turn has no channel."""
+        return False
+
+    __slots__ = ()
+
+
+@final
+class DeliveringTurn(Turn):
+    """A turn of an interface that can be reached later: its `channel` carries the completions of watched jobs."""
+
+    @property
+    def supports_async_delivery(self) -> Literal[True]:
+        """A delivering turn has a channel."""
+        return True
+
+    __slots__ = ("channel",)
+
+    def __init__(
+        self,
+        core: Core,
+        plan: TurnPlan,
+        node: Node,
+        *,
+        id: str,
+        root: Root,
+        allowance: Allowance,
+        channel: CompletionChannel,
+    ) -> None:
+        super().__init__(core, plan, node, id=id, root=root, allowance=allowance)
+        self.channel = channel
+
+    @property
+    def owner(self) -> Owner:
+        """As `Turn.owner`, with the channel, so that children are of this kind too."""
+        return attrs.evolve(super().owner, channel=self.channel)
+
+
+class TurnScope:
+    """`async with TurnScope(turn)`: the nursery opens and the context is bound; at the end every task has ended and the context is restored."""
+
+    __slots__ = ("_manager", "_token", "_turn")
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._manager = trio.open_nursery()
+        self._token: Any = None
+
+    async def __aenter__(self) -> Turn:
+        turn = self._turn
+        self._token = _binding.set(Binding(turn.context, turn, turn.node))
+        try:
+            turn.nursery = await self._manager.__aenter__()
+        except BaseException:
+            _binding.reset(self._token)
+            raise
+        return turn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._manager.__aexit__(kind, error, tb)
+        finally:
+            _binding.reset(self._token)

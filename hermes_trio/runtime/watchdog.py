@@ -1,0 +1,99 @@
+"""Names whoever blocks the loop: a thread samples a heartbeat, and a step that lasts too long is logged with its session, its node and its stack.
+
+The runtime owns the thread and joins it. It is off on a virtual clock, where real time means nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Final
+
+import trio
+
+from .tree import Tree
+
+__all__ = ["Watchdog"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.watchdog")
+
+SAMPLES: Final = 4
+"""Beats a limit: how finely a step is measured."""
+
+
+class Watchdog:
+    """`with Watchdog(tree, seconds):` — watches the loop of the current thread. `blocked` counts what it found."""
+
+    def __init__(self, tree: Tree, seconds: float) -> None:
+        self._tree = tree
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._beat = time.monotonic()
+        self._pending = False
+        self._thread: threading.Thread | None = None
+        self.blocked: int = 0
+        self.last: str = ""
+
+    def __enter__(self) -> Watchdog:
+        token = trio.lowlevel.current_trio_token()
+        loop = threading.get_ident()
+        self._thread = threading.Thread(
+            target=self._watch, args=(token, loop), name="hermes-trio watchdog", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _beat_now(self) -> None:
+        self._beat = time.monotonic()
+        self._pending = False
+
+    def _watch(self, token: trio.lowlevel.TrioToken, loop: int) -> None:
+        told = False
+        while not self._stop.wait(self._seconds / SAMPLES):
+            if not self._pending:
+                told = False
+                self._pending = True
+                self._beat = time.monotonic()
+                try:
+                    token.run_sync_soon(self._beat_now)
+                except trio.RunFinishedError:
+                    return
+                continue
+            late = time.monotonic() - self._beat
+            if late < self._seconds or told:
+                continue
+            told = True
+            frame = sys._current_frames().get(loop)
+            self._tell(late, frame)
+
+    def _tell(self, late: float, frame: FrameType | None) -> None:
+        self.blocked += 1
+        owner = _owner(frame)
+        stack = "" if frame is None else "".join(traceback.format_stack(frame)[-12:])
+        self.last = f"the loop was blocked for {1000 * late:.0f} ms and counting by {owner}"
+        self._tree.root.note = self.last
+        logger.warning("%s\n%s", self.last, stack)
+
+
+def _owner(frame: FrameType | None) -> str:
+    """Whose code it is: the nearest turn or node among the locals of the stack."""
+    from .context import Binding
+    from .turn import Turn
+
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, Turn):
+                return f"turn {value.id} of session {value.context.session_id or value.context.session_key}"
+            if isinstance(value, Binding) and value.node is not None:
+                return f"{value.node.kind} {value.node.id}"
+        frame = frame.f_back
+    return "code outside any turn"
