@@ -1,7 +1,7 @@
 """One HTTP link to one platform: a connection pool, a deadline for each call, and no secret in any text.
 
 The link speaks to httpx2's transport and not to its client, because the client logs every URL and Telegram's URLs
-hold the bot token. Whoever enters the link closes it; leaving it closes every pooled connection.
+hold the bot token. A `PlatformClient` owns its link; leaving the client closes every pooled connection.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import trio
 
 from .errors import ErrorKind, PlatformError, Redaction
 
-__all__ = ["Answer", "HttpLink"]
+__all__ = ["Answer", "HttpLink", "PlatformClient"]
 
 # Sending is cheap to repeat for the caller, so a call that takes longer than this is given up.
 CALL_TIMEOUT = 30.0
+# Closing sockets needs no peer; the bound is for a TLS goodbye into a full buffer.
+CLOSE_TIMEOUT = 1.0
 # A platform's answers are small; a body above this is not one of them.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
@@ -89,17 +91,9 @@ class HttpLink:
     def __repr__(self) -> str:
         return f"HttpLink({self._redaction(self.base_url)!r})"
 
-    async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._transport.__aexit__(exc_type, exc, traceback)
+    async def aclose(self) -> None:
+        """Close every pooled connection."""
+        await self._transport.aclose()
 
     async def call(
         self,
@@ -150,3 +144,23 @@ class HttpLink:
             await response.aclose()
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Answer(response.status_code, headers, body)
+
+
+class PlatformClient:
+    """What the clients of all platforms share: they are entered by their owner, and own one link until left."""
+
+    def __init__(self, link: HttpLink) -> None:
+        self._link = link
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._link!r})"
+
+    async def __aenter__(self) -> Self:
+        await trio.lowlevel.checkpoint()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+            await self._link.aclose()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 import msgspec
 import trio
 
 from .errors import ErrorKind, Missing, PlatformError, Redaction
-from .http import CALL_TIMEOUT, Answer, HttpLink
+from .http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
 from .telegram_types import CallbackQuery, Chat, Message, Parameters, Response, Update, User, WebhookInfo
 
 __all__ = [
@@ -46,7 +45,7 @@ def parse_update(body: bytes) -> Update:
 
 
 @final
-class TelegramClient:
+class TelegramClient(PlatformClient):
     """Calls of one bot. Every method raises `PlatformError`; cancelling one closes the connection it was using."""
 
     def __init__(
@@ -54,19 +53,7 @@ class TelegramClient:
     ) -> None:
         redaction = Redaction((token,))
         self._prefix = f"/bot{token}/"
-        self._link = HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy)
-
-    def __repr__(self) -> str:
-        return f"TelegramClient({self._link!r})"
-
-    async def __aenter__(self) -> Self:
-        await self._link.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._link.__aexit__(exc_type, exc, traceback)
+        super().__init__(HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy))
 
     async def get_me(self) -> User:
         """The bot itself. Fails with UNAUTHORIZED if the token is wrong."""

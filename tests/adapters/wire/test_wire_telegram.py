@@ -225,8 +225,6 @@ async def test_edit_delete_and_chat_action(telegram: FakeTelegram, telegram_clie
     telegram.say("hello")
     keyboard = [[{"text": "a", "callback_data": "a"}]]
     message = await telegram_client.send_message(42, "thinking", inline_keyboard=keyboard)
-        42, "thinking", inline_keyboard=[[{"text": "a", "callback_data": "a"}]]
-    )
     await telegram_client.send_chat_action(42)
     assert await telegram_client.edit_message_text(42, message.message_id, "done")
     assert not await telegram_client.edit_message_text(42, message.message_id, "done")
