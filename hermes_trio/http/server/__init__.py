@@ -1,0 +1,46 @@
+"""Serving ASGI applications on Trio: Hypercorn, with a fast connection of our own for plain HTTP/1.1.
+
+`serve(app, ServerConfig(...), shutdown=event)` is the whole server. The rest is for applications: hot routes and
+their plain helpers, event streams, and the remedies for stock Hypercorn and Quart-Trio.
+"""
+
+from __future__ import annotations
+
+from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
+from hermes_trio.http.server.bodies import BodyTooLarge, ClientLeft, InvalidJSON, decode_json, read_body
+from hermes_trio.http.server.config import ServerConfig, hypercorn_config
+from hermes_trio.http.server.events import EventStreamWriter, encode_event
+from hermes_trio.http.server.faults import Ending, ending_of
+from hermes_trio.http.server.remedies import RemediedQuartTrio, bound_stock_sends, remedied, unbounded
+from hermes_trio.http.server.responses import HeaderBlock
+from hermes_trio.http.server.routes import HotRoutes, send_json
+from hermes_trio.http.server.serving import LifespanCrashed, ShutdownSignal, serve
+
+__all__ = [
+    "ASGIApp",
+    "BodyTooLarge",
+    "ClientLeft",
+    "Ending",
+    "EventStreamWriter",
+    "HeaderBlock",
+    "HotRoutes",
+    "InvalidJSON",
+    "LifespanCrashed",
+    "Message",
+    "Receive",
+    "RemediedQuartTrio",
+    "Scope",
+    "Send",
+    "ServerConfig",
+    "ShutdownSignal",
+    "bound_stock_sends",
+    "decode_json",
+    "encode_event",
+    "ending_of",
+    "hypercorn_config",
+    "read_body",
+    "remedied",
+    "send_json",
+    "serve",
+    "unbounded",
+]

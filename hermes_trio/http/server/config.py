@@ -1,0 +1,73 @@
+"""What the serving layer can be told: Hypercorn's own configuration and the limits of one connection.
+
+Hypercorn's `Config` stays the one place for addresses, TLS, HTTP/2, WebSocket, logging and the graceful timeout;
+`ServerConfig` adds only what Hypercorn has no word for. On the fast path these settings of Hypercorn are honoured:
+`bind`, `insecure_bind`, `backlog`, `keep_alive_timeout`, `graceful_timeout`, `root_path`, `server_names`,
+`include_date_header`, `include_server_header`, `accesslog` and the loggers. `keep_alive_max_requests` and
+`max_requests` concern the stock connections only. QUIC is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from hypercorn.config import Config
+
+KIBI = 1024
+
+
+def hypercorn_config(bind: str | Sequence[str] = "127.0.0.1:8642") -> Config:
+    """A Hypercorn configuration with the defaults of this server: a long keep-alive, a deep backlog, no server
+    header.
+    """
+    config = Config()
+    config.bind = [bind] if isinstance(bind, str) else list(bind)
+    config.backlog = 4096
+    config.keep_alive_timeout = 75.0
+    config.graceful_timeout = 10.0
+    config.include_server_header = False
+    config.worker_class = "trio"
+    return config
+
+
+def _positive(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{attribute.name} must be a number above 0, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class ServerConfig:
+    """How to serve: Hypercorn's configuration, whether plain HTTP/1.1 takes the fast path, and the bounds of a
+    connection.
+
+    Times are seconds, sizes are bytes.
+    """
+
+    hypercorn: Config = attrs.field(factory=hypercorn_config)
+    fast_path: bool = True
+    """Plain-text HTTP/1.1 on our own connection class; off, every connection is Hypercorn's (with the remedies)."""
+
+    head_timeout: float = attrs.field(default=15.0, validator=_positive)
+    """From the first byte of a request to the end of its head."""
+    body_timeout: float = attrs.field(default=30.0, validator=_positive)
+    """What the body may take before `body_rate` is expected of it."""
+    body_rate: float = attrs.field(default=1.0 * KIBI, validator=_positive)
+    """Bytes a second that each part of a slow body buys."""
+    write_timeout: float = attrs.field(default=30.0, validator=_positive)
+    """How long a write may go without the reader taking a byte."""
+    drain_timeout: float = attrs.field(default=5.0, validator=_positive)
+    """How long the rest of a body is waited for after an answer that did not need it."""
+    linger_timeout: float = attrs.field(default=1.0, validator=_positive)
+    """How long input is read and dropped before a refused connection closes, so that the refusal arrives."""
+
+    target_bytes: int = attrs.field(default=8 * KIBI, validator=_positive)
+    """Longest request target; above it 414."""
+    head_bytes: int = attrs.field(default=32 * KIBI, validator=_positive)
+    """Longest head, and longest trailer section; above it 431."""
+    drain_bytes: int = attrs.field(default=KIBI * KIBI, validator=_positive)
+    """How much of an unwanted body is read to keep its connection."""
+
+    raise_descriptor_limit: bool = True
+    """Raise the soft limit of open descriptors to the hard one when serving starts."""

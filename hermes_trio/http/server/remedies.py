@@ -1,0 +1,311 @@
+"""Remedies for what stock Hypercorn 0.18, Quart 0.22 and Quart-Trio 0.12 do wrong under Trio, each with its cause.
+
+`remedied(app)` wraps any ASGI application; `RemediedQuartTrio` has the same remedies built in, for `hypercorn
+--worker-class trio`. Both leave requests of the fast path alone: there the causes do not exist.
+
+**Last send.** Hypercorn emits `http.disconnect` from inside the application's own last `send()`. Quart-Trio cancels
+the request when it reads that, so the send is cut off before Hypercorn has made the connection ready for its next
+request: the keep-alive timer never starts and the idle client holds up the shutdown. Remedy: the last body send is
+shielded, for a bounded time.
+
+**Early answer.** An answer before the request body has arrived (401, 404, 413, 429) leaves Hypercorn's h11 state
+machine between two requests, and its reader blocked on an application queue that nobody reads: the next request is
+never answered. Remedy: before the last send, the rest of the body is waited for, bounded in bytes and time; a body
+known to be longer than that is answered with `connection: close`.
+
+**Stalled reader.** `TCPServer.protocol_send` shields every write without a limit, so one client that stops reading
+blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
+that we do not start ourselves.
+
+**WebSocket send loop.** Sending to a peer that has gone returns without a checkpoint; a loop around it freezes the
+process. Remedy: every `websocket.send` ends with one.
+
+**Response timeout.** Quart cuts a response off after `RESPONSE_TIMEOUT` (60 s), silently, streams too. Remedy: a
+response without a Content-Length has no timeout; `unbounded()` says so explicitly for any other.
+
+**Body limit.** Quart's `MAX_CONTENT_LENGTH` bounds the bytes that wait to be read, not their sum, so `async for` over
+a chunked body is unbounded. Remedy: `BoundedBody` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, final
+
+import trio
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.trio.tcp_server import TCPServer
+from quart.wrappers import Response
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
+from quart_trio.wrappers import TrioRequest
+from quart_trio.wrappers.request import TrioBody
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
+from hermes_trio.http.server.faults import EXCHANGE_EXTENSION
+
+DRAIN_BYTES = 1024 * 1024
+DRAIN_TIMEOUT = 5.0
+LAST_SEND_TIMEOUT = 30.0
+WRITE_TIMEOUT = 30.0
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+
+def unbounded(response: ResponseT) -> ResponseT:
+    """The same response without Quart's response timeout."""
+    response.timeout = None
+    return response
+
+
+@final
+class SendBound:
+    """How long one connection's sends are shielded, and the way to end the shield early."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._scope: trio.CancelScope | None = None
+        self._is_cut = False
+
+    def shield(self) -> trio.CancelScope:
+        """A fresh bounded shield for the one send under way."""
+        self._scope = trio.CancelScope(shield=True, deadline=trio.current_time() + self._timeout)
+        if self._is_cut:
+            self._scope.cancel()
+        return self._scope
+
+    def cut(self) -> None:
+        """Give up the send under way and all later ones."""
+        self._is_cut = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+async def bounded_send(server: TCPServer, data: bytes, bound: SendBound) -> None:
+    """Hypercorn's raw send with a bounded shield: a reader that takes nothing for too long loses its connection.
+
+    Cancellation does not interrupt the send before its bound, because half a frame would corrupt the connection.
+    """
+    broken = False
+    async with server.send_lock:
+        shield = bound.shield()
+        try:
+            with shield:
+                await server.stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            broken = True
+    if shield.cancelled_caught:
+        await trio.aclose_forcefully(server.stream)
+        broken = True
+    if broken:
+        await server.protocol.handle(Closed())
+
+
+def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
+    """Bound the sends of every Hypercorn connection in this process; call the result to undo it.
+
+    For `hypercorn --worker-class trio`, which makes its connections itself.
+    """
+    stock = TCPServer.protocol_send
+
+    async def protocol_send(self: TCPServer, event: Event) -> None:
+        if isinstance(event, RawData):
+            await bounded_send(self, event.data, SendBound(timeout))
+        else:
+            await stock(self, event)
+
+    def undo() -> None:
+        TCPServer.protocol_send = stock
+
+    TCPServer.protocol_send = protocol_send
+    return undo
+
+
+@final
+class GuardedExchange:
+    """The `receive` and `send` of one request, with the remedies for the last send and for early answers."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        drain_bytes: int = DRAIN_BYTES,
+        drain_timeout: float = DRAIN_TIMEOUT,
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._drain_bytes = drain_bytes
+        self._drain_timeout = drain_timeout
+        self._http1 = str(scope["http_version"]).startswith("1")
+        self._length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
+        self._received = 0
+        self._drained = 0
+        self._answered = False
+        self._readers = 0
+        self._settled = trio.Event()
+        self._start: Message | None = None
+
+    async def receive(self) -> Message:
+        """The next message, noting whether the body is complete."""
+        self._readers += 1
+        try:
+            message = await self._receive()
+        finally:
+            self._readers -= 1
+        if message["type"] == "http.request":
+            size = len(message.get("body", b""))
+            self._received += size
+            if self._answered:
+                self._drained += size
+            if not message.get("more_body", False) or self._drained > self._drain_bytes:
+                self._settled.set()
+        else:
+            self._settled.set()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass the message on; the last one is shielded, and waits for the rest of the request first.
+
+        The head waits for the first part of the body, as ASGI allows. Cancellation does not interrupt the last send.
+        """
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        more = bool(message.get("more_body", False))
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._send(self._complete_head(start, None if more else len(message.get("body", b""))))
+        if message["type"] != "http.response.body" or more:
+            await self._send(message)
+            return
+        with trio.move_on_after(LAST_SEND_TIMEOUT, shield=True):
+            if self._settled.is_set() or not self._http1:
+                await self._send(message)
+                return
+            if message.get("body", b""):
+                await self._send({**message, "more_body": True})
+                message = {**message, "body": b""}
+            self._answered = True
+            async with trio.open_nursery() as nursery:
+                # Reads on during the last send too: Hypercorn's reader may be blocked on the queue that this empties.
+                nursery.start_soon(self._discard)
+                with trio.move_on_after(self._drain_timeout):
+                    await self._settled.wait()
+                await self._send(message)
+                nursery.cancel_scope.cancel()
+
+    def _complete_head(self, start: Message, length: int | None) -> Message:
+        """The opening message with the length of a one-part answer, and with the close that a long unread body forces."""
+        headers = list(start.get("headers", ()))
+        if length is not None and all(name.lower() != b"content-length" for name, _ in headers):
+            headers.append((b"content-length", b"%d" % length))
+        if self._http1 and self._length is not None and self._length - self._received > self._drain_bytes:
+            headers.append((b"connection", b"close"))
+        return {**start, "headers": headers}
+
+    async def _discard(self) -> None:
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return
+
+
+def checkpointed_send(send: Send) -> Send:
+    """A WebSocket send that always lets other tasks run, and always sees a cancellation."""
+
+    async def checkpointed(message: Message) -> None:
+        await send(message)
+        await trio.lowlevel.checkpoint()
+
+    return checkpointed
+
+
+def _on_fast_path(scope: Scope) -> bool:
+    return EXCHANGE_EXTENSION in scope.get("extensions", {})
+
+
+def remedied(app: ASGIApp, *, drain_bytes: int = DRAIN_BYTES, drain_timeout: float = DRAIN_TIMEOUT) -> ASGIApp:
+    """The application with the remedies that act between server and application."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not _on_fast_path(scope):
+            exchange = GuardedExchange(scope, receive, send, drain_bytes=drain_bytes, drain_timeout=drain_timeout)
+            await app(scope, exchange.receive, exchange.send)
+        elif scope["type"] == "websocket":
+            await app(scope, receive, checkpointed_send(send))
+        else:
+            await app(scope, receive, send)
+
+    return guarded
+
+
+@final
+class BoundedBody(TrioBody):
+    """A request body whose limit holds for the sum of its parts."""
+
+    _total = 0
+
+    def append(self, data: bytes) -> None:
+        """Take a part; past the limit the body is complete and reading it raises `RequestEntityTooLarge`."""
+        self._total += len(data)
+        limit = self._max_content_length
+        if limit is not None and self._total > limit:
+            self._must_raise = RequestEntityTooLarge()
+            self.set_complete()
+            return
+        super().append(data)
+
+
+class RemediedRequest(TrioRequest):
+    """A Quart request with a body that is really bounded."""
+
+    body_class = BoundedBody
+
+
+class RemediedHTTPConnection(TrioASGIHTTPConnection):
+    """Quart-Trio's HTTP connection with the last send shielded and early answers settled."""
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        """Run one request; cancelled when its client leaves."""
+        scope = cast("Scope", self.scope)
+        if not _on_fast_path(scope):
+            exchange = GuardedExchange(scope, receive, send)
+            receive, send = exchange.receive, exchange.send
+        await super().__call__(receive, send)
+
+    async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:
+        """Answer one request; a stream has no response timeout."""
+        response = await self.app.handle_request(request)
+        timeout = self._timeout_of(response)
+        if timeout is None:
+            await self._send_response(send, response)
+        else:
+            with trio.move_on_after(timeout):
+                await self._send_response(send, response)
+        nursery.cancel_scope.cancel()
+
+    def _timeout_of(self, response: Any) -> float | None:
+        if isinstance(response, Response) and response.timeout is not Ellipsis:
+            return cast("float | None", response.timeout)
+        if "content-length" not in response.headers:
+            return None
+        return cast("float | None", self.app.config["RESPONSE_TIMEOUT"])
+
+
+class RemediedWebsocketConnection(TrioASGIWebsocketConnection):
+    """Quart-Trio's WebSocket connection whose sends are checkpoints."""
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        """Run one WebSocket; cancelled when its peer leaves."""
+        await super().__call__(receive, cast("Any", checkpointed_send(send)))
+
+
+class RemediedQuartTrio(QuartTrio):
+    """QuartTrio with every remedy of this module."""
+
+    asgi_http_class = RemediedHTTPConnection
+    asgi_websocket_class = RemediedWebsocketConnection
+    request_class = RemediedRequest

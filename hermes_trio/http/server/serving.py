@@ -1,0 +1,226 @@
+"""A server's whole life: lifespan, sockets, connections, drain.
+
+`serve` runs Hypercorn's trio server inside the caller's nursery. Hypercorn brings the configuration, the sockets,
+TLS, the lifespan and every connection that is not plain HTTP/1.1; this package brings the listener, the fast
+connection and the patience with both.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from ssl import SSLContext
+from typing import Any, Protocol, cast
+
+import attrs
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+
+from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
+from hermes_trio.http.server.config import ServerConfig
+from hermes_trio.http.server.connection import Connection
+from hermes_trio.http.server.departure import DepartureWatch
+from hermes_trio.http.server.listener import (
+    accept_forever,
+    accept_waiting,
+    addresses_of,
+    bind_of,
+    raise_descriptor_limit,
+)
+from hermes_trio.http.server.patience import Patience
+from hermes_trio.http.server.remedies import remedied
+from hermes_trio.http.server.responses import FixedLines
+from hermes_trio.http.server.stock import run_stock
+from hermes_trio.http.server.worker import Worker
+
+
+class LifespanCrashed(Exception):
+    """The application's lifespan ended by itself while the server was serving; its cause is what it raised."""
+
+
+class ShutdownSignal(Protocol):
+    """What ends a server: a `trio.Event`, or anything that can be waited for like one."""
+
+    async def wait(self) -> object:
+        """Return when the server should stop."""
+        ...
+
+
+@attrs.frozen
+class _Listener:
+    sock: socket.socket
+    tls: SSLContext | None
+
+    @property
+    def address(self) -> str:
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{bind_of(self.sock)}"
+
+
+@contextmanager
+def _open_listeners(config: Config) -> Generator[list[_Listener]]:
+    if config.quic_bind:
+        raise ValueError("quic_bind: this server has no QUIC; remove it, or use bind with a certificate for HTTP/2")
+    tls = config.create_ssl_context()
+    sockets = config.create_sockets()
+    listeners = [_Listener(sock, tls) for sock in sockets.secure_sockets]
+    listeners += [_Listener(sock, None) for sock in sockets.insecure_sockets]
+    try:
+        for listener in listeners:
+            listener.sock.listen(config.backlog)
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.sock.close()
+
+
+@attrs.define
+class _LifespanWatch:
+    """Sees the lifespan crash, which Hypercorn's own lifespan only logs: the requests after it would all fail."""
+
+    app: ASGIApp
+    started: bool = False
+    crash: BaseException | None = None
+    crashed: trio.Event = attrs.field(factory=trio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noting_send(message: Message) -> None:
+            await send(message)
+            self.started = self.started or message["type"] == "lifespan.startup.complete"
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except (Exception, BaseExceptionGroup) as error:
+            if self.started:
+                self.crash = error
+                self.crashed.set()
+            raise
+
+    async def wait(self) -> None:
+        await self.crashed.wait()
+        raise LifespanCrashed("the application's lifespan crashed; the server stops") from self.crash
+
+
+async def _run_tls(worker: Worker, sock: socket.socket, tls: SSLContext) -> None:
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+    await run_stock(worker, trio.SSLStream(stream, tls, server_side=True, https_compatible=True))
+
+
+async def _run_plain_stock(worker: Worker, sock: socket.socket) -> None:
+    await run_stock(worker, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+
+
+def _accept(worker: Worker, nursery: trio.Nursery, tls: SSLContext | None, sock: socket.socket) -> None:
+    """Start the task of a new connection, from the server's own context."""
+    if tls is not None:
+        worker.context.copy().run(nursery.start_soon, _run_tls, worker, sock, tls)
+    elif not worker.config.fast_path:
+        worker.context.copy().run(nursery.start_soon, _run_plain_stock, worker, sock)
+    else:
+        try:
+            client, server = addresses_of(sock)
+        except OSError:
+            sock.close()
+            return
+        connection = Connection(worker, sock, client, server)
+        worker.context.copy().run(nursery.start_soon, connection.run)
+
+
+async def _sever_when_cancelled(patience: Patience) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        patience.sever()
+
+
+async def serve(
+    app: ASGIApp,
+    config: ServerConfig,
+    *,
+    shutdown: ShutdownSignal,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` until `shutdown`, then drain and return.
+
+    `task_status.started` is told the addresses, as Hypercorn writes them, once connections are accepted. On shutdown
+    the listening sockets close, idle connections close at once, active requests may finish until Hypercorn's
+    `graceful_timeout`, then are cancelled, and reads or writes that a client has stalled are broken off. Then the
+    application's lifespan ends.
+
+    Cancellation closes everything at once, without the grace. The sockets that this function opens it closes.
+
+    :raises LifespanCrashed: (in a group) if the application's lifespan ends with an error while serving.
+    """
+    hypercorn = config.hypercorn
+    if config.raise_descriptor_limit:
+        raise_descriptor_limit()
+    state: dict[str, Any] = {}
+    lifespan_watch = _LifespanWatch(app)
+    lifespan = Lifespan(ASGIWrapper(cast("Any", lifespan_watch)), hypercorn, cast("Any", state))
+    async with trio.open_nursery() as lifespan_nursery:
+        await lifespan_nursery.start(lifespan.handle_lifespan)
+        await lifespan.wait_for_startup()
+        stock_app = remedied(app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
+        with DepartureWatch.open() as watch:
+            patience = Patience(
+                hypercorn.keep_alive_timeout,
+                config.head_timeout,
+                config.body_timeout,
+                config.write_timeout,
+                config.drain_timeout,
+                config.linger_timeout,
+            )
+            worker = Worker(
+                app=app,
+                stock_app=ASGIWrapper(cast("Any", stock_app)),
+                config=config,
+                state=state,
+                watch=watch,
+                patience=patience,
+                stock_context=WorkerContext(None),
+                fixed=FixedLines(date=hypercorn.include_date_header, server=hypercorn.include_server_header),
+                root_path=hypercorn.root_path,
+                logs_access=hypercorn.accesslog is not None,
+                server_names=frozenset(hypercorn.server_names),
+            )
+            async with trio.open_nursery() as guards:
+                guards.start_soon(watch.run)
+                guards.start_soon(patience.run)
+                guards.start_soon(_sever_when_cancelled, patience)
+                guards.start_soon(lifespan_watch.wait)
+                await _serve_connections(worker, shutdown, task_status)
+                guards.cancel_scope.cancel()
+        await lifespan.wait_for_shutdown()
+        lifespan_nursery.cancel_scope.cancel()
+
+
+async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, task_status: trio.TaskStatus[list[str]]) -> None:
+    """Accept and serve until `shutdown`, then drain."""
+    hypercorn = worker.config.hypercorn
+    patience = worker.patience
+    async with trio.open_nursery() as connections:
+        with _open_listeners(hypercorn) as listeners:
+            takers = [(listener.sock, partial(_accept, worker, connections, listener.tls)) for listener in listeners]
+            async with trio.open_nursery() as accepting:
+                for sock, accept in takers:
+                    accepting.start_soon(accept_forever, sock, accept, patience)
+                for listener in listeners:
+                    await hypercorn.log.info(f"Running on {listener.address} (CTRL + C to quit)")
+                task_status.started([listener.address for listener in listeners])
+                await shutdown.wait()
+                accepting.cancel_scope.cancel()
+            for sock, accept in takers:
+                accept_waiting(sock, accept)
+        worker.draining = True
+        await worker.stock_context.terminated.set()
+        await trio.lowlevel.checkpoint()
+        patience.dismiss()
+        with trio.move_on_after(hypercorn.graceful_timeout):
+            await patience.wait_empty()
+        connections.cancel_scope.cancel()
+        patience.sever()

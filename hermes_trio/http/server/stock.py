@@ -1,0 +1,89 @@
+"""Stock Hypercorn connections: TLS, HTTP/2, WebSocket, and plain HTTP/1.1 when the fast path is off.
+
+`run_stock` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
+lets nothing but cancellation out. `StockConnection` changes three things in Hypercorn's class: a send is shielded for
+a bounded time only, the server can break that shield when it is out of patience, and the socket is closed even when
+closing is cancelled.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias, cast, final
+
+import trio
+from hypercorn.events import Event, RawData
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.typing import ConnectionState
+
+from hermes_trio.http.server.remedies import SendBound, bounded_send
+
+if TYPE_CHECKING:
+    from hermes_trio.http.server.worker import Worker
+
+ClientStream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
+
+
+@final
+class StockConnection(TCPServer):
+    """Hypercorn's connection, bounded. Run it with `run_stock`."""
+
+    def __init__(self, worker: Worker, stream: ClientStream, opening: bytes) -> None:
+        super().__init__(
+            worker.stock_app,
+            worker.config.hypercorn,
+            worker.stock_context,
+            ConnectionState(worker.state.copy()),
+            # Hypercorn takes plain streams too; its annotation does not say so.
+            cast("trio.SSLStream[trio.SocketStream]", stream),
+        )
+        self._socket = stream.socket if isinstance(stream, trio.SocketStream) else stream.transport_stream.socket
+        self.due = inf
+        self._opening = opening
+        self._bound = SendBound(worker.config.write_timeout)
+
+    async def protocol_send(self, event: Event) -> None:
+        """Send bytes under a bounded shield; other events as Hypercorn does."""
+        if isinstance(event, RawData):
+            await bounded_send(self, event.data, self._bound)
+        else:
+            await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        if self._opening:
+            await self.protocol.handle(RawData(self._opening))
+        await super()._read_data()
+
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        finally:
+            self._socket.close()
+
+    def expire(self) -> None:
+        """Never due: Hypercorn keeps its own timers."""
+
+    def dismiss(self) -> None:
+        """Hypercorn's own shutdown event ends idle connections."""
+
+    def sever(self) -> None:
+        """Let go of a send that the reader has stalled."""
+        self._bound.cut()
+
+
+async def run_stock(worker: Worker, stream: ClientStream, opening: bytes = b"") -> None:
+    """Serve one connection with Hypercorn and close it. Failures are logged; only cancellation leaves."""
+    connection = StockConnection(worker, stream, opening)
+    worker.patience.add(connection)
+    try:
+        await connection.run()
+    except BaseExceptionGroup as group:
+        cancelled, failures = group.split(trio.Cancelled)
+        if failures is not None:
+            await worker.config.hypercorn.log.exception("Error in a connection")
+        if cancelled is not None:
+            raise cancelled from None
+    except Exception:
+        await worker.config.hypercorn.log.exception("Error in a connection")
+    finally:
+        worker.patience.remove(connection)
