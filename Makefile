@@ -1,0 +1,122 @@
+# Every target sets up what it needs in .venv; nothing has to be installed by hand. `make` shows what there is.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps
+QUICK ?=
+QUICKFLAG := $(if $(QUICK),--quick,)
+WORKERS ?= 2
+PYTEST := $(PY) -m pytest
+
+.PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
+	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-start bench-growth \
+	bench-reference requirements clean
+
+help: ## Show this list
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
+
+# -- setting up ---------------------------------------------------------------------------------------------------------------
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV) (once)"
+	@$(PIP) -r requirements.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	@echo "setting up the development tools in $(VENV) (once)"
+	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+install: $(VENV)/.installed ## Install hermes-trio into .venv
+
+requirements: $(VENV)/.installed-dev ## Make the hashed requirement files anew from pyproject.toml
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		pyproject.toml --extra mcp --extra build -o requirements.txt
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		pyproject.toml --all-extras -o requirements-dev.txt
+
+# -- running ------------------------------------------------------------------------------------------------------------------
+
+serve: $(VENV)/.installed ## Start the server on 127.0.0.1:8642 (SQLite, the built-in demo model, a generated key)
+	@exec $(VENV)/bin/hermes-trio serve $(ARGS)
+
+chat: $(VENV)/.installed ## Chat with the agent in this terminal
+	@exec $(VENV)/bin/hermes-trio chat $(ARGS)
+
+# -- checking -----------------------------------------------------------------------------------------------------------------
+
+test: $(VENV)/.installed-dev ## Run the tests
+	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
+
+test-slow: $(VENV)/.installed-dev ## Run the long tests: crash, orphans, growth, fuzz, Node
+	@$(PYTEST) -q -m slow -n $(WORKERS) $(ARGS)
+
+test-crash: $(VENV)/.installed-dev ## Kill a writer at random points, a hundred times and more
+	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
+
+test-growth: $(VENV)/.installed-dev ## Create, end and prune 100,000 sessions (SESSIONS=1000000 for more)
+	@$(PYTEST) -q -m slow tests/store/test_growth.py $(ARGS)
+
+test-orphans: $(VENV)/.installed-dev ## Fifty rounds of processes that try to survive
+	@$(PYTEST) -q -m slow tests/tools/test_warden_orphans.py tests/e2e/test_orphans.py $(ARGS)
+
+soak: $(VENV)/.installed-dev ## Mixed load from 200 clients for two minutes (SECONDS_=120), then prove that nothing is left
+	@$(PY) -m bench.soak $(ARGS)
+
+check: $(VENV)/.installed-dev ## Lint, formatting, async rules, strict types, layers
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/flake8 hermes_trio
+	@$(VENV)/bin/basedpyright
+	@$(VENV)/bin/lint-imports --no-cache
+
+format: $(VENV)/.installed-dev ## Format the code and fix what can be fixed
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+# -- measuring ----------------------------------------------------------------------------------------------------------------
+
+bench: $(VENV)/.installed-dev ## Run every benchmark and write bench/results/README.md
+	@$(PY) -m bench.all $(QUICKFLAG) $(ARGS)
+
+bench-isolation: $(VENV)/.installed-dev ## 1,000 sessions x 20 turns: does any see another's identity?
+	@$(PY) -m bench.isolation $(QUICKFLAG) $(ARGS)
+
+bench-runtime: $(VENV)/.installed-dev ## What a turn and a tree cost, against bare Trio
+	@$(PY) -m bench.runtime $(QUICKFLAG) $(ARGS)
+
+bench-store: $(VENV)/.installed-dev ## Durable commits, the cost of a turn's writes, reads under load
+	@$(PY) -m bench.store $(QUICKFLAG) $(ARGS)
+
+bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processes takes
+	@$(PY) -m bench.stop $(QUICKFLAG) $(ARGS)
+
+bench-model: $(VENV)/.installed-dev ## What a model call costs at 32, 256 and 1,000 at once
+	@$(PY) -m bench.model $(QUICKFLAG) $(ARGS)
+
+bench-reference: ## Put the reference into a venv of its own, for bench-serve
+	@$(PYTHON) -m venv .bench-venv
+	@.bench-venv/bin/python -m pip install --quiet --disable-pip-version-check hermes-agent==0.19.0 aiohttp
+
+bench-serve: $(VENV)/.installed-dev ## The whole server against the reference, uvicorn and stock Quart-Trio
+	@$(PY) -m bench.serve $(QUICKFLAG) $(ARGS)
+
+bench-sse: $(VENV)/.installed-dev ## Event streams: first event, events a second, idle streams
+	@$(PY) -m bench.sse $(QUICKFLAG) $(ARGS)
+
+bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, idle memory
+	@$(PY) -m bench.start $(QUICKFLAG) $(ARGS)
+
+bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, history, live jobs and tree nodes
+	@$(PY) -m bench.growth $(QUICKFLAG) $(ARGS)
+
+clean: ## Remove everything that was made here
+	@rm -rf $(VENV) .bench-venv .pytest_cache .ruff_cache .hypothesis dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
