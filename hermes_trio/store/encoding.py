@@ -1,0 +1,123 @@
+"""How values become columns: JSON text, scrubbed strings, routing, messages. The one place that knows both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.ports import Message, ToolCall
+
+__all__ = [
+    "MESSAGE_COLUMNS",
+    "clean",
+    "dump",
+    "load",
+    "load_mapping",
+    "load_routing",
+    "message_from_row",
+    "message_to_row",
+    "routing_text",
+]
+
+MESSAGE_COLUMNS: Final = (
+    "role, content, parts, tool_calls, tool_call_id, tool_name, finish_reason, reasoning, token_count,"
+    " platform_message_id, timestamp"
+)
+"""In the order in which `message_to_row` writes and `message_from_row` reads them."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+def clean(text: str) -> str:
+    """`text` without lone surrogates, which no database can hold (a model or a terminal may emit them)."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def dump(value: object) -> str:
+    """JSON text of plain values, mappings and sequences."""
+    try:
+        return _encode(value).decode()
+    except UnicodeEncodeError:
+        return _encode(_cleaned(value)).decode()
+
+
+def load(text: str) -> Any:
+    """The value of a JSON text that `dump` wrote."""
+    return _decode(text)
+
+
+def load_mapping(text: str | None) -> dict[str, Any]:
+    """The mapping of a JSON text; empty for no text."""
+    return _decode(text) if text else {}
+
+
+def _cleaned(value: object) -> object:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        mapping = cast(Mapping[object, object], value)
+        return {clean(str(key)): _cleaned(item) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(item) for item in cast(Sequence[object], value)]
+    return value
+
+
+def routing_text(context: SessionContext) -> str:
+    """A routing context as the JSON of its non-empty fields."""
+    return dump(context.as_dict())
+
+
+def load_routing(text: str) -> SessionContext:
+    """The inverse of `routing_text`."""
+    return SessionContext.from_dict(_decode(text)) if text else SessionContext()
+
+
+def message_to_row(message: Message, now: float) -> tuple[object, ...]:
+    """The columns of a message. Structured content keeps its parts, and its text beside them for the search."""
+    content = message.content
+    if isinstance(content, str):
+        text, parts = content, None
+    else:
+        text, parts = message.text, dump(content)
+    if not text.isascii():
+        text = clean(text)
+    return (
+        message.role,
+        text,
+        parts,
+        dump([(call.id, call.name, call.arguments) for call in message.tool_calls]) if message.tool_calls else None,
+        message.tool_call_id or None,
+        message.tool_name or None,
+        message.finish_reason or None,
+        clean(message.reasoning) if message.reasoning else None,
+        message.token_count,
+        message.platform_message_id or None,
+        message.timestamp or now,
+    )
+
+
+def message_from_row(row: tuple[Any, ...]) -> Message:
+    """The inverse of `message_to_row`."""
+    role, text, parts, calls, call_id, name, finish, reasoning, tokens, platform_id, timestamp = row
+    return Message(
+        role=role,
+        content=text if parts is None else _decode(parts),
+        tool_calls=tuple(ToolCall(id=i, name=n, arguments=a) for i, n, a in _decode(calls)) if calls else (),
+        tool_call_id=call_id or "",
+        tool_name=name or "",
+        finish_reason=finish or "",
+        reasoning=reasoning or "",
+        token_count=tokens,
+        platform_message_id=platform_id or "",
+        timestamp=timestamp,
+    )

@@ -1,0 +1,127 @@
+"""The database file: who may open it, with which settings, and the one server that owns it.
+
+The owner holds an advisory lock on a file beside the database and has written its pid there. The database itself is only ever opened
+through SQLite: any raw open and close of it in this process would drop SQLite's own locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, cast
+
+import apsw
+
+from .errors import StoreError, StoreInUse, translate
+from .rows import Database
+
+__all__ = ["MEMORY", "connect", "connect_reader", "enter_wal", "lock_path", "owned", "owner_pid"]
+
+MEMORY: Final = ":memory:"
+
+BUSY_MILLISECONDS: Final = 5_000
+"""How long another process may hold the write lock (a migration, a manual statement) before a write gives up."""
+
+STATEMENTS: Final = 256
+"""More prepared statements than there are in the package."""
+
+READER_CACHE_KIB: Final = 4_096
+WRITER_CACHE_KIB: Final = 16_384
+
+
+def lock_path(path: Path) -> Path:
+    """The file that the owner of `path` keeps locked."""
+    return path.with_name(path.name + ".lock")
+
+
+def owner_pid(path: Path) -> int | None:
+    """The pid of the server that owns `path` now (0 if it cannot be told), or None if nobody does."""
+    try:
+        descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _written_pid(descriptor)
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _written_pid(descriptor: int) -> int:
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
+
+
+@contextmanager
+def owned(path: Path) -> Iterator[None]:
+    """Be the one server of `path` for the body of the `with`, or raise `StoreInUse` with the other one's pid.
+
+    The lock goes with the process however it ends, so a crash leaves nothing to clean up.
+    """
+    beside = lock_path(path)
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise translate(apsw.CantOpenError(f"{beside}: {error.strerror}"), str(path)) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _written_pid(descriptor)
+            raise StoreInUse(
+                f"{path} is in use by another server, pid {pid}; stop that one first, or give this one another file",
+                pid,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def connect(path: str) -> Database:
+    """Open a database for writing, made readable for its owner alone if it is new. Settings only; no table is touched."""
+    if path != MEMORY:
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise translate(apsw.CantOpenError(str(error.strerror)), path) from error
+    db = cast(Database, apsw.Connection(path, statementcachesize=STATEMENTS))
+    try:
+        db.set_busy_timeout(BUSY_MILLISECONDS)
+        db.pragma("cache_size", -WRITER_CACHE_KIB)
+        db.pragma("temp_store", "memory")
+        db.pragma("foreign_keys", True)
+    except apsw.Error as error:
+        db.close()
+        raise translate(error, path) from error
+    return db
+
+
+def enter_wal(db: Database, path: str) -> None:
+    """The durable mode of a file: space can be given back from the first page on, readers and the writer do not wait for each other."""
+    db.pragma("auto_vacuum", "incremental")
+    mode = db.pragma("journal_mode", "wal")
+    if mode != "wal" and path != MEMORY:
+        raise StoreError(f"{path}: the file system does not support write-ahead logging; put it on a local disk")
+    db.pragma("synchronous", "full")
+
+
+def connect_reader(path: str) -> Database:
+    """Open an existing database for reading only. Never waits for the writer, and never makes it wait."""
+    try:
+        db = cast(Database, apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=STATEMENTS))
+        db.set_busy_timeout(BUSY_MILLISECONDS)
+        db.pragma("cache_size", -READER_CACHE_KIB)
+        db.pragma("query_only", True)
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    return db

@@ -1,0 +1,449 @@
+"""What the store hands out and takes in, beside the records of the runtime's own port. All frozen; times are epoch seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.outcome import JobState
+from hermes_trio.runtime.ports import Message
+
+__all__ = [
+    "AllowedUser",
+    "ApiKey",
+    "Approval",
+    "ApprovalChoice",
+    "ApprovalState",
+    "CronExecution",
+    "CronJob",
+    "CronState",
+    "IdempotentReply",
+    "InboxState",
+    "JobRecord",
+    "Lineage",
+    "MaintenanceReport",
+    "NewApproval",
+    "NewSession",
+    "OutboxRow",
+    "OutboxState",
+    "PairingRequest",
+    "Retention",
+    "RunRow",
+    "RunStatus",
+    "SearchHit",
+    "SessionRecord",
+    "StoredMessage",
+    "StoredResponse",
+]
+
+
+class Lineage(Enum):
+    """What a session is to its parent."""
+
+    ROOT = ""
+    SUBAGENT = "subagent"
+    BRANCH = "branch"
+
+
+class InboxState(Enum):
+    """See `hermes_trio.store.inbox`."""
+
+    PENDING = "pending"
+    TAKEN = "taken"
+    DELIVERED = "delivered"
+    SUPERSEDED = "superseded"
+    ABANDONED = "abandoned"
+    INTERRUPTED = "interrupted"
+
+
+@attrs.frozen
+class SessionRecord:
+    """A session's row."""
+
+    id: str
+    source: str
+    tenant: str
+    session_key: str
+    user_id: str
+    model: str
+    title: str | None
+    preview: str
+    parent_session_id: str | None
+    lineage: Lineage
+    one_shot: bool
+    started_at: float
+    last_active: float
+    ended_at: float | None
+    end_reason: str | None
+    message_count: int
+    tool_call_count: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    api_call_count: int
+    has_system_prompt: bool
+    has_model_config: bool
+
+    @property
+    def label(self) -> str:
+        """The title, or the start of the first message."""
+        return self.title or self.preview
+
+
+@attrs.frozen(kw_only=True)
+class NewSession:
+    """A session that is made explicitly, not by its first turn. Without an id it is given one."""
+
+    id: str = ""
+    source: str
+    tenant: str = ""
+    session_key: str = ""
+    user_id: str = ""
+    model: str = ""
+    title: str | None = None
+    system_prompt: str | None = None
+    model_config: Mapping[str, Any] | None = None
+    parent_session_id: str | None = None
+    routing: SessionContext = attrs.Factory(SessionContext)
+
+
+@attrs.frozen
+class StoredMessage:
+    """A message with its number. `active` is false for one that a compaction set aside."""
+
+    id: int
+    session_id: str
+    message: Message
+    active: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class SearchHit:
+    """A message that a search found: a snippet with the match between `>>>` and `<<<`, and one neighbour on each side."""
+
+    session_id: str
+    message_id: int
+    role: str
+    snippet: str
+    timestamp: float
+    source: str
+    title: str | None
+    before: str = ""
+    after: str = ""
+
+
+class RunStatus(Enum):
+    """The states of a run, by the names that clients know."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING_FOR_APPROVAL = "waiting_for_approval"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run has ended."""
+        return self in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+
+
+@attrs.frozen
+class RunRow:
+    """A run's row."""
+
+    run_id: str
+    session_id: str
+    turn_id: str
+    model: str
+    tenant: str
+    input_preview: str
+    idempotency_key: str
+    fingerprint: str
+    status: RunStatus
+    last_event: str
+    created_at: float
+    updated_at: float
+    ended_at: float | None
+    output: str | None
+    usage: Mapping[str, int] | None
+    error: str
+    error_code: str
+
+
+@attrs.frozen
+class JobRecord:
+    """A job's row."""
+
+    job_id: str
+    kind: str
+    title: str
+    session_id: str
+    session_key: str
+    root_id: str
+    turn_id: str
+    routing: SessionContext
+    inbox: str
+    details: Mapping[str, Any]
+    state: JobState
+    summary: str
+    output_tail: str
+    started_at: float
+    ended_at: float | None
+
+
+class OutboxState(Enum):
+    """A reply waits, is being sent, was sent, or is dead: given up after too many attempts."""
+
+    PENDING = "pending"
+    ATTEMPTING = "attempting"
+    SENT = "sent"
+    DEAD = "dead"
+
+
+@attrs.frozen
+class OutboxRow:
+    """A reply to a platform. `maybe_duplicate`: an attempt was under way when the server died, so the platform may have it already."""
+
+    id: int
+    platform: str
+    target: Mapping[str, Any]
+    text: str
+    payload: Mapping[str, Any]
+    session_id: str
+    turn_id: str
+    state: OutboxState
+    attempts: int
+    next_at: float
+    error: str
+    maybe_duplicate: bool
+    created_at: float
+    settled_at: float | None
+
+
+class ApprovalState(Enum):
+    """A request waits, or was answered, or was not answered in time."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+
+
+class ApprovalChoice(Enum):
+    """What a human may answer. `session` and `always` also grant the categories of the request."""
+
+    ONCE = "once"
+    SESSION = "session"
+    ALWAYS = "always"
+    DENY = "deny"
+
+
+@attrs.frozen(kw_only=True)
+class NewApproval:
+    """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key."""
+
+    id: str
+    scope: str
+    command: str
+    expires_at: float
+    description: str = ""
+    categories: tuple[str, ...] = ()
+    choices: tuple[ApprovalChoice, ...] = tuple(ApprovalChoice)
+    session_key: str = ""
+    session_id: str = ""
+    run_id: str = ""
+    tenant: str = ""
+
+
+@attrs.frozen
+class Approval:
+    """An approval's row."""
+
+    id: str
+    scope: str
+    session_key: str
+    session_id: str
+    run_id: str
+    tenant: str
+    command: str
+    description: str
+    categories: tuple[str, ...]
+    choices: tuple[ApprovalChoice, ...]
+    state: ApprovalState
+    choice: ApprovalChoice | None
+    reason: str
+    created_at: float
+    expires_at: float
+    answered_at: float | None
+
+
+@attrs.frozen(kw_only=True)
+class StoredResponse:
+    """A response that can be read and continued later. In `TurnFinish.also` it commits with its turn.
+
+    With a `conversation`, the name is moved to this response, if it still points to `expected_previous` ("" = to nothing yet; None =
+    whatever it points to); else the whole commit fails with `ConversationMoved`.
+    """
+
+    id: str
+    tenant: str
+    session_id: str
+    body: bytes
+    transcript: str = "[]"
+    conversation: str = ""
+    expected_previous: str | None = None
+    created_at: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class IdempotentReply:
+    """The reply to a request with an idempotency key, kept byte for byte. In `TurnFinish.also` it commits with its turn."""
+
+    tenant: str
+    route: str
+    key: str
+    fingerprint: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    ttl: float = 86_400.0
+
+
+class CronState(Enum):
+    """The life of one slot of a cron job."""
+
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the slot is over."""
+        return self not in (CronState.CLAIMED, CronState.RUNNING)
+
+
+@attrs.frozen(kw_only=True)
+class CronJob:
+    """A scheduled job. `spec` is what the scheduler's owner put there: prompt, delivery target, limits."""
+
+    id: str
+    name: str
+    schedule: str
+    tenant: str = ""
+    spec: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    enabled: bool = True
+    next_at: float | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+
+@attrs.frozen
+class CronExecution:
+    """One slot of a cron job: there is at most one row for each (job, slot)."""
+
+    job_id: str
+    slot: float
+    state: CronState
+    session_id: str
+    output: str
+    error: str
+    claimed_at: float
+    started_at: float | None
+    ended_at: float | None
+
+
+@attrs.frozen
+class ApiKey:
+    """What is known of an API key. The key itself is not: only its hash is kept."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: tuple[str, ...]
+    created_at: float
+    last_used_at: float | None
+    expires_at: float | None
+    revoked_at: float | None
+
+
+@attrs.frozen
+class PairingRequest:
+    """Somebody who was offered a pairing code and has not been let in yet. The code is kept as a hash only."""
+
+    platform: str
+    user_id: str
+    user_name: str
+    created_at: float
+    expires_at: float
+
+
+@attrs.frozen
+class AllowedUser:
+    """Somebody who may talk to the agent on a platform."""
+
+    platform: str
+    user_id: str
+    user_name: str
+    added_at: float
+
+
+DAY = 86_400.0
+
+
+@attrs.frozen(kw_only=True)
+class Retention:
+    """How long ended things are kept, in seconds, and how many of them. None keeps them for ever. On by default for all of them."""
+
+    sessions: float | None = 90 * DAY
+    session_idle: float | None = 30 * DAY
+    derived_idle: float | None = 1 * DAY
+    one_shot_idle: float | None = 1 * DAY
+    runs: float | None = 7 * DAY
+    run_count: int = 10_000
+    jobs: float | None = 7 * DAY
+    job_count: int = 10_000
+    inbox: float | None = 7 * DAY
+    inbox_count: int = 50_000
+    outbox: float | None = 7 * DAY
+    outbox_count: int = 50_000
+    dead_letters: float | None = 30 * DAY
+    approvals: float | None = 30 * DAY
+    approval_count: int = 10_000
+    responses: float | None = 30 * DAY
+    response_count: int = 100
+    deliveries: float | None = 7 * DAY
+    delivery_count: int = 100_000
+    cron_executions: float | None = 30 * DAY
+    cron_execution_count: int = 1_000
+    revoked_keys: float | None = 90 * DAY
+    interval: float = 300.0
+    """Seconds between two rounds of maintenance."""
+    batch: int = 200
+    """Rows that one transaction of maintenance removes at most."""
+
+
+@attrs.frozen(kw_only=True)
+class MaintenanceReport:
+    """What a round of maintenance did. `removed` counts rows by table."""
+
+    sessions_ended: int = 0
+    removed: Mapping[str, int] = attrs.Factory(dict[str, int])
+    messages_indexed: int = 0
+    pages_freed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total_removed(self) -> int:
+        """All rows together."""
+        return sum(self.removed.values())

@@ -1,0 +1,79 @@
+"""Typed access to rows: the one place where the driver's loosely typed values enter the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+__all__ = ["Cursor", "Database", "Row", "changed", "exists", "many", "marks", "one", "write", "write_many"]
+
+Row = tuple[Any, ...]
+
+
+class Cursor(Protocol):
+    """The rows of a statement."""
+
+    def fetchall(self) -> list[Any]: ...
+
+
+class Database(Protocol):
+    """What the package uses of the driver's connection."""
+
+    def execute(self, statements: str, bindings: Any = None, /) -> Cursor: ...
+
+    def executemany(self, statements: str, bindings: Any, /) -> Cursor: ...
+
+    def pragma(self, name: str, value: Any = None, /) -> Any: ...
+
+    def changes(self) -> int: ...
+
+    def last_insert_rowid(self) -> int: ...
+
+    def set_busy_timeout(self, milliseconds: int, /) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+
+Bindings = Sequence[object] | Mapping[str, object]
+
+
+def one(db: Database, sql: str, bindings: Bindings = ()) -> Row | None:
+    """The first row, or None."""
+    found = db.execute(sql, bindings).fetchall()
+    return found[0] if found else None
+
+
+def many(db: Database, sql: str, bindings: Bindings = ()) -> list[Row]:
+    """All rows."""
+    return db.execute(sql, bindings).fetchall()
+
+
+def exists(db: Database, sql: str, bindings: Bindings = ()) -> bool:
+    """Whether there is a row."""
+    return bool(db.execute(sql, bindings).fetchall())
+
+
+def write(db: Database, sql: str, bindings: Bindings = ()) -> None:
+    """Run a statement whose rows nobody wants."""
+    db.execute(sql, bindings)
+
+
+def changed(db: Database, sql: str, bindings: Bindings = ()) -> int:
+    """Run a statement; return how many rows it changed."""
+    db.execute(sql, bindings)
+    return db.changes()
+
+
+def write_many(db: Database, sql: str, rows: Iterable[Sequence[object]]) -> None:
+    """Run a statement once for each set of bindings."""
+    db.executemany(sql, rows)
+
+
+def marks(count: int) -> str:
+    """`?, ?, …` for an IN list. Callers keep the count bounded, so that the statement cache stays small."""
+    return ", ".join("?" * count)
