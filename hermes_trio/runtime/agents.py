@@ -64,7 +64,7 @@ def asyncio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
                 if loop is not None and task is not None and not loop.is_closed():
                     loop.call_soon_threadsafe(task.cancel)
 
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(_on_cancel, cancel)
             reply = await turn.core.threads.run_sync(call, name=_name(function), pool="agent")
             nursery.cancel_scope.cancel()

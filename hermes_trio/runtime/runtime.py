@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import attrs
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from .budget import Budget
 from .channel import CompletionChannel
@@ -33,7 +33,7 @@ from .run import Runs
 from .settlement import Root
 from .stateless import StatelessFront
 from .supervisor import Supervisor
-from .threads import HoldableClock, Threads
+from .threads import Threads
 from .tree import EMPTY_CONTEXT, Tree, waiting
 from .turn import EventSink, Owner, Turn, TurnPlan
 from .watchdog import Watchdog
@@ -125,14 +125,18 @@ class Runtime:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Runtime]:
         try:
-            async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            async with trio.open_nursery() as nursery:
                 await nursery.start(self._live)
                 try:
                     yield self
                 finally:
                     self._closing.set()
-        finally:
-            self._closing.set()
+        except BaseExceptionGroup as group:
+            # Whoever opened the runtime expects the exceptions of its own body as they were raised.
+            alone = group.exceptions
+            if len(alone) == 1:
+                raise alone[0] from alone[0].__cause__
+            raise
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         """The tree, outermost first. Shielded: it ends in its own order, whoever is cancelled."""
@@ -430,7 +434,7 @@ def current_runtime() -> Runtime:
 
 
 def _is_virtual(clock: object) -> bool:
-    return isinstance(clock, HoldableClock | trio.testing.MockClock)
+    return isinstance(clock, MockClock)
 
 
 def _wall_clock() -> Callable[[], float]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, Literal, Protocol, TypeVar, TypeVarTuple, runtime_checkable
+from typing import Final, Literal, TypeVar, TypeVarTuple
+from weakref import WeakKeyDictionary
 
 import trio
+from trio.testing import MockClock
 
 from .context import current_binding
 from .tree import Node, Tree
 
-__all__ = ["HoldableClock", "Threads"]
+__all__ = ["Threads"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -27,13 +29,30 @@ _UNLIMITED: Final = trio.CapacityLimiter(math.inf)
 """Our own limiters hold the token until the thread has ended; Trio's must not be waited for on top."""
 
 
-@runtime_checkable
-class HoldableClock(Protocol):
-    """A virtual clock that can be told to stand still while real work is going on."""
+class _Held:
+    """Virtual clocks that stand still, and how many calls hold each of them."""
 
-    def hold(self) -> None: ...
+    def __init__(self) -> None:
+        self._held: WeakKeyDictionary[MockClock, list[float]] = WeakKeyDictionary()
 
-    def release(self) -> None: ...
+    def hold(self, clock: object) -> None:
+        """Keep a virtual clock from jumping until `release` has been called as often; nothing for a real one."""
+        if isinstance(clock, MockClock):
+            held = self._held.setdefault(clock, [])
+            held.append(clock.autojump_threshold)
+            clock.autojump_threshold = math.inf
+
+    def release(self, clock: object) -> None:
+        """Undo one `hold`."""
+        if isinstance(clock, MockClock):
+            before = self._held[clock].pop(0)
+            if not self._held[clock]:
+                clock.autojump_threshold = before
+            else:
+                self._held[clock][0] = before
+
+
+_clocks: Final = _Held()
 
 
 class Threads:
@@ -101,8 +120,7 @@ class Threads:
         def ended() -> None:
             self.in_flight -= 1
             limiter.release_on_behalf_of(holder)
-            if isinstance(clock, HoldableClock):
-                clock.release()
+            _clocks.release(clock)
             over.set()
             if abandoned and node is not None:
                 node.close("ended late")
@@ -117,20 +135,17 @@ class Threads:
                     pass
 
         self.in_flight += 1
-        if isinstance(clock, HoldableClock):
-            clock.hold()
+        _clocks.hold(clock)
         try:
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_UNLIMITED)
         except trio.Cancelled:
-            if isinstance(clock, HoldableClock) and not over.is_set():
-                # The grace is real time: a clock that stands still would make it last for ever.
-                clock.release()
+            # The grace may be virtual time: a clock that stands still would make it last for ever.
+            if not over.is_set():
+                _clocks.release(clock)
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + grace):
                     await over.wait()
-                clock.hold()
-            else:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + grace):
-                    await over.wait()
+                if not over.is_set():
+                    _clocks.hold(clock)
             if not over.is_set() and node is not None:
                 abandoned = True
                 node.note = "abandoned"

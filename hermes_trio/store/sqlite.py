@@ -17,6 +17,7 @@ from typing import Final
 import apsw
 import trio
 
+from .backlog import BacklogVerbs
 from .errors import translate
 from .files import MEMORY, connect, connect_reader, enter_wal, owned
 from .inbox import InboxVerbs
@@ -48,7 +49,7 @@ class Runner(Enum):
     """On the loop. For virtual time and property tests. A database in memory is always inline: it waits for no disk."""
 
 
-class SqliteStore(SessionVerbs, TurnVerbs, RunVerbs, JobVerbs, InboxVerbs, OutboxVerbs, ResponseVerbs, RecoveryVerbs):
+class SqliteStore(BacklogVerbs, SessionVerbs, TurnVerbs, RunVerbs, JobVerbs, InboxVerbs, OutboxVerbs, ResponseVerbs, RecoveryVerbs):
     """All verbs, on one SQLite database."""
 
     def __init__(
