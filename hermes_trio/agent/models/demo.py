@@ -1,0 +1,334 @@
+"""The model that needs no account and no network: it echoes, and on request uses tools, waits or fails.
+
+Deterministic: the same request gives the same events, ids included. When the request's metadata says `directives:
+True`, lines at the top of the message that begin with `!` are obeyed, each as one step, several tool calls in
+parallel; otherwise they are echoed like any text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, final
+
+import attrs
+import msgspec
+import trio
+
+from hermes_trio.agent.model import (
+    DEFAULT_CONTEXT_WINDOW,
+    ErrorKind,
+    Finished,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    ModelStream,
+    TextDelta,
+    ToolCallReady,
+)
+from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.ports import Message, ToolCall
+from hermes_trio.runtime.tree import waiting
+
+__all__ = ["DIRECTIVES", "DemoModel"]
+
+ECHO_LIMIT: Final = 500
+"""Characters of a message that are echoed."""
+
+OUTPUT_LIMIT: Final = 2000
+"""Characters of a notice's output that are repeated, from its end."""
+
+LONGEST_SLEEP: Final = 86_400.0
+
+DIRECTIVES: Final[Mapping[str, str]] = {
+    "!run": "!run CMD: run a shell command and wait for it",
+    "!bg": "!bg CMD: run a shell command in the background, and be told when it ends",
+    "!watch": '!watch PATTERN CMD: the same, and be told when PATTERN shows up in its output ("quote it" if it has spaces)',
+    "!delegate": "!delegate GOAL: hand a goal to a child agent in the background",
+    "!tool": '!tool NAME JSON: call any tool, for example !tool process {"action": "list"}',
+    "!sleep": "!sleep SECONDS: take that long to answer",
+    "!fail": "!fail TEXT: let the turn fail with that text",
+}
+
+_NOTICE: Final = re.compile(r"^\[(?:IMPORTANT|ASYNC DELEGATION)\b", re.MULTILINE)
+_WORDS: Final = re.compile(r"\s*\S+|\s+$")
+
+
+class _Misused(Exception):
+    """A directive that cannot be obeyed; the text helps the person who wrote it."""
+
+
+@attrs.define
+class _Plan:
+    """What the answer will be."""
+
+    text: str = ""
+    sleep: float = 0.0
+    calls: list[tuple[str, Mapping[str, Any]]] = attrs.Factory(list[tuple[str, Mapping[str, Any]]])
+    failure: str | None = None
+
+
+@final
+class DemoModel:
+    """See the module."""
+
+    def __init__(self, name: str = "demo", context_window: int = DEFAULT_CONTEXT_WINDOW) -> None:
+        self._name = name
+        self._context_window = context_window
+
+    def __repr__(self) -> str:
+        return f"DemoModel({self._name!r})"
+
+    @property
+    def name(self) -> str:
+        """What users call this model."""
+        return self._name
+
+    @property
+    def context_window(self) -> int:
+        """How many tokens a request may have: a number like that of other models, so that compaction can be tried."""
+        return self._context_window
+
+    def stream(self, request: ModelRequest) -> ModelStream:
+        """Open a stream of the answer's events; see `hermes_trio.agent.model.Model`."""
+        return _DemoStream(self._name, _steps(request))
+
+
+@final
+class _DemoStream(trio.abc.ReceiveChannel[ModelEvent]):
+    """Plays steps: an event is handed out, a number is a pause in seconds. Cancelling a receive ends the answer."""
+
+    def __init__(self, name: str, steps: Iterator[ModelEvent | float]) -> None:
+        self._steps = steps
+        self._closed = False
+        self._waiting = waiting(f"model {name}")
+
+    async def __aenter__(self) -> _DemoStream:
+        self._waiting.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._waiting.__exit__(kind, error, tb)
+        self._closed = True
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await trio.lowlevel.checkpoint()
+
+    async def receive(self) -> ModelEvent:
+        if self._closed:
+            raise trio.ClosedResourceError
+        await trio.lowlevel.checkpoint()
+        for step in self._steps:
+            if isinstance(step, (int, float)):
+                await trio.sleep(step)
+            else:
+                return step
+        raise trio.EndOfChannel
+
+
+def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
+    plan = _plan(request)
+    sent = 0
+    if plan.sleep:
+        for step in _sleep(plan.sleep):
+            sent += len(step.text) if isinstance(step, TextDelta) else 0
+            yield step
+    for piece in _pieces(plan.text):
+        sent += len(piece)
+        yield TextDelta(piece)
+    if plan.failure is not None:
+        raise ModelError(ErrorKind.UNAVAILABLE, plan.failure, retryable=False)
+    calls = _calls(request, plan)
+    for call in calls:
+        sent += len(call.arguments)
+        yield ToolCallReady(call)
+    prompt = sum(len(message.text) for message in request.messages)
+    yield Finished(
+        finish_reason="tool_calls" if calls else "stop",
+        usage=Usage(input_tokens=_tokens(prompt), output_tokens=_tokens(sent), api_calls=1),
+    )
+
+
+def _tokens(characters: int) -> int:
+    return math.ceil(characters / 4)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in small pieces that end between words.
+
+    A long one in larger pieces, so that it does not take for ever.
+    """
+    size = max(12, len(text) // 64)
+    piece = ""
+    for word in _WORDS.findall(text):
+        piece += word
+        if len(piece) >= size:
+            yield piece
+            piece = ""
+    if piece:
+        yield piece
+
+
+def _sleep(seconds: float) -> Iterator[TextDelta | float]:
+    yield TextDelta(f"Sleeping {seconds:g} s ")
+    beats = max(1, min(100, round(seconds / 0.5)))
+    for _ in range(beats):
+        yield seconds / beats
+        yield TextDelta(".")
+    yield TextDelta(" done. ")
+
+
+def _plan(request: ModelRequest) -> _Plan:
+    conversation = [message for message in request.messages if message.role not in ("system", "developer")]
+    if not conversation:
+        return _Plan(text="There is nothing to answer: the request has no message.")
+    last = conversation[-1]
+    if last.role == "tool":
+        return _Plan(text=_results(conversation))
+    text = last.text
+    if request.metadata.get("notice") or _NOTICE.match(text):
+        return _Plan(text=_acknowledgement(text))
+    if request.metadata.get("directives") and text.startswith("!"):
+        try:
+            return _obey(text)
+        except _Misused as error:
+            return _Plan(text=str(error))
+    return _Plan(text=_echo(last))
+
+
+def _echo(message: Message) -> str:
+    text = message.text
+    shown = text if len(text) <= ECHO_LIMIT else f"{text[:ECHO_LIMIT]}… ({len(text)} characters)"
+    pictures = (
+        0 if isinstance(message.content, str) else sum(part.get("type") == "image_url" for part in message.content)
+    )
+    if pictures:
+        shown = f"{shown} (with {pictures} image{'s' if pictures > 1 else ''})".lstrip()
+    return f"You said: {shown}" if shown else "You said nothing."
+
+
+def _results(conversation: Sequence[Message]) -> str:
+    """The trailing tool results, each as the JSON that it is in a fenced block."""
+    results: list[str] = []
+    for message in reversed(conversation):
+        if message.role != "tool":
+            break
+        text = message.text
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            text = msgspec.json.encode(text).decode()
+        results.append(f"```json\n{text.strip()}\n```")
+    return "\n\n".join(reversed(results))
+
+
+def _acknowledgement(text: str) -> str:
+    """What the notices of a turn said first, and the output that they brought."""
+    starts = [match.start() for match in _NOTICE.finditer(text)] or [0]
+    notices = [text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    answers: list[str] = []
+    for notice in notices:
+        first, _, rest = notice.partition("\n")
+        _, found, output = rest.partition("Output:")
+        output = (output if found else rest).strip().removesuffix("]").strip()
+        answer = f"Noted: {first}"
+        answers.append(f"{answer}\n```\n{output[-OUTPUT_LIMIT:]}\n```" if output else answer)
+    return "\n\n".join(answers)
+
+
+def _obey(text: str) -> _Plan:
+    plan = _Plan()
+    for line in text.splitlines():
+        if not line.startswith("!"):
+            break
+        word, _, rest = line.rstrip().partition(" ")
+        directive = _OBEY.get(word)
+        if directive is None:
+            known = "\n".join(f"- {usage}" for usage in DIRECTIVES.values())
+            raise _Misused(
+                f"I do not know {word}. These directives are known, one a line, at the top of a message:\n{known}"
+            )
+        rest = rest.strip()
+        if not rest:
+            raise _Misused(f"{word} needs something to work on. Usage: {DIRECTIVES[word]}")
+        directive(plan, rest)
+    return plan
+
+
+def _run(plan: _Plan, rest: str) -> None:
+    plan.calls.append(("terminal", {"command": rest}))
+
+
+def _background(plan: _Plan, rest: str) -> None:
+    plan.calls.append(("terminal", {"command": rest, "background": True, "notify_on_complete": True}))
+
+
+def _watch(plan: _Plan, rest: str) -> None:
+    if rest[0] in "\"'":
+        end = rest.find(rest[0], 1)
+        pattern, command = (rest[1:end], rest[end + 1 :].strip()) if end > 0 else ("", "")
+    else:
+        pattern, _, command = rest.partition(" ")
+        command = command.strip()
+    if not pattern or not command:
+        raise _Misused(f"!watch needs a pattern and a command. Usage: {DIRECTIVES['!watch']}")
+    plan.calls.append(("terminal", {"command": command, "background": True, "watch_patterns": [pattern]}))
+
+
+def _delegate(plan: _Plan, rest: str) -> None:
+    plan.calls.append(("delegate_task", {"goal": rest, "background": True}))
+
+
+def _tool(plan: _Plan, rest: str) -> None:
+    name, _, written = rest.partition(" ")
+    try:
+        arguments: Any = msgspec.json.decode(written.strip() or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _Misused(f"The arguments for {name} are not JSON: {error}. Usage: {DIRECTIVES['!tool']}") from None
+    if not isinstance(arguments, dict):
+        raise _Misused(f"The arguments for {name} must be a JSON object. Usage: {DIRECTIVES['!tool']}")
+    plan.calls.append((name, arguments))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _take_time(plan: _Plan, rest: str) -> None:
+    try:
+        seconds = float(rest)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= plan.sleep + seconds <= LONGEST_SLEEP or seconds < 0:
+        raise _Misused(
+            f"{shlex.quote(rest)} is not a number of seconds from 0 to {LONGEST_SLEEP:g}. Usage: {DIRECTIVES['!sleep']}"
+        )
+    plan.sleep += seconds
+
+
+def _fail(plan: _Plan, rest: str) -> None:
+    plan.failure = rest
+
+
+_OBEY: Final[Mapping[str, Callable[[_Plan, str], None]]] = {
+    "!run": _run,
+    "!bg": _background,
+    "!watch": _watch,
+    "!delegate": _delegate,
+    "!tool": _tool,
+    "!sleep": _take_time,
+    "!fail": _fail,
+}
+
+
+def _calls(request: ModelRequest, plan: _Plan) -> list[ToolCall]:
+    """The plan's calls. Their ids depend on the place in the conversation and on the text, and on nothing else."""
+    place = len(request.messages)
+    mark = zlib.crc32(request.messages[-1].text.encode("utf-8", "replace")) if request.messages else 0
+    return [
+        ToolCall(id=f"call_{place}_{mark:08x}_{number}", name=name, arguments=msgspec.json.encode(arguments).decode())
+        for number, (name, arguments) in enumerate(plan.calls)
+    ]
