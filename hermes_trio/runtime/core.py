@@ -128,6 +128,7 @@ class Core:
             sink=sink,
             parent_session_id=owner.context.session_id,
             one_shot="subagent_complete",
+            asks=owner.asks,
         )
         return self.make_turn(plan, owner.channel, root=owner.root, below=below, allowance=owner.allowance)
 

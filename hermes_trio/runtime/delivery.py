@@ -35,6 +35,7 @@ class Front:
     """What an adapter that can be reached later says about itself. Subclass it; every method has a working default.
 
     `one_shot` is the end reason of sessions that end when their work has settled (a webhook delivery, a cron slot); empty for conversations.
+    `interactive` says that a person reads the events of `sink` and can answer an approval.
     """
 
     supports_async_delivery: ClassVar[Literal[True]] = True
@@ -42,6 +43,7 @@ class Front:
     platform: str = ""
     one_shot: str = ""
     linger: float | None = None
+    interactive: bool = False
     agent: Agent | None = None
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:

@@ -194,6 +194,7 @@ class Lanes:
             on_end=front.on_turn_end,
         )
         plan.sink = front.sink(plan.context)
+        plan.asks = plan.sink if front.interactive else None
         await core.admission.admit()
         try:
             lane.root = root if front.one_shot else None

@@ -214,7 +214,7 @@ class Runs:
         """A run that is about to start; the caller has admitted it and written its row."""
         assert plan.run is not None
         run = Run(self._core, plan.run)
-        plan.sink = run.emit
+        plan.sink = plan.asks = run.emit
         run.turn = self._core.make_turn(plan, None, root=Root(run.id, lambda root: self._settled(run, root)))
         self._live[run.id] = run
         self._core.journal.open(run)

@@ -261,6 +261,7 @@ class Runtime:
         budget: Budget | None = None,
         sink: EventSink | None = None,
         one_shot: str = "",
+        asks: EventSink | None = None,
         on_start: Callable[[Turn], None] | None = None,
         on_end: Callable[[Outcome], Awaitable[None]] | None = None,
     ) -> Outcome:
@@ -282,6 +283,7 @@ class Runtime:
                 budget=budget,
                 sink=sink,
                 one_shot=one_shot,
+                asks=asks,
                 on_end=on_end,
             )
             turn = core.make_turn(plan, self._completions.channel)

@@ -44,7 +44,8 @@ class TurnPlan:
     """Everything about a turn that is known before it starts. `replies`, `also` and `on_end` belong to the interface that handles the turn.
 
     `replies(turn, outcome)` and `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after
-    the commit. `outer_cause` is the cause to record when the task that runs the turn is cancelled from outside.
+    the commit. `asks` is where a person can be asked something (an approval) for as long as the work lives; None where nobody can be
+    reached. `outer_cause` is the cause to record when the task that runs the turn is cancelled from outside.
     """
 
     input: TurnInput
@@ -58,6 +59,7 @@ class TurnPlan:
     rows: tuple[InboxRow, ...] = ()
     parent_session_id: str = ""
     one_shot: str = ""
+    asks: EventSink | None = None
     outer_cause: Cause = PARENT_GONE
     replies: Callable[[Turn, Outcome], Sequence[OutboxEntry]] | None = None
     also: Callable[[Turn, Outcome], Sequence[object]] | None = None
@@ -68,7 +70,7 @@ class TurnPlan:
 class Owner:
     """Whom background work belongs to: the session's identity by value, and where its turns and jobs are counted.
 
-    `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started.
+    `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started. `asks` is where a person can be asked.
     """
 
     context: SessionContext
@@ -77,6 +79,7 @@ class Owner:
     allowance: Allowance = UNLIMITED
     tenant: str = ""
     channel: CompletionChannel | None = None
+    asks: EventSink | None = None
 
 
 class Turn:
@@ -195,7 +198,7 @@ class Turn:
             root=self.root,
             allowance=self.allowance,
             tenant=self.plan.tenant,
-            channel=None,
+            asks=self.plan.asks,
         )
 
     # -- stopping ----------------------------------------------------------------------------------------------------------------

@@ -62,9 +62,11 @@ class Watch:
         await trio.testing.wait_all_tasks_blocked()
         found = [f"task {task.name}" for task in _system_tasks() if task not in self.tasks]
         for runtime in self.runtimes:
-            for node in runtime.tree.root.walk():
-                if node not in self.nodes and node.kind not in IDLE_KINDS:
-                    found.append(f"{node.kind} {node.id}" + (f" waits on {node.waits_on}" if node.waits_on else ""))
+            found += [
+                f"{node.kind} {node.id}" + (f" waits on {node.waits_on}" if node.waits_on else "")
+                for node in runtime.tree.root.walk()
+                if node not in self.nodes and node.kind not in IDLE_KINDS
+            ]
             if runtime.threads.in_flight:
                 found.append(f"{runtime.threads.in_flight} calls in flight in worker threads")
         found += self._of_the_process()

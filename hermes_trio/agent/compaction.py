@@ -1,0 +1,98 @@
+"""When a conversation nearly fills the model's context, its older part becomes a summary. The session keeps its id.
+
+The summary is made by the model itself; what it replaces stays in the store, archived.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from hermes_trio.runtime.ports import Message
+from hermes_trio.runtime.tree import working
+
+from .model import Model, ModelError, ModelRequest, ToolSpec, collect
+
+__all__ = ["CHARACTERS_PER_TOKEN", "HistoryStore", "compact", "estimate_tokens", "split_for_compaction"]
+
+logger: Final = logging.getLogger("hermes_trio.agent.compaction")
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""Good enough to know when a window is nearly full; the model's own count is not known before the call."""
+
+MESSAGE_OVERHEAD: Final = 4
+KEEP_SHARE: Final = 0.3
+"""How much of the window the newest messages may keep."""
+
+_INSTRUCTION: Final = (
+    "Summarise the conversation so far for yourself, so that you can go on without it: the user's goals and wishes, decisions, facts and file names,"
+    " what was tried and what came of it, what is still open. Be complete and brief. Answer with the summary only."
+)
+
+SUMMARY_HEADING: Final = "[Summary of the earlier conversation]"
+
+
+class HistoryStore(Protocol):
+    """The verb of the store that compaction uses."""
+
+    async def replace_history(self, session_id: str, messages: Sequence[Message]) -> None: ...
+
+
+def estimate_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """About how many tokens a request will have."""
+    characters = 0
+    for message in messages:
+        characters += len(message.text) + sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
+    for tool in tools:
+        characters += len(tool.description) + len(str(tool.parameters))
+    return characters // CHARACTERS_PER_TOKEN + MESSAGE_OVERHEAD * len(messages)
+
+
+def split_for_compaction(history: Sequence[Message], window: int) -> tuple[list[Message], list[Message]]:
+    """The older part to be summarised, and the newest part to be kept: it starts with a user's message, so no tool result loses its call."""
+    budget = int(window * KEEP_SHARE)
+    kept = len(history)
+    used = 0
+    for index in range(len(history) - 1, -1, -1):
+        used += estimate_tokens([history[index]])
+        if used > budget:
+            break
+        if history[index].role == "user":
+            kept = index
+    return list(history[:kept]), list(history[kept:])
+
+
+async def compact(
+    model: Model, history: Sequence[Message], store: HistoryStore | None, session_id: str
+) -> list[Message]:
+    """Return a shorter history and write it down. If the model cannot summarise, the oldest part is dropped, and the text says so."""
+    older, newer = split_for_compaction(history, model.context_window)
+    if not older:
+        return list(history)
+    with working("compaction", f"compaction {session_id}", f"{len(older)} messages"):
+        room = int(model.context_window * 0.8) * CHARACTERS_PER_TOKEN
+        told = _transcript(older)[-room:]
+        request = ModelRequest(
+            messages=(Message(role="system", content=_INSTRUCTION), Message(role="user", content=told)),
+            metadata={"purpose": "compaction"},
+        )
+        try:
+            async with model.stream(request) as stream:
+                summary = (await collect(stream)).text
+        except ModelError as error:
+            logger.warning("the conversation %s could not be summarised: %s", session_id, error)
+            summary = f"{len(older)} earlier messages were dropped because they could not be summarised."
+        shorter = [Message(role="user", content=f"{SUMMARY_HEADING}\n{summary}"), *newer]
+        if store is not None:
+            await store.replace_history(session_id, shorter)
+    return shorter
+
+
+def _transcript(messages: Sequence[Message]) -> str:
+    lines: list[str] = []
+    for message in messages:
+        lines.extend(f"{message.role} calls {call.name}({call.arguments[:500]})" for call in message.tool_calls)
+        if message.text:
+            lines.append(f"{message.role}: {message.text[:4000]}")
+    return "\n".join(lines)

@@ -1,0 +1,351 @@
+"""The model-tool loop: ask the model, run the tools that it wants, tell it what came of them, until it answers.
+
+Tool calls of one answer run at the same time, each a task and a node of the turn. Whatever goes wrong in a tool is told to the model; only the model's own
+failure fails the turn. What there is so far is kept in `turn.progress`, so that a turn which is cut off loses nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import attrs
+import msgspec
+import trio
+
+from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted, RuntimeProblem
+from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.ports import Message, Reply, ToolCall
+from hermes_trio.runtime.tree import working
+from hermes_trio.runtime.turn import Turn
+
+from .compaction import HistoryStore, compact, estimate_tokens
+from .model import (
+    ErrorKind,
+    Finished,
+    Model,
+    ModelError,
+    ModelRequest,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallReady,
+    ToolSpec,
+)
+from .tool import Tool, ToolBox, error_result
+
+__all__ = ["AgentSettings", "ModelAgent", "Routes"]
+
+logger: Final = logging.getLogger("hermes_trio.agent")
+
+DEFAULT_PROMPT: Final = (
+    "You are a capable assistant with tools. Use them when they help, say plainly what you did and what came of it,"
+    " and never claim that something happened that did not."
+)
+
+RESULT_LIMIT: Final = 100_000
+"""Characters of one tool result that go to the model; the middle of a longer one is left out."""
+
+REASONING_EXCERPT: Final = 500
+
+
+class Routes(Protocol):
+    """Where models come from, by name; the empty name is the default."""
+
+    def get(self, name: str = "") -> Model: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+
+@attrs.frozen(kw_only=True)
+class AgentSettings:
+    """How an agent works."""
+
+    system_prompt: str = DEFAULT_PROMPT
+    max_iterations: int = 90
+    compact_at: float = 0.85
+    """The share of the context window at which older messages are summarised."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+class ModelAgent:
+    """An agent: a model, tools and a loop. One object serves every session; nothing of a turn is kept in it."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        tools: ToolBox | None = None,
+        *,
+        settings: AgentSettings | None = None,
+        history: HistoryStore | None = None,
+        directives: Callable[[Turn], bool] | None = None,
+    ) -> None:
+        self._routes = routes
+        self._tools = tools
+        self.settings: AgentSettings = AgentSettings() if settings is None else settings
+        self._history = history
+        self._directives = directives
+
+    async def __call__(self, turn: Turn, /) -> Reply:
+        """Run one turn. Cancelling ends the model call and the tools, and keeps what was finished in `turn.progress`."""
+        name = turn.input.model
+        model = self._routes.get(name if name in self._routes else "")
+        tools: Mapping[str, Tool] = {} if self._tools is None else self._tools.for_turn(turn)
+        work = _Work(self, turn, model, tools)
+        try:
+            return await work.run()
+        except ModelError as error:
+            work.keep_partial()
+            raise AgentFailed(str(error), code=f"model_{error.kind.value}") from error
+        except BaseException:
+            work.keep_partial()
+            raise
+
+    def system_prompt(self, turn: Turn) -> str:
+        """What the model is told about itself: the agent's own prompt, then what this turn adds."""
+        own = self.settings.system_prompt
+        return f"{own}\n\n{turn.input.instructions}" if turn.input.instructions else own
+
+    def metadata(self, turn: Turn) -> Mapping[str, object]:
+        """What models in this process may know of the turn; it never goes over the wire."""
+        return {
+            "directives": bool(self._directives and self._directives(turn)),
+            "notice": bool(turn.input.notices),
+        }
+
+
+class _Work:
+    """The state of one turn's loop."""
+
+    def __init__(self, agent: ModelAgent, turn: Turn, model: Model, tools: Mapping[str, Tool]) -> None:
+        self.agent = agent
+        self.turn = turn
+        self.model = model
+        self.tools = tools
+        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools.values())
+        self.metadata = agent.metadata(turn)
+        self.said: list[Message] = []
+        self.usage = Usage()
+        self.text: list[str] = []
+
+    async def run(self) -> Reply:
+        turn, settings = self.turn, self.agent.settings
+        history = await turn.history()
+        now = turn.core.clock()
+        self.said.append(
+            Message(
+                role="user",
+                content=turn.input.prompt,
+                timestamp=now,
+                platform_message_id=turn.context.message_id,
+            )
+        )
+        self._note()
+        history = await self._make_room(history)
+        for step in range(settings.max_iterations):
+            answer, finish = await self._ask_with_room(history, self.specs)
+            if not answer.tool_calls:
+                return self._reply(answer.text, finish)
+            self.said.append(answer)
+            self._note()
+            if answer.text:
+                turn.emit("reasoning.available", text=answer.text[:REASONING_EXCERPT])
+            self.said.extend(await self._use_tools(answer.tool_calls))
+            self._take_steering()
+            self._note()
+            logger.debug("turn %s: step %d used %d tools", turn.id, step + 1, len(answer.tool_calls))
+        self.said.append(
+            Message(
+                role="user",
+                content="You have used all of your steps. Answer now with what you have; no more tools can be used.",
+            )
+        )
+        answer, _ = await self._ask_with_room(history, ())
+        return self._reply(answer.text, "max_iterations")
+
+    async def _make_room(self, history: list[Message]) -> list[Message]:
+        limit = self.model.context_window * self.agent.settings.compact_at
+        if history and estimate_tokens([*history, *self.said], self.specs) > limit:
+            return await self._compact(history)
+        return history
+
+    async def _compact(self, history: list[Message]) -> list[Message]:
+        own = self.turn.input.history is None
+        return await compact(self.model, history, self.agent._history if own else None, self.turn.context.session_id)
+
+    async def _ask_with_room(self, history: list[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+        """Ask; if the model says that it is too much, summarise once and ask again."""
+        try:
+            return await self._ask(history, specs)
+        except ModelError as error:
+            if error.kind is not ErrorKind.CONTEXT_OVERFLOW or not history:
+                raise
+            history[:] = await self._compact(list(history))
+            return await self._ask(history, specs)
+
+    async def _ask(self, history: Sequence[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+        turn, settings = self.turn, self.agent.settings
+        request = ModelRequest(
+            messages=(Message(role="system", content=self.agent.system_prompt(turn)), *history, *self.said),
+            tools=specs,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            metadata=self.metadata,
+        )
+        self.text.clear()
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        finished = Finished()
+        async with self.model.stream(request) as stream:
+            async for event in stream:
+                match event:
+                    case TextDelta(piece):
+                        self.text.append(piece)
+                        turn.emit("message.delta", delta=piece)
+                    case ReasoningDelta(piece):
+                        reasoning.append(piece)
+                    case ToolCallReady(call):
+                        calls.append(call)
+                    case Finished():
+                        finished = event
+        self.usage = self.usage + finished.usage
+        self._spend(finished.usage)
+        answer = Message(
+            role="assistant",
+            content="".join(self.text),
+            tool_calls=tuple(calls),
+            reasoning="".join(reasoning),
+            finish_reason=finished.finish_reason,
+            token_count=finished.usage.output_tokens,
+            timestamp=turn.core.clock(),
+        )
+        self.text.clear()
+        return answer, finished.finish_reason
+
+    def _spend(self, usage: Usage) -> None:
+        """Take the tokens off the budget. They are used in any case: if there are too few, the scope is cancelled, and that ends the turn."""
+        try:
+            self.turn.allowance.spend("tokens", usage.total_tokens)
+        except BudgetExhausted as error:
+            logger.info("turn %s: %s", self.turn.id, error)
+            raise
+
+    async def _use_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
+        results: list[Message | None] = [None] * len(calls)
+
+        async def use(index: int, call: ToolCall) -> None:
+            results[index] = await self._use(call)
+
+        self.usage = self.usage + Usage(tool_calls=len(calls))
+        try:
+            async with trio.open_nursery() as nursery:
+                for index, call in enumerate(calls):
+                    nursery.start_soon(use, index, call)
+        except BaseException:
+            # What was finished is kept; a call without a result would make the transcript unusable, so it says that it was cut off.
+            self.said.extend(result or _cut_off(call) for result, call in zip(results, calls, strict=True))
+            self._note()
+            raise
+        return [result for result in results if result is not None]
+
+    async def _use(self, call: ToolCall) -> Message:
+        turn = self.turn
+        tool = self.tools.get(call.name)
+        preview = call.name if tool is None else tool.preview(call.arguments)
+        began = trio.current_time()
+        turn.emit("tool.started", tool=call.name, preview=preview, tool_call_id=call.id, arguments=call.arguments)
+        failed = True
+        result = ""
+        try:
+            with working("tool", call.id, call.name):
+                result = await self._call(tool, call)
+            failed = _is_error(result)
+        finally:
+            turn.emit(
+                "tool.completed",
+                tool=call.name,
+                tool_call_id=call.id,
+                duration=round(trio.current_time() - began, 3),
+                error=failed,
+                result=result,
+            )
+        return Message(
+            role="tool", content=result, tool_call_id=call.id, tool_name=call.name, timestamp=turn.core.clock()
+        )
+
+    async def _call(self, tool: Tool | None, call: ToolCall) -> str:
+        if tool is None:
+            known = ", ".join(sorted(self.tools)) or "none"
+            return error_result(f"there is no tool {call.name!r}; the tools are: {known}")
+        try:
+            return _shorten(await tool.call(self.turn, call.arguments))
+        except RuntimeProblem as error:
+            return error_result(str(error))
+        except Exception as error:
+            logger.exception("tool %s failed in turn %s", call.name, self.turn.id)
+            return error_result(f"the tool failed: {type(error).__name__}: {error}")
+
+    def _take_steering(self) -> None:
+        """Texts that came in while the turn ran are taken up here, between two steps."""
+        while self.turn.steering:
+            self.said.append(Message(role="user", content=self.turn.steering.pop(0), timestamp=self.turn.core.clock()))
+
+    def keep_partial(self) -> None:
+        """The turn is being cut off: what the model had said so far is part of the transcript."""
+        if self.text:
+            text = "".join(self.text)
+            self.said.append(
+                Message(role="assistant", content=text, finish_reason="error", timestamp=self.turn.core.clock())
+            )
+        self._note()
+
+    def _note(self) -> None:
+        self.turn.progress = Reply(
+            text="".join(self.text),
+            messages=tuple(self.said),
+            usage=self.usage,
+            partial=True,
+            model=self.model.name,
+        )
+
+    def _reply(self, text: str, finish: str) -> Reply:
+        message = Message(role="assistant", content=text, finish_reason=finish, timestamp=self.turn.core.clock())
+        cut = finish == "length"
+        return Reply(
+            text=text,
+            messages=(*self.said, message),
+            usage=self.usage,
+            model=self.model.name,
+            finish_reason=finish,
+            partial=cut,
+            error="the answer was cut off at the model's output limit" if cut else "",
+            error_code="output_truncated" if cut else "",
+        )
+
+
+def _cut_off(call: ToolCall) -> Message:
+    return Message(
+        role="tool",
+        content=error_result("the turn was stopped before this call had ended"),
+        tool_call_id=call.id,
+        tool_name=call.name,
+    )
+
+
+def _is_error(result: str) -> bool:
+    if '"error"' not in result:
+        return False
+    try:
+        data = msgspec.json.decode(result)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(data, dict) and bool(data.get("error"))  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+
+
+def _shorten(result: str) -> str:
+    if len(result) <= RESULT_LIMIT:
+        return result
+    head, tail = int(RESULT_LIMIT * 0.4), int(RESULT_LIMIT * 0.6)
+    dropped = len(result) - head - tail
+    return f"{result[:head]}\n… {dropped} characters of {len(result)} left out …\n{result[-tail:]}"

@@ -1,0 +1,44 @@
+"""What the agent asks of a tool: a description for the model, and a call that answers with text.
+
+A tool never raises for what a model got wrong: it answers with a JSON object whose `error` the model can act on. What it does raise is caught by the loop
+and told to the model in the same form; only cancellation goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from hermes_trio.runtime.turn import Turn
+
+from .model import ToolSpec
+
+__all__ = ["Tool", "ToolBox", "error_result"]
+
+
+class Tool(Protocol):
+    """One tool. `arguments` is the JSON text that the model wrote."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def call(self, turn: Turn, arguments: str) -> str:
+        """Do it and return the result as JSON text. Cancelling ends it, and whatever it started in the turn."""
+        ...
+
+    def preview(self, arguments: str) -> str:
+        """A line for people that says what this call is about."""
+        ...
+
+
+class ToolBox(Protocol):
+    """Which tools a turn has. A child may have fewer than its parent."""
+
+    def for_turn(self, turn: Turn) -> Mapping[str, Tool]: ...
+
+
+def error_result(message: str, **more: object) -> str:
+    """The form in which a failure goes back to the model."""
+    return msgspec.json.encode({"error": message, **more}).decode()
