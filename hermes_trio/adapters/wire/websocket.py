@@ -71,6 +71,7 @@ class WebSocket:
         self._receiving = False
         self._torn = False
         self._closed: SocketClosed | None = None
+        self._ended = trio.Event()
         self.heard_at = trio.current_time()
 
     @property
@@ -120,16 +121,25 @@ class WebSocket:
                 await self._send(CloseConnection(code, reason))
                 while not self._receiving:
                     await self.receive()
+                # Closing before the receiving task has read everything could reset the connection under the goodbye.
+                await self._ended.wait()
         except SocketClosed:
             pass
         finally:
-            self._closed = self._closed or SocketClosed(code, reason)
+            self._mark(SocketClosed(code, reason))
             await trio.aclose_forcefully(self._stream)
 
     async def abort(self) -> None:
         """Drop the connection without a close frame."""
-        self._closed = self._closed or SocketClosed(ABNORMAL_CLOSURE)
+        self._mark(SocketClosed(ABNORMAL_CLOSURE))
         await trio.aclose_forcefully(self._stream)
+
+    def _mark(self, closed: SocketClosed) -> SocketClosed:
+        """The first reason for which the connection ended is the one that counts."""
+        if self._closed is None:
+            self._closed = closed
+            self._ended.set()
+        return self._closed
 
     async def _read(self) -> None:
         if self._closed is not None:
@@ -140,8 +150,7 @@ class WebSocket:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
         if not data:
-            self._closed = self._closed or SocketClosed(ABNORMAL_CLOSURE)
-            raise self._closed
+            raise self._mark(SocketClosed(ABNORMAL_CLOSURE))
         self.heard_at = trio.current_time()
         try:
             self._protocol.receive_data(bytes(data))
@@ -173,8 +182,7 @@ class WebSocket:
                     await self._send(event.response())
                 except SocketClosed:
                     pass
-                self._closed = self._closed or SocketClosed(code, reason)
-                raise self._closed
+                raise self._mark(SocketClosed(code, reason))
             case Pong():
                 pass
             case _:
@@ -191,8 +199,7 @@ class WebSocket:
             await self._send(CloseConnection(code, reason[:100]))
         except SocketClosed:
             pass
-        self._closed = self._closed or SocketClosed(code, reason)
-        raise self._closed
+        raise self._mark(SocketClosed(code, reason))
 
     async def _send(self, event: Event) -> None:
         async with self._sending:
@@ -208,8 +215,7 @@ class WebSocket:
             try:
                 await self._stream.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._closed = SocketClosed(ABNORMAL_CLOSURE)
-                raise self._closed from None
+                raise self._mark(SocketClosed(ABNORMAL_CLOSURE)) from None
             self._torn = False
 
 

@@ -4,6 +4,7 @@ Each `open_fake_…` is an async context manager: the fake lives in it and is go
 client needs only the fake's base URL and token. Names of methods in `calls` and in `fail(…)` are the documented ones.
 """
 
+from .discord import DiscordMessage, FakeDiscord, open_fake_discord
 from .faults import ANY, Delay, Drop, Fault, RateLimited, ServerError
 from .ledger import Call, NothingArrived
 from .telegram import BotMessage, FakeTelegram, open_fake_telegram
@@ -13,11 +14,14 @@ __all__ = [
     "BotMessage",
     "Call",
     "Delay",
+    "DiscordMessage",
     "Drop",
+    "FakeDiscord",
     "FakeTelegram",
     "Fault",
     "NothingArrived",
     "RateLimited",
     "ServerError",
+    "open_fake_discord",
     "open_fake_telegram",
 ]

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from hermes_trio.adapters.wire.discord import DiscordClient
 from hermes_trio.adapters.wire.telegram import TelegramClient
-from hermes_trio.testing.platforms import FakeTelegram, open_fake_telegram
+from hermes_trio.testing.platforms import FakeDiscord, FakeTelegram, open_fake_discord, open_fake_telegram
 
 
 @pytest.fixture
@@ -19,4 +20,16 @@ async def telegram() -> AsyncIterator[FakeTelegram]:
 @pytest.fixture
 async def telegram_client(telegram: FakeTelegram) -> AsyncIterator[TelegramClient]:
     async with TelegramClient(telegram.base_url, telegram.token, timeout=2) as client:
+        yield client
+
+
+@pytest.fixture
+async def discord() -> AsyncIterator[FakeDiscord]:
+    async with open_fake_discord() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def discord_client(discord: FakeDiscord) -> AsyncIterator[DiscordClient]:
+    async with DiscordClient(discord.base_url, discord.token, timeout=2) as client:
         yield client
