@@ -240,7 +240,8 @@ def _read_usage(usage: _Usage) -> Usage:
 class AnthropicModel:
     """A model behind an Anthropic Messages endpoint.
 
-    `cache` marks the prompt so that the next call of a conversation reads it from the cache.
+    `cache` marks the prompt so that the next call of a conversation reads it from the cache. `bearer` is
+    for compatible servers that want the key as a bearer token instead of in the API's own header.
     """
 
     def __init__(
@@ -258,10 +259,11 @@ class AnthropicModel:
         retries: Retries | None = None,
         limits: Limits | None = None,
         cache: bool = True,
+        bearer: bool = False,
     ) -> None:
         origin, path = parse_base_url(base_url)
         key = key or Secret("")
-        authorization = (("x-api-key", key.reveal()),) if key else ()
+        authorization = ("Authorization", f"Bearer {key.reveal()}") if bearer else ("x-api-key", key.reveal())
         self._endpoint = Endpoint(
             name=name or f"anthropic/{model}",
             origin=origin,
@@ -269,7 +271,7 @@ class AnthropicModel:
             path=f"{path.removesuffix('/v1')}/v1/messages",
             key=key,
             transport=transport,
-            headers=(*authorization, ("anthropic-version", API_VERSION), *headers),
+            headers=(*((authorization,) if key else ()), ("anthropic-version", API_VERSION), *headers),
             timeouts=timeouts or Timeouts(),
             retries=retries or Retries(),
             limits=limits or Limits(),

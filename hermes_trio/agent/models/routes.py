@@ -73,6 +73,7 @@ _ROUTE_KEYS: Final = (
     "headers",
     "timeouts",
     "attempts",
+    "bearer",
 )
 
 
@@ -218,7 +219,10 @@ class _Builder:
         }
         window = _whole(table, "context_window", where)
         if provider == "anthropic":
-            return AnthropicModel(model, context_window=window or CONTEXT_WINDOW, **arguments)
+            bearer = _flag(table, "bearer", where)
+            return AnthropicModel(model, context_window=window or CONTEXT_WINDOW, bearer=bearer, **arguments)
+        if "bearer" in table:
+            raise InvalidRoute(f"{where}.bearer is for the anthropic provider; openai keys are always bearer tokens")
         return OpenAIModel(model, context_window=window or _window(model), **arguments)
 
     def _key(self, table: Mapping[str, Any], where: str, facts: _Provider, *, own_url: bool) -> Secret:
@@ -285,6 +289,13 @@ def _whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     return _read(table, key, where, "a whole number above 0", check)
+
+
+def _flag(table: Mapping[str, Any], key: str, where: str) -> bool:
+    def check(value: Any) -> bool | None:
+        return value if isinstance(value, bool) else None
+
+    return _read(table, key, where, "true or false", check) or False
 
 
 def _seconds(table: Mapping[str, Any], key: str, where: str) -> float | None:

@@ -129,7 +129,6 @@ class Wire(Protocol):
 class _State(Enum):
     CALLING = auto()
     DONE = auto()
-    FAILED = auto()
     CLOSED = auto()
 
 
@@ -176,6 +175,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         A connection whose answer was read to the end goes back to the pool, any other is closed.
         """
         self._state = _State.CLOSED
+        self._events.clear()
         self._drop()
 
     async def aclose(self) -> None:
@@ -185,11 +185,11 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
 
     async def receive(self) -> ModelEvent:
         """The next event. Raises `ModelError` when the call fails; cancelling it ends the call."""
+        if self._state is _State.CLOSED:
+            raise trio.ClosedResourceError
         if self._events:
             await trio.lowlevel.checkpoint()
             return self._events.popleft()
-        if self._state is _State.CLOSED:
-            raise trio.ClosedResourceError
         if self._state is _State.CALLING:
             if not self._deadline:
                 self._deadline = trio.current_time() + self._endpoint.timeouts.total
@@ -199,14 +199,12 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
                         raise self._failure
                     await self._step()
             except BaseException:
-                self._state = _State.FAILED
-                self._drop()
+                self.close()
                 raise
             if self._decoder.finished:
                 self._state = _State.DONE
             return self._events.popleft()
-        if self._state is _State.DONE:
-            await self._finish_message()
+        await self._finish_message()
         raise trio.EndOfChannel
 
     async def _step(self) -> None:

@@ -180,7 +180,7 @@ class _MessagesFormat:
     """Anthropic messages."""
 
     def key(self, headers: Mapping[str, str]) -> str:
-        return headers.get("x-api-key", "")
+        return headers.get("x-api-key", "") or headers.get("authorization", "").removeprefix("Bearer ")
 
     def problem(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         if "anthropic-version" not in headers:
