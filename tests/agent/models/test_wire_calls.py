@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
+from collections import deque
 
 import pytest
 import trio
@@ -21,6 +22,14 @@ from hermes_trio.testing.model_server import Answer, Fault, Refusal
 from .conftest import KEY, MakeModel, StartServer, answer_of, ask
 
 ONCE = Retries(attempts=1)
+
+
+async def listen(model: Model, said: list[str] | deque[str]) -> None:
+    """Write down what a model says, as it says it."""
+    async with model.stream(ask()) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                said.append(event.text)
 
 
 async def test_streams_text_reasoning_tool_calls_and_usage(start_server: StartServer, make_model: MakeModel) -> None:
@@ -153,10 +162,7 @@ async def test_failures_after_the_first_event_are_not_repeated(
     server = await start_server(Answer(text="the beginning of", piece=4, fault=fault, fault_after=5))
     said: list[str] = []
     with pytest.raises(ModelError) as caught:
-        async with make_model(server).stream(ask()) as stream:
-            async for event in stream:
-                assert isinstance(event, TextDelta)
-                said.append(event.text)
+        await listen(make_model(server), said)
     # A reset may overtake what was sent before it.
     assert "the beginning of".startswith("".join(said))
     assert said or fault is Fault.RESET
@@ -177,9 +183,7 @@ async def test_hostile_streams_end_in_a_clear_failure_within_bounded_memory(
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match="longer than") as caught:
-            async with model.stream(ask()) as stream:
-                async for _ in stream:
-                    pass
+            await listen(model, deque(maxlen=1))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -269,10 +273,14 @@ async def test_leaving_the_block_early_ends_the_call(
 async def test_an_error_of_the_reader_is_not_wrapped(start_server: StartServer, make_model: MakeModel) -> None:
     """What the body of the block raises comes out as it was raised: there is no nursery in between."""
     server = await start_server(Answer(text="hello"))
-    with pytest.raises(ZeroDivisionError):
+
+    async def read_badly() -> None:
         async with make_model(server).stream(ask()) as stream:
             await stream.receive()
             _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        await read_badly()
 
 
 async def test_keys_are_in_no_error_and_no_log(
