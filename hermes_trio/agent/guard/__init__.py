@@ -1,0 +1,22 @@
+"""The shell guard: reads a command before it runs and says what it would do.
+
+`inspect_command` is the entry; `Verdict` is its answer. Nothing here runs, opens or remembers anything.
+"""
+
+from __future__ import annotations
+
+from .inspection import inspect_command, simple_command_words
+from .verdict import Block, BlockCategory, Category, Finding, Verdict
+from .views import normalise, strip_comments
+
+__all__ = [
+    "Block",
+    "BlockCategory",
+    "Category",
+    "Finding",
+    "Verdict",
+    "inspect_command",
+    "normalise",
+    "simple_command_words",
+    "strip_comments",
+]

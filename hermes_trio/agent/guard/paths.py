@@ -1,0 +1,143 @@
+"""Which paths must never be lost, which are raw disks, and which are worth a question before they are written.
+
+Paths are compared as text, after `.`/`..`/`//` are folded; globs count as everything they may match, and unknown
+text counts as possibly empty, because an unset variable in `rm -rf "$DIR"/*` is how systems are lost.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+
+from .marks import HOLE, SOLID, plain
+from .verdict import Category
+
+_ROOTS = tuple(
+    tuple(path.split("/"))
+    for path in (
+        "home root etc usr var bin sbin boot lib lib32 lib64 libx32 dev proc sys opt srv usr/bin usr/sbin usr/lib "
+        "usr/lib64 usr/local usr/share var/lib System Users Library Applications Volumes private private/etc private/var"
+    ).split()
+)
+_UNKNOWN_DIRECTORY = (SOLID, SOLID, SOLID)
+_GLOB = re.compile(r"[*?\[]")
+_PROCESS_ROOT = re.compile(r"/+proc/+(?:self|thread-self|[0-9]+|\*|" + SOLID + r")/+root(?=/|\Z)")
+_DISK_NAMES = (
+    "sda sda1 sdb sdc hda hda1 vda vda1 xvda xvda1 nvme0 nvme0n1 nvme0n1p1 mmcblk0 mmcblk0p1 disk0 disk0s1 rdisk0 "
+    "rdisk0s1 dm-0 md0 md127"
+).split()
+_DISK = re.compile(
+    r"(?:[shv]d[a-z]+\d*|xvd[a-z]+\d*|nvme\d+(?:n\d+(?:p\d+)?)?|mmcblk\d+(?:p\d+)?|r?disk\d+(?:s\d+)*|dm-\d+|md\d+(?:p\d+)?)"
+)
+
+_STARTUP = frozenset(
+    ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout "
+    ".kshrc .cshrc .tcshrc .login .inputrc config.fish .xprofile .xinitrc .xsession".split()
+)
+_CREDENTIAL_NAMES = frozenset(
+    ".netrc _netrc .pgpass .npmrc .pypirc .git-credentials .my.cnf .htpasswd .vault-token credentials.json auth.json "
+    "id_rsa id_ed25519 id_ecdsa id_dsa".split()
+)
+_CREDENTIAL_FOLDERS = re.compile(
+    r"/\.aws/|/\.kube/config|/\.docker/config\.json|/\.gnupg/|/\.config/(?:gcloud|gh|op)/|/\.azure/|/\.password-store/"
+)
+_SYSTEM = re.compile(r"/(?:private/)?etc(?:/|\Z)|/boot/|/s?bin/|/lib(?:64)?/|/usr/(?:s?bin|lib(?:64)?)/|/var/spool/cron")
+_ENV_FILE = re.compile(r"\.env(?:\..+)?\Z")
+_ENV_TEMPLATE = re.compile(r"\.env\.(?:example|sample|template|dist|defaults)\Z")
+_CONFIG_NAMES = frozenset({"config.yaml", "config.yml"})
+_OWN_FOLDER = re.compile(r"/\.?hermes(?:-trio|_trio)?/|/\.config/hermes[^/]*/")
+_UNIVERSAL = re.compile(r"(?:\.{0,2}(?:[*?]|\[[^\]]*\])[*?.]*)\Z|\*[.*?]*\Z")
+
+
+def fold(path: str, cwd: str) -> tuple[str, ...]:
+    """The components of the absolute path, with `.`, `..` and empty ones resolved."""
+    parts: list[str] = []
+    if not path.startswith("/"):
+        parts.extend(fold(cwd, "/") if cwd else _UNKNOWN_DIRECTORY)
+    for part in path.split("/"):
+        if part == "..":
+            if parts:
+                parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return tuple(parts)
+
+
+def precious(path: str, cwds: Iterable[str], home: str) -> str | None:
+    """Name of the root that deleting `path` would take with it, or None."""
+    path = plain(path)
+    spellings = [path]
+    if HOLE in path:
+        spellings = [path.replace(HOLE, ""), path.replace(HOLE, SOLID)]
+    for spelling in spellings:
+        if not spelling:
+            continue
+        spelling = _PROCESS_ROOT.sub("/", spelling) if "proc" in spelling else spelling
+        for cwd in ("/",) if spelling.startswith("/") else cwds:
+            found = _precious(fold(spelling, cwd), home)
+            if found is not None:
+                return found
+    return None
+
+
+def _precious(parts: tuple[str, ...], home: str) -> str | None:
+    while parts and _UNIVERSAL.match(parts[-1]):
+        parts = parts[:-1]
+    if not parts:
+        return "/"
+    for root in _ROOTS:
+        if len(root) == len(parts) and _matches(parts, root):
+            return "/" + "/".join(root)
+    if home and home != "/":
+        house = fold(home, "/")
+        if len(parts) <= len(house) and _matches(parts, house[: len(parts)]):
+            return home if len(parts) == len(house) else "/" + "/".join(parts) + " (holds the home directory)"
+    return None
+
+
+def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    return all(
+        pattern == name or (_GLOB.search(pattern) is not None and fnmatch.fnmatchcase(name, pattern))
+        for pattern, name in zip(patterns, names, strict=False)
+    )
+
+
+def is_raw_disk(path: str) -> bool:
+    """Whether the path names, or may name, a whole disk or a partition."""
+    if "/" not in path and HOLE not in path:
+        return False
+    parts = fold(plain(path), "/")
+    if len(parts) < 2 or parts[0] != "dev":
+        return False
+    if parts[1] in ("mapper", "disk") and len(parts) > 2:
+        return True
+    name = parts[1]
+    if len(parts) > 2:
+        return False
+    if HOLE in name or SOLID in name or _GLOB.search(name):
+        pattern = name.replace(HOLE, "*").replace(SOLID, "*")
+        return any(fnmatch.fnmatchcase(disk, pattern) for disk in _DISK_NAMES)
+    return _DISK.fullmatch(name) is not None
+
+
+def write_category(path: str, cwd: str) -> tuple[Category, str] | None:
+    """The kind of question that writing this file raises, with its description, or None."""
+    path = plain(path)
+    if not path:
+        return None
+    full = "/" + "/".join(fold(path, cwd)) + ("/" if path.endswith("/") else "")
+    name = full.rstrip("/").rpartition("/")[2]
+    if _SYSTEM.match(full):
+        return Category.SYSTEM_FILE_WRITE, "writes to system files"
+    if "/.ssh" in full and ("/.ssh/" in full or full.endswith("/.ssh")):
+        return Category.SSH_WRITE, "writes to SSH files"
+    if name in _STARTUP:
+        return Category.STARTUP_WRITE, "writes to a shell startup file"
+    if name in _CREDENTIAL_NAMES or _CREDENTIAL_FOLDERS.search(full):
+        return Category.CREDENTIAL_WRITE, "writes to a credential file"
+    if _ENV_FILE.search(name) and (name.startswith(".env") or name.endswith(".env")) and not _ENV_TEMPLATE.search(name):
+        return Category.CONFIG_WRITE, "writes to an .env file"
+    if name in _CONFIG_NAMES or _OWN_FOLDER.search(full):
+        return Category.CONFIG_WRITE, "writes to a configuration file"
+    return None

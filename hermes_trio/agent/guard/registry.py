@@ -1,0 +1,121 @@
+"""Which rule judges which program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .rules import builtins, code, deletes, files, git, machine, text, wrappers
+
+if TYPE_CHECKING:
+    from .shell import Call
+
+Rule = Callable[["Call"], "str | None"]
+
+_TABLE: tuple[tuple[str, Rule], ...] = (
+    ("rm grm srm", deletes.rm),
+    ("unlink shred gshred", deletes.unlink),
+    ("del erase rd rmdir remove-item ri", deletes.windows_delete),
+    ("find gfind bfs", deletes.find),
+    ("fd fdfind", deletes.fd),
+    ("xargs gxargs parallel rush", deletes.xargs),
+    ("rsync", deletes.rsync),
+    ("mv gmv", deletes.move),
+    ("mkfs mke2fs mkdosfs mkntfs newfs mkreiserfs", machine.make_filesystem),
+    ("dd gdd dcfldd", machine.dd),
+    ("fdisk sfdisk cfdisk gdisk sgdisk parted wipefs blkdiscard hdparm cryptsetup mkswap pvcreate vgremove lvremove diskutil",
+     machine.partition),
+    ("shutdown reboot halt poweroff openrc-shutdown", machine.power),
+    ("init telinit", machine.init),
+    ("systemctl", machine.systemctl),
+    ("service rc-service supervisorctl launchctl loginctl pm2 initctl", machine.service),
+    ("dbus-send busctl gdbus qdbus", machine.message_bus),
+    ("kill", machine.kill),
+    ("pkill killall killall5 skill fuser xkill", machine.kill_by_name),
+    ("pgrep pidof", machine.find_process),
+    ("docker podman nerdctl docker-compose podman-compose", machine.container),
+    ("kubectl oc", machine.kubectl),
+    ("hermes-trio hermes", machine.gateway),
+    ("pip pip3 pipx", machine.package_tool),
+    ("chmod gchmod", files.chmod),
+    ("chown chgrp gchown", files.chown),
+    ("tee sponge gtee", files.tee),
+    ("cp gcp install ln scp", files.copy),
+    ("truncate patch", files.write_operands),
+    ("curl wget aria2c fetch http https", files.download),
+    ("crontab", files.crontab),
+    ("echo", text.echo),
+    ("printf", text.printf),
+    ("cat gcat bat pv tail head", text.cat),
+    ("cut sort uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
+     "zstd gzcat jq yq uniq shuf od hexdump split less more", text.transform),
+    ("rg ag ack tar sort man", text.search),
+    ("rev", text.reverse),
+    ("tac", text.tac),
+    ("tr gtr", text.translate),
+    ("base64 gbase64 base32 xxd openssl uudecode basenc", text.decode),
+    ("which type whereis hash", text.which),
+    ("ls gls dir", text.names_only),
+    ("basename dirname", text.basename),
+    ("pwd", text.working_directory),
+    ("true false : test [ [[ exit return break continue wait sleep mkdir touch unset shopt ulimit umask popd getopts "
+     "disown bg fg jobs let times enable history complete compgen compopt bind suspend logout local typeset", text.silent),
+    ("apt apt-get aptitude dnf yum zypper pacman apk brew snap flatpak npm yarn pnpm cargo go gem gh glab whatis apropos info "
+     "help diff cmp file stat wc make cmake ninja pytest ruff mypy vi nano emacs code ps top df du free uname date cal id "
+     "whoami hostname uptime lsof netstat ss ping dig nslookup traceroute tree locate nproc seq expr bc dc "
+     "notify-send logger wall mail sendmail zip unzip 7z gpg ssh-keygen ssh-add terraform ansible helm",
+     text.inert),
+    ("sh bash dash zsh ksh mksh ash fish csh tcsh rbash rzsh yash posh pdksh", code.shell),
+    ("eval", code.evaluate),
+    (". source", code.source),
+    ("python pypy perl ruby node nodejs bun deno php lua luajit rscript r osascript julia elixir groovy tclsh expect",
+     code.interpreter),
+    ("awk gawk mawk nawk", code.awk),
+    ("sed gsed", code.sed),
+    ("vim nvim ex ed view", code.editor),
+    ("powershell pwsh cmd", code.powershell),
+    ("git", git.git),
+    ("psql mysql mariadb sqlite3 sqlite sqlcmd clickhouse-client duckdb cockroach usql mycli pgcli litecli bq dropdb dropuser "
+     "mysqladmin", git.sql_client),
+    (" ".join(wrappers.NAMES), wrappers.wrapper),
+    ("env genv", wrappers.env),
+    ("sudo sudoedit", wrappers.sudo),
+    ("command", wrappers.command),
+    ("exec", wrappers.execute),
+    ("watch ssh entr", wrappers.joined),
+    ("su runuser script flock at batch", wrappers.texted),
+    ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap gdb npx", wrappers.text_arguments),
+    ("trap", wrappers.builtin_run),
+    ("cd pushd chdir", builtins.change_directory),
+    ("set", builtins.set_options),
+    ("read mapfile readarray", builtins.read),
+    ("alias", builtins.alias),
+    ("export declare readonly", builtins.declare),
+    ("shift", builtins.shift),
+)  # fmt: skip
+
+_RULES: dict[str, Rule] = {name: rule for names, rule in _TABLE for name in names.split()}
+_VERSIONED = re.compile(r"(python|pypy|perl|ruby|lua|php|node)[\d.]+m?\Z")
+
+RUNNERS = frozenset(
+    "rm dd shred find xargs sh bash dash zsh ksh env sudo eval busybox python python3 perl ruby node mkfs".split()
+)
+"""Programs that a wrapper without a rule may be asked to run."""
+
+ALL_NAMES = frozenset(
+    "rm dd shred find mkfs mkfs.ext4 shutdown reboot halt poweroff init telinit systemctl kill killall5 sh bash dash eval "
+    "python3 perl sudo env busybox xargs tee cp mv chmod chown curl wget".split()
+)
+"""Programs that a pattern in command position is compared with."""
+
+
+def find_rule(name: str) -> Rule | None:
+    """The rule for a program name in lower case, or None for a program nothing is known about."""
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule
+    if name.startswith("mkfs."):
+        return machine.make_filesystem
+    match = _VERSIONED.match(name)
+    return None if match is None else _RULES[match.group(1)]

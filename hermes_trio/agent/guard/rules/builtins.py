@@ -1,0 +1,127 @@
+"""Builtins of the shell that change its state: directory, variables, options, aliases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..marks import HOLE, SOLID, is_dynamic, plain
+from ..options import scan
+from ..paths import fold
+
+if TYPE_CHECKING:
+    from ..shell import Call
+    from ..state import Value
+
+
+def change_directory(call: Call) -> str:
+    """cd, pushd: the new directory, or an unknown one."""
+    operands = [word for word in call.arguments if not word.startswith("-") or word == "-"]
+    state = call.shell.state
+    if not operands:
+        target = state.home if call.name == "cd" else ""
+    else:
+        target = operands[0]
+    if target == "-" or (target and is_dynamic(target) and HOLE not in target):
+        state.cwds = ("",)
+        return ""
+    if not target:
+        state.cwds = ("",)
+        return ""
+    spellings = [target]
+    if HOLE in target:
+        # `cd $UNSET` goes home, `cd /$UNSET` to the root.
+        spellings = [target.replace(HOLE, "") or state.home, ""]
+    found: list[str] = []
+    for spelling in spellings:
+        for cwd in state.cwds:
+            if not spelling or (not cwd and not spelling.startswith("/")):
+                found.append("" if ".." not in spelling else "/" + "/".join(fold(spelling, "")))
+            else:
+                found.append("/" + "/".join(fold(spelling, cwd)))
+    state.cwds = tuple(dict.fromkeys(path if SOLID not in path else "" for path in found))[:16]
+    return ""
+
+
+def set_options(call: Call) -> str:
+    """set changes options and positional parameters."""
+    words = list(call.raw)
+    while words and words[0][:1] in "-+" and words[0] not in ("--", "-", ""):
+        flag = words.pop(0)
+        if flag.startswith("-") and "e" in flag and not flag.startswith("--") and not call.shell.state.uncertain:
+            call.shell.state.errexit = True
+        if flag.endswith("o") and words:
+            words.pop(0)
+    if words and words[0] in ("--", "-"):
+        words.pop(0)
+        call.shell.state.positional = tuple(words)
+    elif words:
+        call.shell.state.positional = tuple(words)
+    return ""
+
+
+def read(call: Call) -> str:
+    """read and mapfile take their values from standard input."""
+    options = scan(call.arguments, ("-d", "-n", "-N", "-p", "-t", "-u", "-i", "-a", "-O", "-s", "-c", "-C"))
+    lines = None if call.stdin is None else (call.stdin.rstrip("\n").split("\n"))
+    state = call.shell.state
+    array = options.value("-a")
+    if call.name in ("mapfile", "readarray"):
+        values: list[Value] = [HOLE] if lines is None else [tuple(lines)]
+        state.assign(options.operands[0] if options.operands else "MAPFILE", values)
+        return ""
+    if array is not None:
+        options.operands.append(array)
+    names = options.operands or ["REPLY"]
+    for position, name in enumerate(names):
+        if lines is None:
+            values = [HOLE]
+        elif array is not None:
+            values = [tuple(line.split()) for line in lines[:256]]
+        elif len(names) == 1:
+            values = [line.strip() for line in lines[:256]]
+        else:
+            last = position == len(names) - 1
+            values = [_field(line, position, last=last, separators=state.separators()) for line in lines[:256]]
+        if lines is not None and len(lines) > 256:
+            values.append(HOLE)
+        state.assign(name, values, certain=False)
+    return ""
+
+
+def _field(line: str, position: int, *, last: bool, separators: str) -> str:
+    for separator in separators:
+        line = line.replace(separator, " ")
+    pieces = line.split(None, position)
+    if len(pieces) <= position:
+        return ""
+    return pieces[position] if last else pieces[position].split(None, 1)[0]
+
+
+def alias(call: Call) -> str:
+    """alias keeps text that a later word may stand for; assignments were read by the shell."""
+    state = call.shell.state
+    for word in call.raw:
+        name, equals, text = word.partition("=")
+        if equals:
+            state.aliases.setdefault(name, []).append(plain(text))
+            with call.shell.muted(), state.maybe():
+                call.shell.run_text(text)
+    return ""
+
+
+def declare(call: Call) -> str:
+    """export, declare, local and readonly: what they assign was done by the shell, a computed word is done here."""
+    for word in call.raw:
+        name, equals, text = word.partition("=")
+        if equals and name.isidentifier():
+            call.shell.state.assign(name, [text], certain=False)
+    return ""
+
+
+def shift(call: Call) -> str:
+    """shift drops positional parameters; both sides of it stay possible."""
+    state = call.shell.state
+    if state.positional is not None:
+        count = int(call.arguments[0]) if call.arguments and call.arguments[0].isdigit() else 1
+        state.positional = state.positional[count:] if not state.uncertain else (*state.positional[count:],)
+    return ""

@@ -1,0 +1,615 @@
+"""Walks a script without running it: follows data from assignment to use, from pipe to reader, from file to run.
+
+A `Shell` belongs to one inspection and dies with it. It ends early with `Blocked` at the first thing that can never
+be allowed; everything else is collected as findings. Work is bounded by a step budget and a nesting limit, so an
+inspection always ends.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .expansion import MAX_ALTERNATIVES, Expander
+from .marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain, shown
+from .paths import fold, is_raw_disk, write_category
+from .reader import Reader, Unreadable
+from .registry import ALL_NAMES, RUNNERS, find_rule
+from .state import State, Value
+from .syntax import (
+    Assignment,
+    Branches,
+    Case,
+    Condition,
+    ForEach,
+    Function,
+    Group,
+    Item,
+    Literal,
+    Loop,
+    Node,
+    Pipeline,
+    Redirect,
+    Simple,
+)
+from .verdict import Blocked, BlockCategory, Category, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_STEPS: Final = 20_000
+MAX_DEPTH: Final = 24
+MAX_OUTPUT: Final = 128_000
+MAX_EXCERPT: Final = 160
+MAX_COMMANDS: Final = 256
+
+_CODE_VARIABLES = frozenset(
+    "EDITOR VISUAL PAGER MANPAGER GIT_PAGER GIT_EDITOR GIT_SSH_COMMAND GIT_EXTERNAL_DIFF GIT_SEQUENCE_EDITOR BROWSER "
+    "PROMPT_COMMAND PS0 PS1 PS2 PS4 LESSOPEN LESSCLOSE SSH_ASKPASS SUDO_ASKPASS GIT_ASKPASS RSYNC_RSH CVS_RSH".split()
+)
+_READ_OPERATORS = frozenset({"<", "<>"})
+_WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
+
+
+@attrs.define
+class Redirected:
+    """What redirections decided: the text on standard input, and the files that standard output goes to."""
+
+    stdin: str | None
+    targets: list[str]
+
+
+@attrs.define
+class Call:
+    """One command about to run: its name without folder, its arguments, and the text it would read."""
+
+    shell: Shell
+    name: str
+    arguments: list[str]
+    """The arguments without origin marks."""
+    raw: list[str]
+    """The arguments as they flowed here, with marks where text was downloaded or decoded."""
+    stdin: str | None
+    path: str
+
+    @property
+    def excerpt(self) -> str:
+        """The command as a person may read it."""
+        return excerpt_of([self.path, *self.arguments])
+
+    def flag(self, category: Category, description: str) -> None:
+        """Record a finding about this command."""
+        self.shell.flag(category, description, self.excerpt)
+
+
+class Shell:
+    """One walk over one command line."""
+
+    def __init__(self, *, home: str, cwd: str, sudo_password_configured: bool) -> None:
+        self.state = State(home=home, cwds=(cwd,))
+        self.sudo_password_configured = sudo_password_configured
+        self.expander = Expander(self.state, self._substitute)
+        self.findings: dict[tuple[Category, str], Finding] = {}
+        self.commands: dict[str, None] = {}
+        self._steps = 0
+        self._depth = 0
+        self._muted = 0
+        self._active: list[str] = []
+        self.bulk = 0
+        """How many searches (`find`, `xargs`) feed the command at hand."""
+
+    # -- what rules use
+
+    def flag(self, category: Category, description: str, excerpt: str) -> None:
+        """Record a finding once."""
+        if not self._muted:
+            self.findings.setdefault((category, excerpt), Finding(category, description, excerpt))
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Inside, only hard blocks count: for text that may or may not be run."""
+        self._muted += 1
+        try:
+            yield
+        finally:
+            self._muted -= 1
+
+    def run_text(self, text: str, stdin: str | None = None, *, positional: Iterable[str] | None = None) -> str:
+        """Follow text that a shell would run; unreadable text with unknown parts is left to the findings."""
+        self._origin(text, text)
+        if (REMOTE in text or DECODED in text) and not plain(text).strip(HOLE + SOLID + "\n"):
+            return HOLE
+        with self._deeper():
+            try:
+                items = Reader(plain(text)).read()
+            except Unreadable as problem:
+                if self._muted or is_dynamic(text):
+                    return HOLE
+                raise Blocked(BlockCategory.UNPARSEABLE, f"a nested shell text cannot be read: {problem}") from None
+            if positional is None:
+                return self.script(items, stdin)
+            saved, self.state.positional = self.state.positional, tuple(positional)
+            try:
+                with self.state.maybe():
+                    return self.script(items, stdin)
+            finally:
+                self.state.positional = saved
+
+    def run_file(self, path: str, stdin: str | None, arguments: list[str]) -> str | None:
+        """Follow a file whose text this command line wrote; None when the text is not known."""
+        text = self.file_text(path)
+        if text is None:
+            return None
+        self._origin(text, path)
+        if not plain(text).strip(HOLE + SOLID + "\n"):
+            return HOLE
+        with self.state.maybe():
+            return self.run_text(text, stdin, positional=arguments)
+
+    def file_text(self, path: str) -> str | None:
+        """The text that this command line put into the file, if it did."""
+        if not self.state.files:
+            return None
+        return self.state.files.get(self.file_key(path))
+
+    def call(self, argv: list[str], stdin: str | None) -> str:
+        """Judge one command by its words; returns what it would print, as far as known."""
+        self.step()
+        if not argv:
+            return ""
+        with self._deeper():
+            return self._call(argv, stdin)
+
+    def write(self, path: str, text: str | None, excerpt: str) -> None:
+        """Judge a write to a file and remember the text."""
+        path = plain(path)
+        if is_raw_disk(path):
+            reason = f"writes to the raw disk {shown(path)}, which destroys what is on it"
+            raise Blocked(BlockCategory.RAW_DISK_WRITE, reason)
+        sink = self.state.sinks.get(path)
+        if sink is not None:
+            self.script(sink, HOLE if text is None else text)
+            return
+        if path.startswith("/dev/"):
+            if path.startswith(("/dev/tcp/", "/dev/udp/")):
+                self.flag(Category.REMOTE_CODE, "connects a shell stream to the network", excerpt)
+            elif path.startswith(("/dev/mem", "/dev/kmem", "/dev/port")):
+                self.flag(Category.DISK_ACCESS, "writes to a raw device", excerpt)
+            return
+        if path.endswith("/sysrq-trigger") and path.startswith("/proc"):
+            raise Blocked(BlockCategory.SHUTDOWN, "writes to sysrq-trigger, which can stop the machine at once")
+        for cwd in self.state.cwds:
+            question = write_category(path, cwd)
+            if question is not None:
+                self.flag(*question, excerpt)
+                break
+        key = self.file_key(path)
+        known = self.state.files.get(key)
+        fresh = HOLE if text is None else text
+        if known is not None and known != fresh:
+            fresh = known + "\n" + fresh
+        self.state.files[key] = fresh[:MAX_OUTPUT]
+
+    def step(self) -> None:
+        """Count one unit of work."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it")
+
+    # -- scripts
+
+    def script(self, items: list[Item], stdin: str | None) -> str:
+        """Follow a list of commands; returns all they would print."""
+        with self._deeper():
+            return self._script(items, stdin)
+
+    def _script(self, items: list[Item], stdin: str | None) -> str:
+        outputs: list[str] = []
+        state = self.state
+        chain_start = state.cwds
+        previous = ";"
+        for position, item in enumerate(items):
+            if previous not in ("&&", "||"):
+                chain_start = state.cwds
+            before = state.cwds
+            if previous in ("&&", "||") or item.operator == "&":
+                with state.maybe():
+                    output = self.node(item.node, stdin)
+            else:
+                output = self.node(item.node, stdin)
+            if output:
+                outputs.append(output)
+            if state.cwds is not before:
+                self._settle_directory(before, chain_start, items, position)
+            elif item.operator not in ("&&", "||") and state.cwds is not chain_start and previous in ("&&", "||"):
+                state.cwds = _union(chain_start, state.cwds)
+            previous = item.operator
+        return "".join(outputs)[:MAX_OUTPUT]
+
+    def _settle_directory(
+        self, before: tuple[str, ...], chain_start: tuple[str, ...], items: list[Item], position: int
+    ) -> None:
+        """After a `cd`: what follows `&&` or `|| exit` runs only in the new directory, anything else maybe in both."""
+        state = self.state
+        item = items[position]
+        if state.errexit or item.operator == "&&":
+            return
+        if item.operator == "||" and position + 1 < len(items) and _leaves(items[position + 1].node):
+            return
+        state.cwds = _union(_union(chain_start, before), state.cwds)
+
+    def node(self, node: Node, stdin: str | None) -> str:
+        """Follow one command of any kind."""
+        if isinstance(node, Simple):
+            return self._simple(node, stdin)
+        self.step()
+        if isinstance(node, Pipeline):
+            return self._pipeline(node, stdin)
+        if isinstance(node, Function):
+            return self._define(node)
+        with self._deeper():
+            redirected = self._redirects(node.redirects, stdin)
+            output = self._compound(node, redirected.stdin)
+        return self._deliver(output, redirected.targets, "redirected group")
+
+    def _compound(self, node: Group | Branches | Loop | ForEach | Case | Condition, stdin: str | None) -> str:
+        state = self.state
+        if isinstance(node, Group):
+            if not node.subshell:
+                return self._script(node.body, stdin)
+            directory = state.cwds
+            with state.maybe():
+                output = self._script(node.body, stdin)
+            state.cwds = directory
+            return output
+        if isinstance(node, Condition):
+            for word in node.words:
+                self.expander.fields(word)
+            return ""
+        with state.maybe():
+            if isinstance(node, Branches):
+                outputs = [self._script(script, stdin) for script in node.scripts]
+                return _any_of(outputs)
+            if isinstance(node, Case):
+                for word in (node.subject, *node.patterns):
+                    self.expander.fields(word)
+                return _any_of([self._script(body, stdin) for body in node.bodies])
+            if isinstance(node, ForEach):
+                return self._for_each(node, stdin)
+            self.expander.texts(node.header)
+            output = ""
+            for _ in range(2):
+                output = self._script(node.condition, stdin) + self._script(node.body, stdin)
+            return output
+
+    def _for_each(self, node: ForEach, stdin: str | None) -> str:
+        values: list[Value] = []
+        if node.words is None:
+            values.extend(item for value in self.state.lookup("@") for item in _items(value))
+        else:
+            for word in node.words:
+                for alternative in self.expander.fields(word):
+                    values.extend(alternative)
+        outputs: list[str] = []
+        for chunk in _chunks(list(dict.fromkeys(values)) or [HOLE], 128):
+            self.state.variables[node.variable] = chunk
+            outputs.append(self._script(node.body, stdin))
+            if len(chunk) > 1 or len(node.body) > 1:
+                outputs[-1] = self._script(node.body, stdin)
+        return "".join(outputs)[:MAX_OUTPUT]
+
+    def _pipeline(self, node: Pipeline, stdin: str | None) -> str:
+        if len(node.commands) == 1:
+            return self.node(node.commands[0], stdin)
+        directory = self.state.cwds
+        flowing = stdin
+        with self._deeper(), self.state.maybe():
+            for command in node.commands:
+                flowing = self.node(command, flowing)
+                self.state.cwds = directory
+        return flowing or ""
+
+    def _define(self, node: Function) -> str:
+        if _is_bomb(node.body, node.name):
+            raise Blocked(BlockCategory.FORK_BOMB, f"function {node.name!r} starts copies of itself without end")
+        self.state.functions.setdefault(node.name, []).append(node.body)
+        self._enter_function(node.name, None)
+        return ""
+
+    def _enter_function(self, name: str, arguments: list[str] | None, stdin: str | None = None) -> str:
+        if self._active.count(name) > 1 or len(self._active) > MAX_DEPTH:
+            return HOLE
+        saved = self.state.positional
+        self.state.positional = None if arguments is None else tuple(arguments)
+        self._active.append(name)
+        try:
+            with self.state.maybe(), self._deeper():
+                return "".join([self.node(body, stdin) for body in self.state.functions[name][-8:]])[:MAX_OUTPUT]
+        finally:
+            self._active.pop()
+            self.state.positional = saved
+
+    # -- simple commands
+
+    def _simple(self, node: Simple, stdin: str | None) -> str:
+        self.step()
+        words = node.words
+        alternatives = [self.expander.fields(word) for word in words]
+        for assignment in node.assignments:
+            self._assign(assignment, certain=not words or _declares(node))
+        redirected = self._redirects(node.redirects, stdin) if node.redirects else Redirected(stdin, [])
+        if not words:
+            text = self._read_through(node, redirected)
+            return self._deliver(text, redirected.targets, "redirection")
+        outputs = [self.call(argv, redirected.stdin) for argv in self._choices(alternatives)]
+        last = [alternative[-1] for alternative in alternatives[-1] if alternative]
+        if last:
+            self.state.variables["_"] = list(last[:64])
+        output = outputs[0] if len(outputs) == 1 else _any_of(list(dict.fromkeys(outputs)))
+        if not redirected.targets:
+            return output
+        return self._deliver(output, redirected.targets, " ".join(f for a in alternatives for f in a[0])[:MAX_EXCERPT])
+
+    @staticmethod
+    def _read_through(node: Simple, redirected: Redirected) -> str:
+        """`$(<file)` prints the file; other bare redirections print nothing."""
+        if any(redirect.operator == "<" for redirect in node.redirects):
+            return HOLE if redirected.stdin is None else redirected.stdin
+        return ""
+
+    def _choices(self, alternatives: list[list[list[str]]]) -> list[list[str]]:
+        count = 1
+        for alternative in alternatives:
+            count *= len(alternative)
+        if count == 1:
+            return [[field for alternative in alternatives for field in alternative[0]]]
+        if count > MAX_ALTERNATIVES:
+            names = {fields[0] for fields in alternatives[0] if fields}
+            if any(is_dynamic(name) or find_rule(_base(name)) is not None for name in names) or not names:
+                raise Blocked(BlockCategory.OVER_LIMIT, "a command has too many possible spellings to inspect")
+            return [[field for alternative in alternatives for field in alternative[0]]]
+        return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*alternatives)]
+
+    def _assign(self, assignment: Assignment, *, certain: bool) -> None:
+        state = self.state
+        if assignment.index:
+            self.expander.texts(assignment.index)
+        values: list[Value]
+        if assignment.elements is not None:
+            fields: list[list[str]] = [[]]
+            for word in assignment.elements:
+                options = self.expander.fields(word)
+                if len(fields) * len(options) > MAX_ALTERNATIVES:
+                    raise Blocked(BlockCategory.OVER_LIMIT, "an array has too many possible values to inspect")
+                fields = [left + right for left in fields for right in options]
+            values = [tuple(items) for items in fields]
+        else:
+            parts = [] if assignment.value is None else assignment.value.parts
+            values = list(self.expander.texts(parts, assignment=True))
+        if assignment.append or assignment.index:
+            grown = [_append(old, new) for old in state.lookup(assignment.name)[:32] for new in values[:32]]
+            values = [*values, *grown] if assignment.index else grown
+        state.assign(assignment.name, values, certain=certain and not assignment.index)
+        if assignment.name in _CODE_VARIABLES:
+            for value in values:
+                if isinstance(value, str) and value.strip(HOLE + SOLID):
+                    with self.muted(), state.maybe():
+                        self.run_text(value.lstrip("|"))
+
+    def _redirects(self, redirects: list[Redirect], stdin: str | None) -> Redirected:
+        result = Redirected(stdin, [])
+        for redirect in redirects:
+            operator = redirect.operator
+            if operator in ("<<", "<<-"):
+                result.stdin = "".join(self.expander.texts(redirect.target.parts))
+                continue
+            if operator == "<<<":
+                result.stdin = "\n".join(self.expander.texts(redirect.target.parts)) + "\n"
+                continue
+            targets = ["".join(fields) for fields in self.expander.fields(redirect.target)]
+            if operator in _READ_OPERATORS:
+                texts = [self.file_text(target) for target in targets]
+                result.stdin = HOLE if None in texts else "\n".join(text for text in texts if text is not None)
+            if operator in _WRITE_OPERATORS:
+                names = [target for target in targets if not (operator == ">&" and _is_descriptor(target))]
+                if redirect.descriptor in ("", "1") or not redirect.descriptor.isdigit():
+                    result.targets.extend(names)
+                else:
+                    for name in names:
+                        self.write(name, None, f"{redirect.descriptor}{operator} {shown(name)}")
+        return result
+
+    def _deliver(self, output: str, targets: list[str], what: str) -> str:
+        if not targets:
+            return output
+        for target in targets:
+            self.write(target, output, shown(f"{what} > {target}")[:MAX_EXCERPT])
+        return output if any(plain(t) in ("/dev/stdout", "/dev/tty", "/dev/fd/1") for t in targets) else ""
+
+    def _substitute(self, items: list[Item]) -> str:
+        directory = self.state.cwds
+        with self.state.maybe():
+            output = self.script(items, None)
+        self.state.cwds = directory
+        return output
+
+    # -- calls
+
+    def _call(self, argv: list[str], stdin: str | None) -> str:
+        first = argv[0]
+        self._origin(first, first)
+        path = plain(first)
+        if is_dynamic(path):
+            path, known = self._dynamic(path, argv, stdin)
+            if not known:
+                return HOLE
+        name = _base(path)
+        if ("*" in name or "?" in name or "[" in name) and name not in ("[", "[["):
+            return self._globbed(name, path, argv, stdin)
+        raw = argv[1:]
+        arguments = [plain(argument) for argument in raw]
+        if len(self.commands) < MAX_COMMANDS and not self._muted:
+            self.commands.setdefault(shown(" ".join([name, *arguments]))[:2_000])
+        outputs: list[str] = []
+        if path in self.state.functions:
+            outputs.append(self._enter_function(path, arguments, stdin))
+        for alias in self.state.aliases.get(path, ())[:8]:
+            if self._active.count("alias " + path) == 0:
+                self._active.append("alias " + path)
+                try:
+                    outputs.append(self.run_text(" ".join([alias, *map(_quote, arguments)]), stdin))
+                finally:
+                    self._active.pop()
+        if "/" in path and (self.state.files or self.state.executables):
+            self._run_path(path, stdin, arguments)
+        rule = find_rule(name)
+        if rule is None:
+            self._unknown(name, arguments, stdin)
+            return _any_of(outputs) if outputs else HOLE
+        output = rule(Call(self, name, arguments, raw, stdin, path))
+        outputs.append(HOLE if output is None else output)
+        return outputs[0] if len(outputs) == 1 else _any_of(outputs)
+
+    def _dynamic(self, path: str, argv: list[str], stdin: str | None) -> tuple[str, bool]:
+        folder, _, name = path.rpartition("/")
+        if folder and name and not is_dynamic(name):
+            return path, True
+        excerpt = excerpt_of(argv)
+        self.flag(Category.DYNAMIC_COMMAND, "the command name is known only at run time", excerpt)
+        rest = path.replace(HOLE, "")
+        if SOLID in rest:
+            self._unknown(rest, argv[1:], stdin)
+            return path, False
+        # An unset variable leaves nothing, so what remains is the command.
+        self.call([rest, *argv[1:]] if rest else argv[1:], stdin)
+        return path, False
+
+    def _globbed(self, name: str, path: str, argv: list[str], stdin: str | None) -> str:
+        self.flag(Category.DYNAMIC_COMMAND, "the command name is a pattern", excerpt_of(argv))
+        if len(name) < 64:
+            for candidate in sorted(ALL_NAMES):
+                if fnmatch.fnmatchcase(candidate, name):
+                    self.call([candidate, *argv[1:]], stdin)
+        return HOLE
+
+    def _run_path(self, path: str, stdin: str | None, arguments: list[str]) -> None:
+        if self.file_key(path) in self.state.executables:
+            excerpt = excerpt_of([path, *arguments])
+            self.flag(Category.FRESH_EXECUTABLE, "runs a file that was just made executable", excerpt)
+        self.run_file(path, stdin, arguments)
+
+    def _unknown(self, name: str, arguments: list[str], stdin: str | None) -> None:
+        """A program without a rule may be a wrapper: what it might run must not be something hard-blocked."""
+        tried: set[str] = set()
+        for position, argument in enumerate(arguments):
+            base = _base(plain(argument))
+            if base not in tried and (base in RUNNERS or base.startswith("mkfs.")):
+                tried.add(base)
+                with self.muted():
+                    self.call(arguments[position:], stdin)
+
+    def _origin(self, text: str, excerpt: str) -> None:
+        """Text about to be executed: say so if it was downloaded or decoded."""
+        if text.isascii():
+            return
+        if REMOTE in text:
+            self.flag(Category.REMOTE_CODE, "runs downloaded text", shown(excerpt)[:MAX_EXCERPT])
+        if DECODED in text:
+            self.flag(Category.DECODED_CODE, "runs decoded text", shown(excerpt)[:MAX_EXCERPT])
+
+    def file_key(self, path: str) -> str:
+        """The absolute name under which a file of this command line is remembered."""
+        return "/" + "/".join(fold(plain(path), self.state.cwds[-1]))
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > MAX_DEPTH * 4:
+            self._depth -= 1
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command is nested too deep to inspect")
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+
+def excerpt_of(argv: list[str]) -> str:
+    """The words of a command as a person may read them, shortened."""
+    return shown(" ".join(argv))[:MAX_EXCERPT]
+
+
+def _base(path: str) -> str:
+    name = path.rstrip("/").rpartition("/")[2] if "/" in path else path
+    name = name.lower()
+    return name[:-4] if name.endswith(".exe") else name
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
+    merged = tuple(dict.fromkeys(left + right))
+    if len(merged) > 32:
+        raise Blocked(BlockCategory.OVER_LIMIT, "the working directory has too many possible values to inspect")
+    return merged
+
+
+def _leaves(node: Node) -> bool:
+    if isinstance(node, Group):
+        return bool(node.body) and _leaves(node.body[-1].node)
+    if not isinstance(node, Simple) or not node.words:
+        return False
+    parts = node.words[0].parts
+    return len(parts) == 1 and isinstance(parts[0], Literal) and parts[0].text in ("exit", "return")
+
+
+def _declares(node: Simple) -> bool:
+    parts = node.words[0].parts
+    return len(parts) == 1 and isinstance(parts[0], Literal) and parts[0].text in ("export", "declare", "readonly")
+
+
+def _is_descriptor(target: str) -> bool:
+    return target == "-" or target.rstrip("-").isdigit()
+
+
+def _append(old: Value, new: Value) -> Value:
+    if isinstance(old, str) and isinstance(new, str):
+        return ("" if old == HOLE else old) + new
+    return _items(old) + _items(new)
+
+
+def _items(value: Value) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else () if value in ("", HOLE) else (value,)
+
+
+def _chunks(values: list[Value], size: int) -> Iterable[list[Value]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _any_of(outputs: list[str]) -> str:
+    """One text for several possible ones: unknown first, so that no spelling is taken for certain."""
+    known = [output for output in outputs if output]
+    if len(known) < 2:
+        return known[0] if known else ""
+    return (HOLE + "\n" + "\n".join(known))[:MAX_OUTPUT]
+
+
+def _is_bomb(node: Node, name: str, *, detached: bool = False) -> bool:
+    """Whether a function body starts the function again beside itself, in a pipe or in the background."""
+    if isinstance(node, Simple):
+        parts = node.words[0].parts if node.words else []
+        return detached and bool(parts) and "".join(p.text for p in parts if isinstance(p, Literal)) == name
+    if isinstance(node, Pipeline):
+        return any(_is_bomb(command, name, detached=detached or len(node.commands) > 1) for command in node.commands)
+    if isinstance(node, Function | Condition):
+        return False
+    scripts = node.scripts if isinstance(node, Branches) else node.bodies if isinstance(node, Case) else [node.body]
+    return any(
+        _is_bomb(item.node, name, detached=detached or item.operator == "&") for script in scripts for item in script
+    )

@@ -1,0 +1,103 @@
+"""What a command line has set up so far: variables, functions, files it wrote, the directory it is in.
+
+Everything is a set of possibilities: an assignment that may not happen adds a value instead of replacing it, so
+that no branch can hide what another branch prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from .marks import HOLE, SOLID
+from .syntax import Item, Node
+from .verdict import Blocked, BlockCategory
+
+MAX_CANDIDATES = 512
+MAX_VALUE = 128_000
+PROCESS_SELF = SOLID + "self"
+"""What `$$`, `$PPID` and `$BASHPID` read as: some number, known to be this process or its parent."""
+
+Value = str | tuple[str, ...]
+
+_NUMBERS = frozenset({"#", "?", "-", "RANDOM", "SECONDS", "UID", "EUID", "LINENO", "EPOCHSECONDS", "SHLVL", "COLUMNS"})
+_PROCESSES = frozenset({"$", "!", "PPID", "BASHPID"})
+_DEFAULTS = {
+    "IFS": " \t\n",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "SHELL": "/bin/bash",
+    "BASH": "/bin/bash",
+    "0": "bash",
+}
+
+
+@attrs.define
+class State:
+    """The possible worlds a command line can be in at one point."""
+
+    home: str
+    cwds: tuple[str, ...]
+    variables: dict[str, list[Value]] = attrs.Factory(dict)
+    positional: tuple[str, ...] | None = None
+    functions: dict[str, list[Node]] = attrs.Factory(dict)
+    aliases: dict[str, list[str]] = attrs.Factory(dict)
+    files: dict[str, str] = attrs.Factory(dict)
+    """Text that the command line itself put into a file."""
+    sinks: dict[str, list[Item]] = attrs.Factory(dict)
+    """Scripts that read what is written to a `>(…)` path."""
+    executables: set[str] = attrs.Factory(set)
+    uncertain: int = 0
+    errexit: bool = False
+
+    @contextmanager
+    def maybe(self) -> Iterator[None]:
+        """Inside, assignments add possibilities instead of replacing them."""
+        self.uncertain += 1
+        try:
+            yield
+        finally:
+            self.uncertain -= 1
+
+    def lookup(self, name: str) -> list[Value]:
+        """All values the variable may have; `HOLE` where the environment decides."""
+        known = self.variables.get(name)
+        if known is not None:
+            return known
+        if name in ("@", "*"):
+            return [HOLE] if self.positional is None else [self.positional]
+        if name.isdigit() and name != "0":
+            if self.positional is None:
+                return [HOLE]
+            number = int(name[:6])
+            return [self.positional[number - 1]] if number <= len(self.positional) else [""]
+        if name == "HOME":
+            return [self.home or HOLE]
+        if name == "PWD":
+            return [cwd or SOLID for cwd in self.cwds]
+        if name in ("USER", "LOGNAME"):
+            return [self.home.rpartition("/")[2] or SOLID]
+        if name in _PROCESSES:
+            return [PROCESS_SELF]
+        if name in _NUMBERS:
+            return [SOLID]
+        return [_DEFAULTS.get(name, HOLE)]
+
+    def assign(self, name: str, values: Iterable[Value], *, certain: bool = True) -> None:
+        """Give the variable these possible values, beside its old ones unless the assignment surely happens."""
+        fresh = list(dict.fromkeys(values))
+        if not certain or self.uncertain:
+            fresh = list(dict.fromkeys([*self.lookup(name), *fresh]))
+        if len(fresh) > MAX_CANDIDATES:
+            raise Blocked(BlockCategory.OVER_LIMIT, f"variable {name} has too many possible values to inspect")
+        for value in fresh:
+            if (len(value) if isinstance(value, str) else sum(map(len, value))) > MAX_VALUE:
+                raise Blocked(BlockCategory.OVER_LIMIT, f"variable {name} is too long to inspect")
+        self.variables[name] = fresh
+
+    def separators(self) -> str:
+        """Every character that may split an unquoted expansion."""
+        if "IFS" not in self.variables:
+            return " \t\n"
+        return " \t\n" + "".join(value for value in self.variables["IFS"] if isinstance(value, str))

@@ -1,0 +1,29 @@
+"""Nothing that is hard-blocked gets through, in whatever spelling."""
+
+from __future__ import annotations
+
+import pytest
+
+from hermes_trio.agent.guard import BlockCategory, inspect_command
+
+from .blocked_corpus import OTHERS, ROOT_DELETE
+
+CASES = [(BlockCategory.ROOT_DELETE, name, command) for name, command in ROOT_DELETE.items()]
+CASES += [(category, name, command) for category, group in OTHERS.items() for name, command in group.items()]
+
+
+@pytest.mark.parametrize(
+    ("category", "command"),
+    [pytest.param(category, command, id=f"{category.name.lower()}-{name}") for category, name, command in CASES],
+)
+def test_blocked(category: BlockCategory, command: str) -> None:
+    """The spelling is recognised and blocked for the right reason."""
+    verdict = inspect_command(command, home="/home/dev", cwd="/home/dev/project")
+    assert verdict.blocked is not None
+    assert verdict.blocked.category is category
+    assert verdict.blocked.reason
+
+
+def test_corpus_is_large_enough() -> None:
+    """The corpus keeps its promised size."""
+    assert len(CASES) >= 150
