@@ -32,7 +32,7 @@ from .model import (
     ToolCallReady,
     ToolSpec,
 )
-from .tool import Tool, ToolBox, error_result
+from .tool import Tool, ToolBox, error_result, partial_result
 
 __all__ = ["AgentSettings", "ModelAgent", "Routes"]
 
@@ -244,7 +244,7 @@ class _Work:
                     nursery.start_soon(use, index, call)
         except BaseException:
             # What was finished is kept; a call without a result would make the transcript unusable, so it says that it was cut off.
-            self.said.extend(result or _cut_off(call) for result, call in zip(results, calls, strict=True))
+            self.said.extend(result or _cut_off(self.turn, call) for result, call in zip(results, calls, strict=True))
             self._note()
             raise
         return [result for result in results if result is not None]
@@ -324,10 +324,10 @@ class _Work:
         )
 
 
-def _cut_off(call: ToolCall) -> Message:
+def _cut_off(turn: Turn, call: ToolCall) -> Message:
     return Message(
         role="tool",
-        content=error_result("the turn was stopped before this call had ended"),
+        content=partial_result(turn, call.id) or error_result("the turn was stopped before this call had ended"),
         tool_call_id=call.id,
         tool_name=call.name,
     )

@@ -11,11 +11,12 @@ from typing import Protocol
 
 import msgspec
 
+from hermes_trio.runtime.tree import current_node
 from hermes_trio.runtime.turn import Turn
 
 from .model import ToolSpec
 
-__all__ = ["Tool", "ToolBox", "error_result"]
+__all__ = ["Tool", "ToolBox", "error_result", "keep_partial_result", "partial_result"]
 
 
 class Tool(Protocol):
@@ -42,3 +43,17 @@ class ToolBox(Protocol):
 def error_result(message: str, **more: object) -> str:
     """The form in which a failure goes back to the model."""
     return msgspec.json.encode({"error": message, **more}).decode()
+
+
+def keep_partial_result(turn: Turn, result: str) -> None:
+    """A tool that is being cancelled leaves what it has: the transcript will show it as the result of the call."""
+    node = current_node()
+    if node is not None:
+        if turn.state is None:
+            turn.state = {}
+        turn.state[f"partial {node.id}"] = result
+
+
+def partial_result(turn: Turn, call_id: str) -> str | None:
+    """What a cancelled call left, if anything."""
+    return None if turn.state is None else turn.state.get(f"partial {call_id}")

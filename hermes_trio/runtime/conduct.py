@@ -12,7 +12,7 @@ from typing import Final, cast
 import attrs
 import trio
 
-from .core import Core
+from .core import SUBAGENT, Core
 from .errors import AgentFailed, BudgetExhausted
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
@@ -56,6 +56,8 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
         how = outcome.state.value
         outcome = await _commit(core, turn, start, reply, outcome)
         _count_delivered(core, turn, outcome)
+        if turn.plan.source == SUBAGENT:
+            await _stop_orphans(core, session_id)
     finally:
         if locked:
             core.locks.release(session_id)
@@ -69,6 +71,13 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
     if outside is not None:
         raise outside
     return outcome
+
+
+async def _stop_orphans(core: Core, session_id: str) -> None:
+    """A child's session ends with the child, and a session's end stops its jobs."""
+    if core.supervisor.jobs(session_id):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
+            await core.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 
 def _start_of(turn: Turn) -> TurnStart:
@@ -194,7 +203,7 @@ async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None,
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
     told = () if drained else tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE)
     promised = turn.root.promised - len(told)
-    end = plan.one_shot if plan.one_shot and (promised <= 0 or plan.source == "subagent") else ""
+    end = plan.one_shot if plan.one_shot and (promised <= 0 or plan.source == SUBAGENT) else ""
     try:
         finish = TurnFinish(
             start=start,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from .journal import Journal
     from .supervisor import Supervisor
 
-__all__ = ["Core", "Settings"]
+__all__ = ["SUBAGENT", "Core", "Settings"]
+
+SUBAGENT: Final = "subagent"
+"""The source of the sessions of child turns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +125,7 @@ class Core:
             input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
             context=context,
             agent=self.agent if agent is None else agent,
-            source="subagent",
+            source=SUBAGENT,
             tenant=owner.tenant,
             budget=budget,
             sink=sink,

@@ -123,11 +123,16 @@ class Job:
         context: SessionContext | None = None,
         budget: Budget | None = None,
         sink: EventSink | None = None,
+        on_context: Callable[[SessionContext], None] | None = None,
+        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
     ) -> Outcome:
         """Run a child turn of the job's owner inside this job. It is of the owner's kind."""
         child = self._core.make_child(
             input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
         )
+        child.plan.on_end = on_end
+        if on_context is not None:
+            on_context(child.context)
         return await conduct(self._core, child)
 
     # -- for everybody else ------------------------------------------------------------------------------------------------------

@@ -177,6 +177,8 @@ class Turn:
         context: SessionContext | None = None,
         budget: Budget | None = None,
         sink: EventSink | None = None,
+        on_context: Callable[[SessionContext], None] | None = None,
+        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
     ) -> Outcome:
         """Run a child turn inside this one and wait for it: same kind, own nursery, own session, this turn's limiter token.
 
@@ -187,6 +189,9 @@ class Turn:
         child = self.core.make_child(
             input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
         )
+        child.plan.on_end = on_end
+        if on_context is not None:
+            on_context(child.context)
         return await conduct(self.core, child)
 
     @property
