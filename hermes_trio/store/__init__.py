@@ -20,6 +20,7 @@ from .errors import (
     UnknownRecord,
     UnknownSession,
 )
+from .port import Store
 from .records import (
     AllowedUser,
     ApiKey,
@@ -43,6 +44,7 @@ from .records import (
     RunRow,
     RunStatus,
     SearchHit,
+    SearchOrder,
     SessionRecord,
     StoredMessage,
     StoredResponse,
@@ -78,9 +80,11 @@ __all__ = [
     "RunStatus",
     "Runner",
     "SearchHit",
+    "SearchOrder",
     "SessionExists",
     "SessionRecord",
     "SqliteStore",
+    "Store",
     "StoreBusy",
     "StoreClosed",
     "StoreCorrupt",

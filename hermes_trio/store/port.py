@@ -1,13 +1,559 @@
-"""The store's port: what the layers above may ask of it, whatever the backend."""
+"""The store's port: what the layers above may ask of it, whatever the backend.
+
+Each verb is one transaction with one invariant, and returns only when what it promises is durable. A verb that has been called runs to
+its end even if the caller is cancelled: cancelling abandons the wait, never the write. A write that fails raises a `StoreError` and leaves
+nothing behind. The small protocols are for those who need only a part; `Store` is all of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from hermes_trio.runtime.ports import RuntimeStore
+from hermes_trio.runtime.ports import EventRow, Message, NewMessage, OutboxEntry, RuntimeStore
 
-__all__ = ["Store"]
+from .records import (
+    EVERYBODY,
+    AllowedUser,
+    ApiKey,
+    Approval,
+    ApprovalChoice,
+    ApprovalState,
+    CronExecution,
+    CronJob,
+    CronState,
+    IdempotentReply,
+    JobRecord,
+    MaintenanceReport,
+    NewApproval,
+    NewSession,
+    OutboxRow,
+    OutboxState,
+    PairingRequest,
+    RunRow,
+    RunStatus,
+    SearchHit,
+    SearchOrder,
+    SessionRecord,
+    StoredMessage,
+    StoredResponse,
+)
+
+__all__ = [
+    "Access",
+    "Approvals",
+    "CronTable",
+    "Deliveries",
+    "Inbox",
+    "Jobs",
+    "Keys",
+    "Maintenance",
+    "Notes",
+    "Outbox",
+    "Responses",
+    "Runs",
+    "Search",
+    "Sessions",
+    "Store",
+]
 
 
-class Store(RuntimeStore, Protocol):
-    """Everything that is written down. Each verb is one transaction."""
+class Sessions(Protocol):
+    """Sessions, their transcripts and the keys that lead to them."""
+
+    async def get_session(self, session_id: str) -> SessionRecord | None:
+        """A session by its id, or None."""
+        ...
+
+    async def session_of(self, session_key: str) -> SessionRecord | None:
+        """The session behind a key, open or ended, or None."""
+        ...
+
+    async def list_sessions(
+        self,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        source: str | None = None,
+        tenant: str | None = None,
+        include_children: bool = False,
+        open_only: bool = False,
+    ) -> list[SessionRecord]:
+        """Sessions, the newest activity first; sub-agents' sessions only if asked for."""
+        ...
+
+    async def create_session(self, new: NewSession) -> SessionRecord:
+        """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
+        ...
+
+    async def patch_session(
+        self, session_id: str, *, title: str | None = None, set_title: bool = False, end_reason: str | None = None
+    ) -> SessionRecord:
+        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither."""
+        ...
+
+    async def reopen_session(self, session_id: str) -> bool:
+        """Take back an end; returns whether there was one."""
+        ...
+
+    async def delete_session(self, session_id: str) -> int:
+        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted."""
+        ...
+
+    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRecord:
+        """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
+        ...
+
+    async def new_session(self, session_key: str, *, source: str, reason: str = "session_reset") -> str:
+        """End the session behind a key and start another one there; returns the new id."""
+        ...
+
+    async def switch_session(
+        self, session_key: str, session_id: str, *, reason: str = "session_switch"
+    ) -> SessionRecord:
+        """Point a key to another session: the one behind it ends, the other is reopened."""
+        ...
+
+    async def touch_session(self, session_id: str) -> None:
+        """Note activity, so that the session is not idle."""
+        ...
+
+    async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
+        """Add to a transcript outside any turn."""
+        ...
+
+    async def replace_history(self, session_id: str, messages: Sequence[Message]) -> None:
+        """Compact a transcript: the live messages are set aside (search still finds them), these take their place."""
+        ...
+
+    async def list_messages(
+        self, session_id: str, *, limit: int = 1000, offset: int = 0, include_archived: bool = False
+    ) -> list[StoredMessage]:
+        """The messages with their numbers, oldest first."""
+        ...
+
+    async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
+        """The session's own system prompt and model configuration (JSON text), each None if it has none."""
+        ...
+
+
+class Search(Protocol):
+    """Full-text search."""
+
+    async def search_messages(
+        self,
+        text: str,
+        *,
+        limit: int = 20,
+        offset: int = 0,
+        source: str | None = None,
+        tenant: str | None = None,
+        session_id: str | None = None,
+        roles: Sequence[str] = (),
+        order: SearchOrder = SearchOrder.RELEVANCE,
+    ) -> list[SearchHit]:
+        """Messages that hold all terms; `"…"` is a phrase, `word*` a beginning, `a OR b` either. Never raises for a query."""
+        ...
+
+    async def index_messages(self) -> int:
+        """Index what is committed and not indexed yet, in small batches; return how many messages that was."""
+        ...
+
+
+class Runs(Protocol):
+    """Runs and their event logs."""
+
+    async def update_run_status(self, run_id: str, status: RunStatus, last_event: str | None = None) -> None:
+        """Move a live run to another live status; one that has ended stays as it is."""
+        ...
+
+    async def get_run(self, run_id: str) -> RunRow | None:
+        """A run by its id, or None."""
+        ...
+
+    async def find_run(self, tenant: str, idempotency_key: str) -> RunRow | None:
+        """The run that an idempotency key started, or None."""
+        ...
+
+    async def list_runs(
+        self,
+        *,
+        status: RunStatus | None = None,
+        session_id: str | None = None,
+        tenant: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[RunRow]:
+        """Runs, the newest first."""
+        ...
+
+    async def events_after(self, run_id: str, number: int = 0, *, limit: int = 500) -> list[EventRow]:
+        """The events of a run after a number, in order."""
+        ...
+
+    async def event_epoch(self, run_id: str, number: int) -> str | None:
+        """The epoch in which an event was written, or None if it is not kept: how a reader's `Last-Event-ID` is checked."""
+        ...
+
+
+class Jobs(Protocol):
+    """Background jobs."""
+
+    async def note_job_output(self, job_id: str, tail: str) -> None:
+        """Keep the last output of a live job, so that a notice after a crash can show it."""
+        ...
+
+    async def get_job(self, job_id: str) -> JobRecord | None:
+        """A job by its id, or None."""
+        ...
+
+    async def list_jobs(
+        self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
+    ) -> list[JobRecord]:
+        """Jobs of one session or of all, the newest first."""
+        ...
+
+
+class Inbox(Protocol):
+    """What waits for a session."""
+
+    async def inbox_states(self, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
+        """State and reason of rows, by id; a row that retention removed is missing."""
+        ...
+
+    async def inbox_waiting(self) -> int:
+        """How many rows wait, in all inboxes: what a drain reports as undelivered."""
+        ...
+
+
+class Outbox(Protocol):
+    """What waits for a platform."""
+
+    async def add_outbox(self, entries: Sequence[OutboxEntry], *, session_id: str = "") -> list[int]:
+        """Queue replies outside any turn; return their ids."""
+        ...
+
+    async def claim_outbox(self, platform: str, *, limit: int = 16) -> list[OutboxRow]:
+        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""
+        ...
+
+    async def next_outbox_due(self, platform: str) -> float | None:
+        """When the next pending reply of a platform is due, or None."""
+        ...
+
+    async def outbox_sent(self, number: int) -> bool:
+        """A reply was accepted by its platform."""
+        ...
+
+    async def outbox_retry(self, number: int, *, at: float, error: str) -> bool:
+        """An attempt failed; try again at `at`."""
+        ...
+
+    async def outbox_dead(self, number: int, *, error: str) -> bool:
+        """Give a reply up: it becomes a dead letter."""
+        ...
+
+    async def revive_outbox(self, number: int) -> bool:
+        """Queue a dead letter again; returns whether it was one."""
+        ...
+
+    async def list_outbox(
+        self, state: OutboxState, *, platform: str | None = None, limit: int = 50, offset: int = 0
+    ) -> list[OutboxRow]:
+        """Replies in a state, oldest first."""
+        ...
+
+    async def outbox_unsent(self) -> int:
+        """How many replies are neither sent nor dead: what a drain reports as undelivered."""
+        ...
+
+
+class Approvals(Protocol):
+    """Requests that wait for a human, and grants."""
+
+    async def create_approval(self, new: NewApproval) -> Approval:
+        """Write a request down before anybody is asked."""
+        ...
+
+    async def get_approval(self, approval_id: str) -> Approval | None:
+        """A request by its id, or None."""
+        ...
+
+    async def answer_approval(self, approval_id: str, choice: ApprovalChoice, *, reason: str = "") -> Approval | None:
+        """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
+        ...
+
+    async def answer_approvals(
+        self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
+    ) -> list[Approval]:
+        """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
+        ...
+
+    async def expire_approval(self, approval_id: str, *, reason: str = "timeout") -> bool:
+        """Nobody answered; returns whether the request was still pending."""
+        ...
+
+    async def end_approval_scope(self, scope: str, *, reason: str) -> int:
+        """A run or a conversation is over: what waits expires, its grants end. Returns how many requests expired."""
+        ...
+
+    async def list_approvals(
+        self,
+        *,
+        state: ApprovalState | None = ApprovalState.PENDING,
+        scope: str | None = None,
+        tenant: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Approval]:
+        """Requests, oldest first; by default those that are pending."""
+        ...
+
+    async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:
+        """Allow a category beforehand, in a scope or for everybody."""
+        ...
+
+    async def revoke_grant(self, category: str, *, scope: str = EVERYBODY) -> bool:
+        """Take a grant back; returns whether there was one."""
+        ...
+
+    async def is_granted(self, category: str, *, scope: str) -> bool:
+        """Whether a category is allowed in a scope, by its own grants or by everybody's."""
+        ...
+
+    async def granted(self, scope: str) -> frozenset[str]:
+        """All categories that are allowed in a scope."""
+        ...
+
+    async def list_grants(self) -> list[tuple[str, str]]:
+        """All grants as (scope, category); the scope "" is everybody's."""
+        ...
+
+
+class Responses(Protocol):
+    """Stored responses, conversations, idempotent replies."""
+
+    async def put_response(self, response: StoredResponse) -> None:
+        """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
+        ...
+
+    async def get_response(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """A tenant's response, or None. Reading it makes it the most recently used one."""
+        ...
+
+    async def delete_response(self, tenant: str, response_id: str) -> bool:
+        """Forget a response and the names that point to it; returns whether there was one."""
+        ...
+
+    async def latest_response(self, tenant: str, conversation: str) -> str | None:
+        """The id of the newest response of a conversation, or None."""
+        ...
+
+    async def put_reply(self, reply: IdempotentReply) -> None:
+        """Keep the reply to an idempotency key; raises `IdempotencyConflict` for a key in force with another body."""
+        ...
+
+    async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
+        """The reply that a key repeats, or None; raises `IdempotencyConflict` if the key came with another body."""
+        ...
+
+
+class Deliveries(Protocol):
+    """Webhook deliveries."""
+
+    async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
+        """Accept a delivery and its message in one transaction; returns the inbox id, or None for a known delivery."""
+        ...
+
+    async def record_delivery(self, route: str, delivery_id: str) -> bool:
+        """Note a delivery that was handled without a turn, after it succeeded; returns False for a known one."""
+        ...
+
+    async def delivery_known(self, route: str, delivery_id: str) -> bool:
+        """Whether this route has accepted this id."""
+        ...
+
+
+class CronTable(Protocol):
+    """Cron jobs and their executions."""
+
+    async def put_cron_job(self, job: CronJob) -> CronJob:
+        """Make a job, or change the one of that id."""
+        ...
+
+    async def get_cron_job(self, job_id: str) -> CronJob | None:
+        """A job by its id, or None."""
+        ...
+
+    async def list_cron_jobs(self, *, tenant: str | None = None) -> list[CronJob]:
+        """All jobs, by name."""
+        ...
+
+    async def delete_cron_job(self, job_id: str) -> bool:
+        """Forget a job; returns whether there was one."""
+        ...
+
+    async def set_cron_next(self, job_id: str, when: float | None) -> None:
+        """Note when a job is due next; None for never again."""
+        ...
+
+    async def claim_cron_slot(
+        self,
+        job_id: str,
+        slot: float,
+        *,
+        state: CronState = CronState.CLAIMED,
+        error: str = "",
+        next_at: float | None = None,
+    ) -> bool:
+        """Claim a slot (or record it as skipped or missed) and move the job on to `next_at`, in one transaction.
+
+        Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
+        """
+        ...
+
+    async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
+        """A claimed slot begins to run in a session."""
+        ...
+
+    async def finish_cron_slot(
+        self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
+    ) -> bool:
+        """A slot is over; the first end wins."""
+        ...
+
+    async def list_cron_executions(
+        self, job_id: str | None = None, *, limit: int = 50, offset: int = 0
+    ) -> list[CronExecution]:
+        """Executions of one job or of all, the newest slot first."""
+        ...
+
+
+class Keys(Protocol):
+    """API keys."""
+
+    async def create_api_key(
+        self, name: str, *, scopes: tuple[str, ...] = (), tenant: str = "", expires_at: float | None = None
+    ) -> tuple[ApiKey, str]:
+        """Make a key; returns its record and the key itself, which nobody can read again. Without a tenant it is a tenant of its own."""
+        ...
+
+    async def find_api_key(self, secret: str) -> ApiKey | None:
+        """The record of a key that is in force, or None."""
+        ...
+
+    async def revoke_api_key(self, key_id: str) -> bool:
+        """Put a key out of force, at once; returns whether it was in force."""
+        ...
+
+    async def list_api_keys(self, *, include_revoked: bool = False) -> list[ApiKey]:
+        """All keys, oldest first."""
+        ...
+
+
+class Access(Protocol):
+    """Who may talk to the agent on a platform."""
+
+    async def offer_pairing(
+        self, platform: str, code: str, *, user_id: str, user_name: str = "", ttl: float = 3600.0
+    ) -> bool:
+        """Note a pairing code for a user; False if the user has an open one, or the platform has too many."""
+        ...
+
+    async def redeem_pairing(self, platform: str, code: str) -> AllowedUser | None:
+        """Approve a code: its user is let in, and the code is used up. None if there is no such code in force."""
+        ...
+
+    async def list_pairings(self, platform: str | None = None) -> list[PairingRequest]:
+        """Everybody who has an open code."""
+        ...
+
+    async def allow_user(self, platform: str, user_id: str, *, user_name: str = "") -> AllowedUser:
+        """Put somebody on a platform's allow-list."""
+        ...
+
+    async def disallow_user(self, platform: str, user_id: str) -> bool:
+        """Take somebody off; returns whether they were on it."""
+        ...
+
+    async def user_allowed(self, platform: str, user_id: str) -> bool:
+        """Whether somebody is on a platform's allow-list."""
+        ...
+
+    async def list_allowed(self, platform: str | None = None) -> list[AllowedUser]:
+        """Everybody on the allow-lists."""
+        ...
+
+
+class Notes(Protocol):
+    """Cursors and single values."""
+
+    async def get_cursor(self, adapter: str) -> str | None:
+        """How far an adapter has read, or None if it never did."""
+        ...
+
+    async def set_cursor(self, adapter: str, value: str) -> None:
+        """Note how far an adapter has read."""
+        ...
+
+    async def get_meta(self, key: str) -> str | None:
+        """A value by its name, or None."""
+        ...
+
+    async def set_meta(self, key: str, value: str | None) -> None:
+        """Keep a value under a name; None forgets it."""
+        ...
+
+
+class Maintenance(Protocol):
+    """Retention, and the space that it frees."""
+
+    async def prune_sessions(
+        self,
+        older_than_days: float = 90,
+        source: str | None = None,
+        *,
+        end_reason: str | None = None,
+        tenant: str | None = None,
+    ) -> int:
+        """Remove sessions that ended more than so many days ago; returns how many. Open sessions are never touched.
+
+        When cancelled, what was removed until then stays removed.
+        """
+        ...
+
+    async def maintain(self, now: float | None = None) -> MaintenanceReport:
+        """One round: end what is idle, remove what is old, index, and give the space back.
+
+        When cancelled, it stops between two steps; the next round goes on.
+        """
+        ...
+
+    async def optimize_search(self) -> None:
+        """Merge the search indexes in small steps, which drops what belonged to removed messages."""
+        ...
+
+    async def give_space_back(self) -> int:
+        """Cut unused pages off the file and empty its log; returns how many pages."""
+        ...
+
+
+class Store(
+    RuntimeStore,
+    Sessions,
+    Search,
+    Runs,
+    Jobs,
+    Inbox,
+    Outbox,
+    Approvals,
+    Responses,
+    Deliveries,
+    CronTable,
+    Keys,
+    Access,
+    Notes,
+    Maintenance,
+    Protocol,
+):
+    """Everything that is written down."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -13,6 +13,8 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import Message
 
 __all__ = [
+    "DAY",
+    "EVERYBODY",
     "AllowedUser",
     "ApiKey",
     "Approval",
@@ -35,6 +37,7 @@ __all__ = [
     "RunRow",
     "RunStatus",
     "SearchHit",
+    "SearchOrder",
     "SessionRecord",
     "StoredMessage",
     "StoredResponse",
@@ -138,6 +141,14 @@ class SearchHit:
     after: str = ""
 
 
+class SearchOrder(Enum):
+    """In which order the hits of a search come."""
+
+    RELEVANCE = "relevance"
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
 class RunStatus(Enum):
     """The states of a run, by the names that clients know."""
 
@@ -226,6 +237,10 @@ class OutboxRow:
     maybe_duplicate: bool
     created_at: float
     settled_at: float | None
+
+
+EVERYBODY: Final = ""
+"""The scope of grants that hold for all sessions."""
 
 
 class ApprovalState(Enum):
@@ -398,7 +413,7 @@ class AllowedUser:
     added_at: float
 
 
-DAY = 86_400.0
+DAY: Final = 86_400.0
 
 
 @attrs.frozen(kw_only=True)

@@ -51,6 +51,7 @@ CREATE TABLE sessions (
     model_config TEXT
 );
 CREATE INDEX sessions_activity ON sessions (last_active);
+CREATE INDEX sessions_open ON sessions (last_active) WHERE ended_at IS NULL;
 CREATE INDEX sessions_ended ON sessions (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX sessions_parent ON sessions (parent_session_id) WHERE parent_session_id IS NOT NULL;
 CREATE UNIQUE INDEX sessions_title ON sessions (tenant, title) WHERE title IS NOT NULL;

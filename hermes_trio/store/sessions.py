@@ -222,6 +222,7 @@ def start_over(db: Database, now: float, session_key: str, source: str, reason: 
     routing, tenant, user = "", "", ""
     if old is not None:
         end_session(db, now, old[0], reason)
+        write(db, "DELETE FROM grants WHERE scope = ?", (session_key,))
         known = one(db, "SELECT routing, tenant, user_id FROM sessions WHERE id = ?", (old[0],))
         if known is not None:
             routing, tenant, user = known

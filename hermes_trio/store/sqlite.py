@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 import apsw
+import structlog
 import trio
 
+from .access import AccessVerbs
+from .approvals import ApprovalVerbs
 from .backlog import BacklogVerbs
-from .errors import translate
+from .cron import CronVerbs
+from .deliveries import DeliveryVerbs
+from .errors import StoreError, translate
 from .files import MEMORY, connect, connect_reader, enter_wal, owned
 from .inbox import InboxVerbs
 from .jobs import JobVerbs
+from .keys import KeyVerbs
+from .maintenance import MaintenanceVerbs
+from .notes import NoteVerbs
 from .outbox import OutboxVerbs
 from .records import Retention
 from .recovery import RecoveryVerbs
@@ -37,6 +45,11 @@ __all__ = ["Runner", "SqliteStore", "open_store"]
 
 READER_THREADS: Final = 4
 
+INDEX_SECONDS: Final = 15.0
+"""How far the search index may lag behind; a search catches up first anyway."""
+
+log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger(__name__)
+
 DEFAULT_RETENTION: Final = Retention()
 
 
@@ -49,7 +62,24 @@ class Runner(Enum):
     """On the loop. For virtual time and property tests. A database in memory is always inline: it waits for no disk."""
 
 
-class SqliteStore(BacklogVerbs, SessionVerbs, TurnVerbs, RunVerbs, JobVerbs, InboxVerbs, OutboxVerbs, ResponseVerbs, RecoveryVerbs):
+class SqliteStore(
+    BacklogVerbs,
+    SessionVerbs,
+    TurnVerbs,
+    RunVerbs,
+    JobVerbs,
+    InboxVerbs,
+    OutboxVerbs,
+    ApprovalVerbs,
+    ResponseVerbs,
+    DeliveryVerbs,
+    CronVerbs,
+    KeyVerbs,
+    AccessVerbs,
+    NoteVerbs,
+    RecoveryVerbs,
+    MaintenanceVerbs,
+):
     """All verbs, on one SQLite database."""
 
     def __init__(
@@ -63,7 +93,7 @@ class SqliteStore(BacklogVerbs, SessionVerbs, TurnVerbs, RunVerbs, JobVerbs, Inb
         token: Callable[[int], str],
     ) -> None:
         self.path: str = path
-        self.retention: Retention = retention
+        self.retention = retention
         self._writer = writer
         self._reads = reads
         self._clock = clock
@@ -75,6 +105,25 @@ class SqliteStore(BacklogVerbs, SessionVerbs, TurnVerbs, RunVerbs, JobVerbs, Inb
         return self._writer.statistics()
 
 
+async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
+    rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
+    pause = store.retention.interval / rounds
+    while True:
+        for _ in range(rounds):
+            await sleep(pause)
+            try:
+                await store.index_messages()
+            except StoreError as error:
+                log.warning("the search index could not be brought up to date", error=str(error))
+        try:
+            report = await store.maintain()
+        except StoreError as error:
+            log.warning("maintenance of the store failed; the next round tries again", error=str(error))
+        else:
+            log.debug("store maintained", removed=dict(report.removed), sessions_ended=report.sessions_ended)
+
+
 @asynccontextmanager
 async def open_store(
     path: str | Path | None,
@@ -83,12 +132,15 @@ async def open_store(
     retention: Retention = DEFAULT_RETENTION,
     clock: Callable[[], float] = time.time,
     token: Callable[[int], str] = secrets.token_hex,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+    maintenance: bool | None = None,
 ) -> AsyncIterator[SqliteStore]:
     """Open the store at `path`, or one in memory for None or `:memory:`, for the body of the `async with`.
 
     Raises `StoreInUse` if another server has it open, `NewerSchema` if a newer program wrote it, `StoreReadOnly` if it cannot be
     written. On the way out everything that was enqueued is written, also when the body was cancelled. `token(n)` makes the random
-    part of session ids, n bytes in hex.
+    part of session ids, n bytes in hex. `maintenance` says whether the store looks after itself every `retention.interval` seconds of
+    `sleep`; a database in memory does so only when told to.
     """
     name = MEMORY if path is None else str(path)
     in_memory = name == MEMORY
@@ -106,21 +158,27 @@ async def open_store(
                 enter_wal(db, name)
         except apsw.Error as error:
             raise translate(error, name) from error
-        shared = in_memory
+        shared = in_memory or runner is Runner.INLINE
         reads: Reads = SharedReads(db, name) if shared else OwnReads(lambda: connect_reader(name), name, READER_THREADS)
         stack.callback(reads.close)
         threaded = runner is Runner.THREADED and not in_memory
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
         writer = Writer(db, worker, name, slices=threaded)
         store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
+        looks_after_itself = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(writer.run, name="store writer")
                 try:
-                    yield store
-                except Exception as error:
-                    failure = error
+                    async with trio.open_nursery() as keepers:
+                        if looks_after_itself:
+                            keepers.start_soon(_look_after, store, sleep, name="store maintenance")
+                        try:
+                            yield store
+                        except Exception as error:
+                            failure = error
+                        keepers.cancel_scope.cancel()
                 finally:
                     writer.close()
         finally:

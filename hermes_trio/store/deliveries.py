@@ -1,0 +1,60 @@
+"""Webhook deliveries: each id is accepted once a route, and only together with the message that it brings (SC-5).
+
+A delivery that was refused, or whose work failed before anything was promised, leaves no trace: the sender's next attempt is welcome.
+"""
+
+from __future__ import annotations
+
+from hermes_trio.runtime.ports import NewMessage
+
+from .inbox import accept_message
+from .rows import Database, changed, exists, write
+from .verbs import Verbs
+
+__all__ = ["DeliveryVerbs"]
+
+
+def accept(db: Database, now: float, route: str, delivery_id: str, message: NewMessage) -> int | None:
+    """Write the delivery's id and its message, unless the id is known to this route."""
+    if not record(db, now, route, delivery_id):
+        return None
+    number = accept_message(db, now, message)
+    write(
+        db,
+        "UPDATE webhook_deliveries SET inbox_id = ? WHERE route = ? AND delivery_id = ?",
+        (number, route, delivery_id),
+    )
+    return number
+
+
+def record(db: Database, now: float, route: str, delivery_id: str) -> bool:
+    """Write a delivery's id."""
+    return bool(
+        changed(
+            db,
+            "INSERT INTO webhook_deliveries (route, delivery_id, accepted_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (route, delivery_id, now),
+        )
+    )
+
+
+def known(db: Database, route: str, delivery_id: str) -> bool:
+    """Whether a route has accepted an id."""
+    sql = "SELECT 1 FROM webhook_deliveries WHERE route = ? AND delivery_id = ?"
+    return exists(db, sql, (route, delivery_id))
+
+
+class DeliveryVerbs(Verbs):
+    """The webhook deliveries' part of the store."""
+
+    async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
+        """Accept a delivery and its message in one transaction; returns the inbox id, or None for a known delivery."""
+        return await self._write(accept, self._clock(), route, delivery_id, message)
+
+    async def record_delivery(self, route: str, delivery_id: str) -> bool:
+        """Note a delivery that was handled without a turn, after it succeeded; returns False for a known one."""
+        return await self._write(record, self._clock(), route, delivery_id)
+
+    async def delivery_known(self, route: str, delivery_id: str) -> bool:
+        """Whether this route has accepted this id."""
+        return await self._read(known, route, delivery_id)

@@ -1,0 +1,62 @@
+"""Small facts that outlive the process: how far an adapter has read (a cursor), and single values by name."""
+
+from __future__ import annotations
+
+from .rows import Database, one, write
+from .verbs import Verbs
+
+__all__ = ["NoteVerbs", "get_meta", "set_meta"]
+
+
+def get_cursor(db: Database, adapter: str) -> str | None:
+    """How far an adapter has read."""
+    found = one(db, "SELECT value FROM cursors WHERE adapter = ?", (adapter,))
+    return found[0] if found else None
+
+
+def set_cursor(db: Database, now: float, adapter: str, value: str) -> None:
+    """Note how far an adapter has read."""
+    write(
+        db,
+        "INSERT INTO cursors (adapter, value, updated_at) VALUES (?, ?, ?) ON CONFLICT (adapter)"
+        " DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
+        (adapter, value, now),
+    )
+
+
+def get_meta(db: Database, key: str) -> str | None:
+    """A value by its name."""
+    found = one(db, "SELECT value FROM state_meta WHERE key = ?", (key,))
+    return found[0] if found else None
+
+
+def set_meta(db: Database, key: str, value: str | None) -> None:
+    """Keep a value, or forget it."""
+    if value is None:
+        write(db, "DELETE FROM state_meta WHERE key = ?", (key,))
+    else:
+        write(
+            db,
+            "INSERT INTO state_meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (key, value),
+        )
+
+
+class NoteVerbs(Verbs):
+    """Cursors and single values."""
+
+    async def get_cursor(self, adapter: str) -> str | None:
+        """How far an adapter has read, or None if it never did."""
+        return await self._read(get_cursor, adapter)
+
+    async def set_cursor(self, adapter: str, value: str) -> None:
+        """Note how far an adapter has read."""
+        await self._write(set_cursor, self._clock(), adapter, value)
+
+    async def get_meta(self, key: str) -> str | None:
+        """A value by its name, or None."""
+        return await self._read(get_meta, key)
+
+    async def set_meta(self, key: str, value: str | None) -> None:
+        """Keep a value under a name; None forgets it."""
+        await self._write(set_meta, key, value)
