@@ -19,7 +19,7 @@ from typing import final
 import attrs
 import trio
 
-from hermes_trio.tools.warden.daemon import descent
+from hermes_trio.tools.warden.daemon import descent, oom
 from hermes_trio.tools.warden.daemon.wire import ABANDONED_GRACE, FRAME, TOKEN_VARIABLE, Kind
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed
 from hermes_trio.tools.warden.process import KeptProcess
@@ -58,12 +58,12 @@ class Custody:
 
     @classmethod
     async def begin(cls) -> "Custody":
-        """Start a warden, which `dismiss` ends. Not interrupted by cancellation: it takes some milliseconds."""
+        """Start a warden, which `dismiss` ends. Call it shielded: it takes some milliseconds, and must not be torn."""
         if not sys.executable:
             raise SpawnFailed("the path of the Python interpreter is not known (sys.executable is empty)")
         token = secrets.token_hex(8)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, trio.CancelScope(shield=True):
+        with theirs:
             try:
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-I", "-S", str(PROGRAM)],
@@ -77,8 +77,7 @@ class Custody:
             except OSError as error:
                 ours.close()
                 raise SpawnFailed(f"the warden cannot be started: {error.strerror}") from error
-            control = trio.socket.from_stdlib_socket(ours)
-        return cls(token, process, control)
+        return cls(token, process, trio.socket.from_stdlib_socket(ours))
 
     @property
     def pid(self) -> int:
@@ -157,7 +156,11 @@ class Custody:
         """End and reap what a dead warden left to us, its sub-reaper."""
         me = os.getpid()
         began = trio.current_time()
-        while relics := [child for child in descent.children(me) if self._left_behind(child)]:
+        # A zombie shows no environment any more: whoever was recognised alive is remembered until it is reaped.
+        known: set[tuple[int, int]] = set()
+        while relics := [
+            child for child in descent.children(me) if (child.pid, child.started) in known or self._left_behind(child)
+        ]:
             elapsed = trio.current_time() - began
             if elapsed > SWEEP_LIMIT:
                 log.error("processes %s of a dead warden cannot be ended", [relic.pid for relic in relics])
@@ -168,7 +171,9 @@ class Custody:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(relic.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
                 elif relic.pid not in keepers or elapsed > KEEPER_PATIENCE:
-                    descent.kill_all([relic, *descent.descendants(relic.pid)], me)
+                    condemned = [relic, *descent.descendants(relic.pid)]
+                    known.update((one.pid, one.started) for one in condemned)
+                    descent.kill_all(condemned, me)
             await trio.sleep(SWEEP_PAUSE)
 
     def _left_behind(self, child: descent.Relative) -> bool:
@@ -176,6 +181,9 @@ class Custody:
         for process in self._kept.values():
             if child.pid == process.keeper_pid or (process.pid and child.session == process.pid):
                 return True
+        if not child.alive:
+            own = oom.score(os.getpid())
+            return own is not None and oom.score(child.pid) == oom.command_score(own) != own
         try:
             environment = Path(f"/proc/{child.pid}/environ").read_bytes()
         except OSError:

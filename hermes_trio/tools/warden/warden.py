@@ -29,6 +29,9 @@ CLOSE_GRACE = 2.0
 DISMISS_LIMIT = 5.0
 """Seconds that a warden without jobs may take to end."""
 
+ABANDON_LIMIT = 25.0
+"""Seconds that a `spawn` which failed or was cancelled may take to see the end of what it had begun."""
+
 ATTEMPTS = 3
 """How many wardens may die before they take a command until the command is refused."""
 
@@ -125,12 +128,11 @@ class Warden:
             with theirs:
                 await custody.hand_over(process, [other.fileno(), *descriptors])
             await process.launch(plan)
-        except NotTaken:
-            custody.dead = True
-            await process.abandon()
-            raise
-        except BaseException:
-            await process.abandon()
+        except BaseException as error:
+            if isinstance(error, NotTaken):
+                custody.dead = True
+            with trio.move_on_after(ABANDON_LIMIT, shield=True):
+                await process.abandon()
             raise
         return process
 
@@ -139,8 +141,10 @@ class Warden:
             if self._closing.is_set():
                 raise WardenClosed("the warden is closing: no process can be started any more")
             if self._custody is None or self._custody.dead:
-                self._custody = await Custody.begin()
-                self._attend(self._custody.attend)
+                with trio.CancelScope(shield=True):
+                    self._custody = await Custody.begin()
+                    self._attend(self._custody.attend)
+            assert self._custody is not None
             return self._custody
 
     def _attend(self, attendant: Callable[..., Awaitable[object]], *arguments: object) -> None:
@@ -215,7 +219,8 @@ async def open_warden(*, max_processes: int = 256) -> AsyncGenerator[Warden]:
     except BaseExceptionGroup as group:
         # The nursery is an inner matter: what the body raised leaves as it was raised.
         if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
+            raised = group.exceptions[0]
+            raise raised from raised.__cause__
         raise
 
 

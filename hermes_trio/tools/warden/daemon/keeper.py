@@ -15,6 +15,7 @@ import termios
 import time
 
 import descent
+import oom
 import prctl
 from wire import ABANDONED_GRACE, FRAME, Kind, Means, Plan, Stage, Streams
 
@@ -269,6 +270,7 @@ def _become_command(plan: Plan, streams: list[int], failure: int, keeper: int) -
         if os.getppid() != keeper:
             os._exit(127)
         _take_streams(plan.streams, streams)
+        oom.offer_oneself()
         for signum in _RESET_FOR_COMMAND:
             signal.signal(signum, signal.SIG_DFL)
         stage = Stage.CHDIR

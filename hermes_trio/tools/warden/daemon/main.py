@@ -104,7 +104,7 @@ class Warden:
             os.close(self._wake)
             keeper.keep(link, self._life, streams)
             status = 0
-        except Exception as error:  # noqa: BLE001 - a keeper must never return into the warden's loop
+        except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(status)
