@@ -34,15 +34,13 @@ class Ending(enum.Enum):
 @final
 @attrs.define
 class RequestFate:
-    """The application's view of one request on the fast path; `ending` is set before the request is cancelled."""
+    """The application's view of one request; `ending` is set before the request is cancelled."""
 
     ending: Ending | None = None
 
 
 def ending_of(scope: Scope) -> Ending | None:
-    """Why this request was cancelled, or None if the server did not cancel it (or serves it through stock
-    Hypercorn).
-    """
+    """Why this request was cancelled, or None if it was not the server that cancelled it."""
     fate = scope.get("extensions", {}).get(EXCHANGE_EXTENSION)
     return fate.ending if fate is not None else None
 

@@ -151,6 +151,7 @@ class RequestReader:
         "_headers",
         "_hosts",
         "_in_body",
+        "_opening",
         "_parser",
         "_pending",
         "_progress",
@@ -181,6 +182,7 @@ class RequestReader:
         self._trailer_bytes = 0
         self._feed_size = 0
         self._pending = 0
+        self._opening = b""
         self._progress = 0
         self.ready: list[Request] = []
         self.begun = False
@@ -200,7 +202,7 @@ class RequestReader:
             self.rest = bytes(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if self._request is None:
-                opening = HTTP2_PREFACE[: self._pending] + data
+                opening = self._opening + data
                 if opening.startswith(_HTTP2_SIGN):
                     self.http2, self.fault = opening, _SPEAKS_HTTP2
                     return
@@ -211,6 +213,8 @@ class RequestReader:
                 self.fault = _malformed(str(error) or "it cannot be parsed")
             return
         if progress == self._progress:
+            if self._request is None and self._pending < len(_HTTP2_SIGN):
+                self._opening += data
             self._pending += len(data)
             if self._pending > self._head_bytes:
                 if self._in_body:

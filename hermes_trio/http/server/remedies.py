@@ -17,6 +17,9 @@ known to be longer than that is answered with `connection: close`.
 blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
 that we do not start ourselves.
 
+**Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with something else goes on for
+nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
+
 **WebSocket send loop.** Sending to a peer that has gone returns without a checkpoint; a loop around it freezes the
 process. Remedy: every `websocket.send` ends with one.
 
@@ -29,7 +32,8 @@ a chunked body is unbounded. Remedy: `BoundedBody` counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar, cast, final
 
 import trio
@@ -43,7 +47,7 @@ from quart_trio.wrappers.request import TrioBody
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
-from hermes_trio.http.server.faults import EXCHANGE_EXTENSION
+from hermes_trio.http.server.faults import EXCHANGE_EXTENSION, Ending, RequestFate
 
 DRAIN_BYTES = 1024 * 1024
 DRAIN_TIMEOUT = 5.0
@@ -124,7 +128,11 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
 
 @final
 class GuardedExchange:
-    """The `receive` and `send` of one request, with the remedies for the last send and for early answers."""
+    """One request on a stock connection, with the remedies for the last send, for early answers and for departures.
+
+    `run` owns one task beside the application: it reads on, so that the client's departure is seen while the application does
+    something else, and so that the rest of an unwanted body is dropped while the answer ends.
+    """
 
     def __init__(
         self,
@@ -139,31 +147,37 @@ class GuardedExchange:
         self._send = send
         self._drain_bytes = drain_bytes
         self._drain_timeout = drain_timeout
+        self._method: str = scope["method"]
         self._http1 = str(scope["http_version"]).startswith("1")
         self._length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
         self._received = 0
         self._drained = 0
-        self._answered = False
-        self._readers = 0
-        self._settled = trio.Event()
         self._start: Message | None = None
+        self._answering = False
+        self._disconnected = False
+        self._settled = trio.Event()
+        self._waiting: list[Message] = []
+        self._changed = trio.Event()
+        self._scope = trio.CancelScope()
+        self.fate = RequestFate()
+        scope.setdefault("extensions", {})[EXCHANGE_EXTENSION] = self.fate
+
+    async def run(self, app: Callable[[Receive, Send], Awaitable[None]]) -> None:
+        """Run the application's side of the request; it is cancelled when the client leaves before the last send."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_on)
+            with self._scope:
+                await app(self.receive, self.send)
+            nursery.cancel_scope.cancel()
 
     async def receive(self) -> Message:
-        """The next message, noting whether the body is complete."""
-        self._readers += 1
-        try:
-            message = await self._receive()
-        finally:
-            self._readers -= 1
-        if message["type"] == "http.request":
-            size = len(message.get("body", b""))
-            self._received += size
-            if self._answered:
-                self._drained += size
-            if not message.get("more_body", False) or self._drained > self._drain_bytes:
-                self._settled.set()
-        else:
-            self._settled.set()
+        """The next message, or `http.disconnect` once there can be no other. Cancellation loses no message."""
+        while not self._waiting:
+            if self._disconnected:
+                return {"type": "http.disconnect"}
+            await self._changed.wait()
+        message = self._waiting.pop(0)
+        self._notify()
         return message
 
     async def send(self, message: Message) -> None:
@@ -182,35 +196,55 @@ class GuardedExchange:
             await self._send(message)
             return
         with trio.move_on_after(LAST_SEND_TIMEOUT, shield=True):
-            if self._settled.is_set() or not self._http1:
-                await self._send(message)
-                return
-            if message.get("body", b""):
-                await self._send({**message, "more_body": True})
-                message = {**message, "body": b""}
-            self._answered = True
-            async with trio.open_nursery() as nursery:
-                # Reads on during the last send too: Hypercorn's reader may be blocked on the queue that this empties.
-                nursery.start_soon(self._discard)
+            self._answering = True
+            self._notify()
+            if self._http1 and not self._settled.is_set():
+                if message.get("body", b""):
+                    await self._send({**message, "more_body": True})
+                    message = {**message, "body": b""}
                 with trio.move_on_after(self._drain_timeout):
                     await self._settled.wait()
-                await self._send(message)
-                nursery.cancel_scope.cancel()
+            await self._send(message)
 
     def _complete_head(self, start: Message, length: int | None) -> Message:
         """The opening message with the length of a one-part answer, and with the close that a long unread body forces."""
         headers = list(start.get("headers", ()))
-        if length is not None and all(name.lower() != b"content-length" for name, _ in headers):
+        countable = start["status"] not in {204, 304} and (length or self._method != "HEAD")
+        if length is not None and countable and all(name.lower() != b"content-length" for name, _ in headers):
             headers.append((b"content-length", b"%d" % length))
         if self._http1 and self._length is not None and self._length - self._received > self._drain_bytes:
             headers.append((b"connection", b"close"))
         return {**start, "headers": headers}
 
-    async def _discard(self) -> None:
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _read_on(self) -> None:
+        """Take messages one ahead of the application, and past the end of the body; once the answer ends, drop them."""
         while True:
-            message = await self.receive()
+            message = await self._receive()
             if message["type"] == "http.disconnect":
-                return
+                break
+            size = len(message.get("body", b""))
+            more = message.get("more_body", False)
+            self._received += size
+            if self._answering:
+                self._drained += size
+            if not more or self._drained > self._drain_bytes:
+                self._settled.set()
+            self._waiting.append(message)
+            self._notify()
+            while more and self._waiting and not self._answering:
+                await self._changed.wait()
+            if self._answering:
+                self._waiting.clear()
+        self._disconnected = True
+        self._settled.set()
+        if not self._answering:
+            self.fate.ending = Ending.CLIENT_LEFT
+            self._scope.cancel(reason=Ending.CLIENT_LEFT.value)
+        self._notify()
 
 
 def checkpointed_send(send: Send) -> Send:
@@ -223,7 +257,7 @@ def checkpointed_send(send: Send) -> Send:
     return checkpointed
 
 
-def _on_fast_path(scope: Scope) -> bool:
+def _is_guarded(scope: Scope) -> bool:
     return EXCHANGE_EXTENSION in scope.get("extensions", {})
 
 
@@ -231,9 +265,9 @@ def remedied(app: ASGIApp, *, drain_bytes: int = DRAIN_BYTES, drain_timeout: flo
     """The application with the remedies that act between server and application."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _on_fast_path(scope):
+        if scope["type"] == "http" and not _is_guarded(scope):
             exchange = GuardedExchange(scope, receive, send, drain_bytes=drain_bytes, drain_timeout=drain_timeout)
-            await app(scope, exchange.receive, exchange.send)
+            await exchange.run(partial(app, scope))
         elif scope["type"] == "websocket":
             await app(scope, receive, checkpointed_send(send))
         else:
@@ -258,6 +292,15 @@ class BoundedBody(TrioBody):
             return
         super().append(data)
 
+    async def __anext__(self) -> bytes:
+        """The next part; a limit that was passed while it was waited for is an error, not the end."""
+        try:
+            return await super().__anext__()
+        except StopAsyncIteration:
+            if self._must_raise is not None:
+                raise self._must_raise from None
+            raise
+
 
 class RemediedRequest(TrioRequest):
     """A Quart request with a body that is really bounded."""
@@ -271,10 +314,10 @@ class RemediedHTTPConnection(TrioASGIHTTPConnection):
     async def __call__(self, receive: Any, send: Any) -> None:
         """Run one request; cancelled when its client leaves."""
         scope = cast("Scope", self.scope)
-        if not _on_fast_path(scope):
-            exchange = GuardedExchange(scope, receive, send)
-            receive, send = exchange.receive, exchange.send
-        await super().__call__(receive, send)
+        if _is_guarded(scope):
+            await super().__call__(receive, send)
+        else:
+            await GuardedExchange(scope, receive, send).run(cast("Any", super().__call__))
 
     async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:
         """Answer one request; a stream has no response timeout."""

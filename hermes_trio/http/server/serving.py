@@ -20,6 +20,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import LifespanFailureError
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.config import ServerConfig
@@ -96,8 +97,8 @@ class _LifespanWatch:
         try:
             await self.app(scope, receive, noting_send)
         except (Exception, BaseExceptionGroup) as error:
+            self.crash = error
             if self.started:
-                self.crash = error
                 self.crashed.set()
             raise
 
@@ -165,6 +166,9 @@ async def serve(
     async with trio.open_nursery() as lifespan_nursery:
         await lifespan_nursery.start(lifespan.handle_lifespan)
         await lifespan.wait_for_startup()
+        if isinstance(lifespan_watch.crash, LifespanFailureError):
+            # A failed startup also sets the event that was waited for; the error itself is on its way to our nursery.
+            await trio.sleep_forever()
         stock_app = remedied(app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
         with DepartureWatch.open() as watch:
             patience = Patience(
