@@ -6,8 +6,7 @@ commits its notice and wakes; the lane of that session reads the inbox when it i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import trio
@@ -114,15 +113,16 @@ class Delivery:
 
 
 class Completions:
-    """The runtime's own inbox: `async for notice in runtime.completions()`.
+    """The runtime's own inbox: `async for notice in runtime.completions(): …`.
 
-    A notice counts as delivered when the next one is asked for, or when the iteration is left after its body ran.
+    A notice counts as delivered when it is handed over: each is told once. Several readers share what there is.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._keys: dict[str, None] = {}
         self._wake = trio.Event()
+        self._lock = trio.Lock()
         self.channel: CompletionChannel = mint(IN_PROCESS, self._woken)
 
     def _woken(self, session_key: str) -> None:
@@ -134,29 +134,23 @@ class Completions:
         for key in await self._core.store.waiting_sessions(IN_PROCESS):
             self._woken(key)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncIterator[InboxRow]]:
-        """Notices one by one. Each is acknowledged when its successor is asked for or the `async with` is left without an exception."""
-        shown: list[InboxRow] = []
+    def __aiter__(self) -> Completions:
+        return self
 
-        async def acknowledge() -> None:
-            if shown:
-                row = shown.pop()
-                await self._core.store.acknowledge([row.id])
-                self._core.note_delivered(row.root_id)
-
-        async def notices() -> AsyncIterator[InboxRow]:
+    async def __anext__(self) -> InboxRow:
+        """The next notice, waiting for one. Cancelling the wait loses nothing."""
+        async with self._lock:
             while True:
                 for key in list(self._keys):
-                    while rows := await self._core.store.take_inbox(key, 1):
-                        shown.append(rows[0])
-                        yield rows[0]
-                        await acknowledge()
-                    del self._keys[key]
+                    rows = await self._core.store.take_inbox(key, 1)
+                    if rows:
+                        row = rows[0]
+                        with trio.CancelScope(shield=True):
+                            await self._core.store.acknowledge([row.id])
+                        self._core.note_delivered(row.root_id)
+                        return row
+                    self._keys.pop(key, None)
                 if not self._keys:
                     self._wake = trio.Event()
                     with waiting("channel in-process"):
                         await self._wake.wait()
-
-        yield notices()
-        await acknowledge()

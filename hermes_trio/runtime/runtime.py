@@ -293,9 +293,9 @@ class Runtime:
         finally:
             core.admission.release()
 
-    def completions(self) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """The notices of in-process work: `async with rt.completions() as notices: async for notice in notices: …`."""
-        return self._completions.reading()
+    def completions(self) -> Completions:
+        """The notices of in-process work, as they come: `async for notice in rt.completions(): …`."""
+        return self._completions
 
     @property
     def channel(self) -> CompletionChannel:

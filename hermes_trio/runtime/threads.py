@@ -7,6 +7,7 @@ really ends, and makes the receipt of the stop say so. While a call is in flight
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Final, Literal, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
@@ -115,6 +116,7 @@ class Threads:
         token = trio.lowlevel.current_trio_token()
         clock = trio.lowlevel.current_clock()
         over = trio.Event()
+        returned = threading.Event()
         abandoned = False
 
         def ended() -> None:
@@ -129,6 +131,7 @@ class Threads:
             try:
                 return function(*args)
             finally:
+                returned.set()
                 try:
                     token.run_sync_soon(ended)
                 except trio.RunFinishedError:
@@ -139,15 +142,24 @@ class Threads:
         try:
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_UNLIMITED)
         except trio.Cancelled:
-            # The grace may be virtual time: a clock that stands still would make it last for ever.
-            if not over.is_set():
-                _clocks.release(clock)
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + grace):
-                    await over.wait()
-                if not over.is_set():
-                    _clocks.hold(clock)
+            with trio.CancelScope(shield=True):
+                await self._grant(over, returned, grace, clock)
             if not over.is_set() and node is not None:
                 abandoned = True
                 node.note = "abandoned"
                 node.move(self._tree.abandoned)
             raise
+
+    @staticmethod
+    async def _grant(over: trio.Event, returned: threading.Event, grace: float, clock: object) -> None:
+        """Wait for the end of the call, but not longer than the grace, which is real time on a virtual clock too."""
+        if not isinstance(clock, MockClock):
+            with trio.move_on_after(grace):
+                await over.wait()
+            return
+        _clocks.hold(clock)
+        try:
+            if await trio.to_thread.run_sync(returned.wait, grace, limiter=_UNLIMITED):
+                await over.wait()
+        finally:
+            _clocks.release(clock)

@@ -1,0 +1,24 @@
+"""The public names, and the order of the layers' promises that a reader relies on."""
+
+import hermes_trio
+
+
+def test_public_names_are_exactly_these():
+    """An embedder imports from `hermes_trio`; a name added or lost is a decision, not an accident."""
+    assert set(hermes_trio.__all__) == {
+        "Agent", "AgentFailed", "Budget", "BudgetExhausted", "CancelCause", "Cause", "CompletionChannel", "Delivery",
+        "DeliveringTurn", "DrainReport", "Draining", "Front", "InboxRow", "InvalidContext", "Job", "JobRefused",
+        "JobSpec", "JobState", "MailboxFull", "Message", "NewMessage", "NoRuntime", "Node", "NoticeKind",
+        "OutboxEntry", "Outcome", "Owner", "Reply", "Run", "RunStatus", "Runtime", "RuntimeClosed", "RuntimeProblem",
+        "RuntimeStore", "SessionContext", "Settings", "StatelessFront", "StatelessTurn", "StopReceipt", "Supervisor",
+        "TooBusy", "Tree", "Turn", "TurnInput", "TurnState", "UnknownJob", "Usage", "__version__",
+        "async_delivery_supported", "asyncio_agent", "bind", "current_context", "current_runtime", "current_turn",
+        "get_session_env", "sync_agent", "waiting", "working",
+    }  # fmt: skip
+
+
+def test_every_public_name_exists_and_is_documented():
+    """Each public object says what it is."""
+    for name in hermes_trio.__all__:
+        value = getattr(hermes_trio, name)
+        assert name == "__version__" or getattr(value, "__doc__", None), name
