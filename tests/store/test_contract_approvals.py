@@ -1,0 +1,104 @@
+"""The contract of approvals and grants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_trio.store import ApprovalChoice, ApprovalState, NewApproval, Store
+
+from .conftest import Clock
+
+
+def request(name: str, scope: str = "run_1", **fields: Any) -> NewApproval:
+    """A request for approval."""
+    fields.setdefault("categories", ("recursive delete",))
+    return NewApproval(id=name, scope=scope, command="rm -r build", expires_at=1.0, **fields)
+
+
+async def test_a_request_is_answered_once(store: Store, clock: Clock) -> None:
+    """The first answer stands, with its choice, reason and time; a late one changes nothing."""
+    made = await store.create_approval(request("a1", tenant="t", description="delete"))
+    clock.advance(3)
+    answered = await store.answer_approval("a1", ApprovalChoice.DENY, reason="not that one")
+
+    assert made.state is ApprovalState.PENDING
+    assert answered is not None
+    assert (answered.state, answered.choice, answered.reason) == (
+        ApprovalState.DENIED,
+        ApprovalChoice.DENY,
+        "not that one",
+    )
+    assert answered.answered_at == clock.now
+    assert await store.answer_approval("a1", ApprovalChoice.ONCE) is None
+    assert await store.expire_approval("a1") is False
+    assert await store.get_approval("a1") == answered
+    assert await store.answer_approval("unknown", ApprovalChoice.ONCE) is None
+
+
+async def test_the_oldest_of_a_scope_is_answered_first_or_all(store: Store) -> None:
+    """Without an id the oldest request of that scope is meant; other scopes are never touched."""
+    for name in ("a1", "a2", "a3"):
+        await store.create_approval(request(name))
+    await store.create_approval(request("b1", "run_2"))
+
+    first = await store.answer_approvals("run_1", ApprovalChoice.ONCE)
+    rest = await store.answer_approvals("run_1", ApprovalChoice.DENY, everything=True)
+
+    assert [answered.id for answered in first] == ["a1"]
+    assert [answered.id for answered in rest] == ["a2", "a3"]
+    assert await store.answer_approvals("run_1", ApprovalChoice.ONCE) == []
+    assert [pending.id for pending in await store.list_approvals()] == ["b1"]
+
+
+async def test_session_and_always_grant_categories(store: Store) -> None:
+    """`session` allows the category in the scope, `always` everywhere; `once` and `deny` allow nothing beforehand."""
+    await store.create_approval(request("a1", categories=("disk",)))
+    await store.answer_approval("a1", ApprovalChoice.SESSION)
+    await store.create_approval(request("a2", categories=("sql",)))
+    await store.answer_approval("a2", ApprovalChoice.ALWAYS)
+    await store.create_approval(request("a3", categories=("network",)))
+    await store.answer_approval("a3", ApprovalChoice.ONCE)
+
+    assert await store.granted("run_1") == {"disk", "sql"}
+    assert await store.granted("run_2") == {"sql"}
+    assert await store.is_granted("disk", scope="run_2") is False
+    assert await store.is_granted("sql", scope="run_2") is True
+    assert sorted(await store.list_grants()) == [("", "sql"), ("run_1", "disk")]
+
+
+async def test_a_choice_that_was_not_offered_grants_nothing(store: Store) -> None:
+    """`always` for a request that may not be allowed for ever counts for this once."""
+    offered = (ApprovalChoice.ONCE, ApprovalChoice.DENY)
+    await store.create_approval(request("a1", choices=offered))
+    answered = await store.answer_approval("a1", ApprovalChoice.ALWAYS)
+
+    assert answered is not None
+    assert answered.state is ApprovalState.APPROVED
+    assert await store.list_grants() == []
+
+
+async def test_the_end_of_a_scope_expires_and_revokes(store: Store) -> None:
+    """A run that ends leaves no open request and no grant of its own; everybody's grants stay."""
+    await store.create_approval(request("a1"))
+    await store.grant("disk", scope="run_1")
+    await store.grant("sql")
+
+    assert await store.end_approval_scope("run_1", reason="run_ended") == 1
+    expired = await store.get_approval("a1")
+    assert expired is not None
+    assert (expired.state, expired.reason) == (ApprovalState.EXPIRED, "run_ended")
+    assert await store.list_grants() == [("", "sql")]
+    assert await store.revoke_grant("sql") is True
+    assert await store.revoke_grant("sql") is False
+
+
+async def test_lists_select_by_state_scope_and_tenant(store: Store) -> None:
+    """Pending ones by default; all on request."""
+    await store.create_approval(request("a1", tenant="t"))
+    await store.create_approval(request("a2", "run_2", tenant="u"))
+    await store.expire_approval("a2")
+
+    assert [found.id for found in await store.list_approvals()] == ["a1"]
+    assert [found.id for found in await store.list_approvals(state=None)] == ["a1", "a2"]
+    assert [found.id for found in await store.list_approvals(state=None, scope="run_2")] == ["a2"]
+    assert [found.id for found in await store.list_approvals(state=None, tenant="t")] == ["a1"]

@@ -1,0 +1,66 @@
+"""The contract of the outbox."""
+
+from __future__ import annotations
+
+from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.store import OutboxState, Store
+
+from .conftest import Clock
+
+
+def entry(text: str, chat: str = "1", platform: str = "telegram") -> OutboxEntry:
+    """A reply to a chat."""
+    return OutboxEntry(platform=platform, target={"chat_id": chat, "thread": None}, text=text, payload={"k": 1})
+
+
+async def test_a_chat_gets_its_replies_in_order(store: Store) -> None:
+    """Only the oldest unsent reply of each chat is handed out; the next one when that is settled."""
+    await store.add_outbox([entry("a1"), entry("b1", "2"), entry("a2"), entry("other", platform="slack")])
+
+    first = await store.claim_outbox("telegram")
+    assert [(row.text, row.attempts, row.target["chat_id"]) for row in first] == [("a1", 1, "1"), ("b1", 1, "2")]
+    assert await store.claim_outbox("telegram") == []
+    assert await store.outbox_sent(first[0].id) is True
+    assert [row.text for row in await store.claim_outbox("telegram")] == ["a2"]
+    assert await store.outbox_unsent() == 3
+
+
+async def test_a_failed_attempt_waits_for_its_time(store: Store, clock: Clock) -> None:
+    """A retry is handed out when it is due, with its attempts and the last error; later replies do not overtake it."""
+    await store.add_outbox([entry("a1"), entry("a2")])
+    (row,) = await store.claim_outbox("telegram")
+    await store.outbox_retry(row.id, at=clock.now + 30, error="429")
+
+    assert await store.claim_outbox("telegram") == []
+    assert await store.next_outbox_due("telegram") == clock.now
+    clock.advance(30)
+    (again,) = await store.claim_outbox("telegram")
+    assert (again.id, again.attempts, again.error) == (row.id, 2, "429")
+
+
+async def test_dead_letters_are_kept_and_can_be_revived(store: Store) -> None:
+    """A reply that was given up no longer blocks its chat; it can be listed and tried again."""
+    await store.add_outbox([entry("a1"), entry("a2")])
+    (row,) = await store.claim_outbox("telegram")
+    assert await store.outbox_dead(row.id, error="chat not found") is True
+    (following,) = await store.claim_outbox("telegram")
+    await store.outbox_sent(following.id)
+
+    dead = await store.list_outbox(OutboxState.DEAD, platform="telegram")
+    assert [(letter.text, letter.error) for letter in dead] == [("a1", "chat not found")]
+    assert await store.revive_outbox(row.id) is True
+    assert await store.revive_outbox(row.id) is False
+    assert [letter.text for letter in await store.claim_outbox("telegram")] == ["a1"]
+    assert [letter.text for letter in await store.list_outbox(OutboxState.SENT)] == ["a2"]
+
+
+async def test_a_settled_reply_stays_settled(store: Store, clock: Clock) -> None:
+    """Sent is sent: a late failure report changes nothing."""
+    (number,) = await store.add_outbox([entry("a")], session_id="s1")
+    await store.claim_outbox("telegram")
+    await store.outbox_sent(number)
+
+    assert await store.outbox_retry(number, at=clock.now, error="late") is False
+    assert await store.outbox_dead(number, error="late") is False
+    assert await store.outbox_unsent() == 0
+    assert await store.next_outbox_due("telegram") is None
