@@ -1,0 +1,163 @@
+"""The `hermes-trio` command. Each group of commands is a sub-application; this module mounts them and owns `serve` and `keys`.
+
+Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import cyclopts
+from cyclopts import Parameter
+
+from hermes_trio import __version__
+from hermes_trio.config import Config, ConfigError, load_config
+
+__all__ = ["app", "main"]
+
+app: Final = cyclopts.App(
+    name="hermes-trio",
+    help="An agent gateway in which the task tree is the product.",
+    version=__version__,
+    backend="trio",
+)
+keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
+app.command(keys)
+
+HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
+ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
+Scope = Literal["chat", "runs", "sessions", "admin"]
+
+
+class CommandFailed(Exception):
+    """A command that cannot do its work; the text is for the person who typed it."""
+
+
+def configuration(home: Path | None, config: Path | None, **server: Any) -> Config:
+    """The configuration of this process."""
+    return load_config(os.environ, home=home, path=config, server=server)
+
+
+@app.command
+async def serve(
+    *,
+    host: Annotated[str | None, Parameter(help="The address to listen on; 127.0.0.1.")] = None,
+    port: Annotated[int | None, Parameter(help="The port; 8642. 0 takes a free one.")] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve the OpenAI-compatible API and the run API until SIGTERM or SIGINT, then drain and end."""
+    from hermes_trio.http.auth import admin_key
+    from hermes_trio.logs import configure_logging
+    from hermes_trio.serving import Serving, run_server
+
+    settings = configuration(home, config, host=host, port=port)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = admin_key(settings.server.key, settings.home, [settings.server.host])
+    secrets = [key.value, *(value for name, value in settings.environment.items() if name.endswith(("_KEY", "_TOKEN")))]
+    configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
+
+    def announce(serving: Serving) -> None:
+        for address in serving.addresses:
+            print(f"hermes-trio {__version__} listens on {address}", flush=True)
+        if key.made:
+            print(
+                f"An API key was made and kept in {key.path} (mode 0600). It is shown this once:\n\n  {key.value}\n\n"
+                f"Try it:\n\n  curl {serving.addresses[0]}/v1/chat/completions -H 'Authorization: Bearer {key.value}'"
+                " -H 'Content-Type: application/json'"
+                """ -d '{"messages": [{"role": "user", "content": "Hello"}]}'\n""",
+                flush=True,
+            )
+
+    def report(found: dict[str, Any]) -> None:
+        left = ", ".join(f"{count} {name}" for name, count in found["backlog"].items() if count) or "nothing"
+        print(
+            f"drained in {found['seconds']:.1f} s: {found['turns']} turns, {found['jobs']} jobs, {found['threads']} threads left;"
+            f" {found['cancelled']} turns were cancelled; waiting in the store: {left}",
+            flush=True,
+        )
+
+    await run_server(settings, key, announce=announce, report=report)
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------------------
+
+
+@keys.command(name="add")
+async def add_key(
+    name: Annotated[str, Parameter(help="What you will know it by.")],
+    *,
+    scope: Annotated[
+        list[Scope] | None, Parameter(help="What it may do; repeat for several. Default: chat and runs.")
+    ] = None,
+    tenant: Annotated[str, Parameter(help="Share the work of another key by naming its tenant.")] = "",
+    days: Annotated[
+        float | None, Parameter(help="For how many days it is in force; default: until it is revoked.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a key and show it, once."""
+    from hermes_trio.http.keys import KeyClient
+
+    async with KeyClient.open(configuration(home, config)) as client:
+        made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
+    print(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
+    print(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
+
+
+@keys.command(name="list")
+async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List the keys, without the keys themselves."""
+    from hermes_trio.http.keys import KeyClient
+
+    async with KeyClient.open(configuration(home, config)) as client:
+        known = await client.list()
+    if not known:
+        print("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
+    for key in known:
+        state = "revoked" if key["revoked_at"] else "in force"
+        if not key["revoked_at"] and key["expires_at"] and key["expires_at"] <= time.time():
+            state = "expired"
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(key["last_used_at"])) if key["last_used_at"] else "never"
+        print(
+            f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}"
+        )
+
+
+@keys.command(name="revoke")
+async def revoke_key(
+    key_id: Annotated[str, Parameter(help="The id that `keys list` shows.")],
+    *,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put a key out of force, at once."""
+    from hermes_trio.http.keys import KeyClient
+
+    async with KeyClient.open(configuration(home, config)) as client:
+        if not await client.revoke(key_id):
+            raise CommandFailed(
+                f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
+            )
+    print(f"{key_id} is revoked.")
+
+
+def main() -> None:
+    """The entry point of the `hermes-trio` script."""
+    from hermes_trio.agent.models.routes import InvalidRoute
+    from hermes_trio.http.auth import UnsafeKey
+    from hermes_trio.runtime.errors import RuntimeProblem
+
+    try:
+        app()
+    except* (CommandFailed, ConfigError, InvalidRoute, RuntimeProblem, UnsafeKey, OSError) as group:
+        for error in group.exceptions:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            print(f"hermes-trio: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

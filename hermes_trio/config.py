@@ -1,0 +1,259 @@
+"""The configuration: one TOML file, the environment, and the command line, in rising order of who decides last.
+
+The file beats the environment (a server's file is its own, the environment is often inherited), the command line beats both. A mistake names the key,
+what stands there and what would be accepted. Sections that belong to other parts of the product are kept as tables; their owners check them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from hermes_trio.http.settings import Limits, ServerSettings
+
+__all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config"]
+
+CONFIG_NAME: Final = "config.toml"
+DATABASE_NAME: Final = "state.db"
+
+Table = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the text names the key and the accepted values."""
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[log]`: how much, and for whom. `auto` is readable on a terminal and JSON otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = "auto"
+
+
+Days = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[retention]`: days for which ended things are kept (0: for ever), and how many of them at most."""
+
+    sessions: Days = 90
+    session_idle: Days = 30
+    derived_idle: Days = 1
+    one_shot_idle: Days = 1
+    runs: Days = 7
+    jobs: Days = 7
+    inbox: Days = 7
+    outbox: Days = 7
+    dead_letters: Days = 30
+    approvals: Days = 30
+    responses: Days = 30
+    deliveries: Days = 7
+    cron_executions: Days = 30
+    revoked_keys: Days = 90
+    run_count: Count = 10_000
+    job_count: Count = 10_000
+    inbox_count: Count = 50_000
+    outbox_count: Count = 50_000
+    approval_count: Count = 10_000
+    response_count: Count = 100
+    delivery_count: Count = 100_000
+    cron_execution_count: Count = 1_000
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set. `home` is where state is kept, `environment` what models and adapters may look up."""
+
+    server: ServerSettings = ServerSettings()
+    limits: Limits = Limits()
+    log: LogSettings = LogSettings()
+    retention: RetentionSettings = RetentionSettings()
+    models: Table = msgspec.field(default_factory=dict[str, Any])
+    agent: Table = msgspec.field(default_factory=dict[str, Any])
+    approvals: Table = msgspec.field(default_factory=dict[str, Any])
+    tools: Table = msgspec.field(default_factory=dict[str, Any])
+    mcp: Table = msgspec.field(default_factory=dict[str, Any])
+    cli: Table = msgspec.field(default_factory=dict[str, Any])
+    webhook: Table = msgspec.field(default_factory=dict[str, Any])
+    cron: Table = msgspec.field(default_factory=dict[str, Any])
+    telegram: Table = msgspec.field(default_factory=dict[str, Any])
+    discord: Table = msgspec.field(default_factory=dict[str, Any])
+    slack: Table = msgspec.field(default_factory=dict[str, Any])
+    home: Path = Path()
+    path: Path | None = None
+    environment: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+    @property
+    def database(self) -> Path:
+        """Where the store is."""
+        return self.home / DATABASE_NAME
+
+    def __repr__(self) -> str:
+        return f"Config(home={str(self.home)!r}, path={str(self.path)!r})"
+
+
+_OWN: Final = ("home", "path", "environment")
+SECTIONS: Final = tuple(name for name in Config.__struct_fields__ if name not in _OWN)
+
+_SERVER_VARIABLES: Final[Mapping[str, str]] = {
+    "host": "API_SERVER_HOST",
+    "port": "API_SERVER_PORT",
+    "key": "API_SERVER_KEY",
+    "cors_origins": "API_SERVER_CORS_ORIGINS",
+    "model_name": "API_SERVER_MODEL_NAME",
+}
+
+
+def default_home(environment: Mapping[str, str]) -> Path:
+    """`HERMES_HOME`, else `~/.hermes-trio`."""
+    given = environment.get("HERMES_HOME", "").strip()
+    return Path(given).expanduser() if given else Path("~/.hermes-trio").expanduser()
+
+
+def load_config(
+    environment: Mapping[str, str],
+    *,
+    home: Path | None = None,
+    path: Path | None = None,
+    server: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration of this start; `ConfigError` for one that cannot be used. `server` holds what the command line said.
+
+    Without a `path` the file is `config.toml` in the home directory, and may be missing. Nothing is created here.
+    """
+    home = (default_home(environment) if home is None else home.expanduser()).absolute()
+    explicit = path is not None
+    file = (home / CONFIG_NAME) if path is None else path.expanduser()
+    tables = _read(file, must_exist=explicit)
+    for name in tables:
+        if name not in SECTIONS:
+            raise ConfigError(
+                f"{file}: [{name}] is not a section{_near(name, SECTIONS)}; sections are {', '.join(SECTIONS)}"
+            )
+    where = {f"server.{key}": f"{file}: server.{key}" for key in _table(tables, "server", file)}
+    section = _from_environment(environment, where)
+    section.update(_table(tables, "server", file))
+    for key, value in (server or {}).items():
+        if value is not None:
+            section[key] = value
+            where[f"server.{key}"] = f"--{key}"
+    tables = {**tables, "server": section}
+    try:
+        config = msgspec.convert(
+            {**tables, "home": home, "path": file if file.exists() else None}, Config, strict=True, dec_hook=_path
+        )
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error, tables, file, where)) from None
+    return msgspec.structs.replace(config, environment=dict(environment))
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path or isinstance(value, Path):
+        return value
+    raise NotImplementedError(f"no value of type {kind}")
+
+
+def _read(file: Path, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if must_exist:
+            raise ConfigError(f"{file} does not exist; give --config the path of a TOML file") from None
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+
+
+def _table(tables: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    table: Any = tables.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: {name} must be a table, [{name}]")
+    return cast("dict[str, Any]", table)
+
+
+def _from_environment(environment: Mapping[str, str], where: dict[str, str]) -> dict[str, Any]:
+    section: dict[str, Any] = {}
+    for key, variable in _SERVER_VARIABLES.items():
+        text = environment.get(variable, "").strip()
+        if not text:
+            continue
+        where.setdefault(f"server.{key}", variable)
+        if key == "port":
+            if not text.isascii() or not text.isdigit():
+                raise ConfigError(f"{variable} is {text!r}; it must be a port number from 0 to 65535")
+            section[key] = int(text)
+        elif key == "cors_origins":
+            section[key] = [origin.strip() for origin in text.split(",") if origin.strip()]
+        else:
+            section[key] = text
+    return section
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------------------
+
+_PLACE: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<place>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
+
+
+def _explain(error: msgspec.ValidationError, tables: Mapping[str, Any], file: Path, where: Mapping[str, str]) -> str:
+    match = _PLACE.match(str(error))
+    assert match is not None
+    problem, place = match["problem"], match["place"] or ""
+    unknown = _UNKNOWN.match(problem)
+    if unknown is not None:
+        known = _fields(place)
+        return f"{file}: {place}.{unknown['field']} is not a setting{_near(unknown['field'], known)}; [{place}] takes {', '.join(known)}"
+    value: Any = tables
+    for part in re.split(r"[.\[\]]+", place.strip("]")):
+        value = value.get(part) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    shown = "" if place == "server.key" or value is None or isinstance(value, dict) else f" is {value!r}:"
+    accepted = _accepted(place)
+    return f"{where.get(place, f'{file}: {place}')}{shown} {problem[0].lower()}{problem[1:]}{accepted}"
+
+
+def _fields(section: str) -> tuple[str, ...]:
+    kind = typing.get_type_hints(Config).get(section)
+    return tuple(getattr(kind, "__struct_fields__", ())) or SECTIONS
+
+
+def _accepted(place: str) -> str:
+    """What a key takes, in words, from its type."""
+    section, _, key = place.partition(".")
+    kind = typing.get_type_hints(Config).get(section)
+    hints = typing.get_type_hints(kind, include_extras=True) if hasattr(kind, "__struct_fields__") else {}
+    hint = hints.get(key)
+    if hint is None:
+        return ""
+    if typing.get_origin(hint) is Literal:
+        return f"; accepted are {', '.join(map(str, typing.get_args(hint)))}"
+    words: list[str] = []
+    if typing.get_origin(hint) is Annotated:
+        base, *metas = typing.get_args(hint)
+        for meta in metas:
+            if isinstance(meta, Meta):
+                words += [
+                    f"{word} {bound:g}"
+                    for word, bound in (("from", meta.ge), ("above", meta.gt), ("up to", meta.le), ("below", meta.lt))
+                    if bound is not None
+                ]
+        hint = base
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    name = names.get(hint, "a list of texts" if typing.get_origin(hint) is list else "")
+    return f"; accepted is {' '.join([name, *words])}" if name else ""
+
+
+def _near(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""

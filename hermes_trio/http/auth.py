@@ -1,0 +1,269 @@
+"""Who is asking: bearer keys, what each may do, and whose work it sees.
+
+Keys are compared by their SHA-256 digests, so no comparison's time says anything about a key. The admin key comes from the configuration or
+from a file that only its owner can read; all others live in the store, as digests, each with scopes and a tenant of its own. The keyring belongs to
+the front end and remembers the keys that it has seen until one is revoked.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from enum import Enum
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from hermes_trio.store import ApiKey
+
+from .errors import ApiError
+from .message import Request
+
+__all__ = [
+    "ADMIN",
+    "Access",
+    "AdminKey",
+    "Caller",
+    "KeyStore",
+    "Keyring",
+    "UnsafeKey",
+    "admin_key",
+    "is_loopback",
+    "new_key",
+]
+
+logger: Final = logging.getLogger("hermes_trio.http.auth")
+
+MINIMUM_LENGTH: Final = 16
+KEY_FILE: Final = "api_server.key"
+PREFIX: Final = "ht-"
+MOST_REMEMBERED: Final = 10_000
+REMEMBERED_SECONDS: Final = 60.0
+"""How long a key is trusted without asking the store again, which also notes its use."""
+
+PLACEHOLDERS: Final = frozenset(
+    {
+        "changeme",
+        "change-me",
+        "change_me",
+        "default",
+        "example",
+        "key",
+        "none",
+        "null",
+        "password",
+        "placeholder",
+        "secret",
+        "test",
+        "todo",
+        "token",
+        "your-api-key",
+        "your-api-key-here",
+        "your-secret-key",
+        "your-secret-key-here",
+        "your_api_key",
+        "your_api_key_here",
+        "replace-me-with-a-key",
+        "insert-your-key-here",
+    }
+)
+
+
+class UnsafeKey(ValueError):
+    """A key that must not guard a server, with what would be right."""
+
+
+class Access(Enum):
+    """What a key must be allowed for a route. `OPEN` needs no key, `ANY` is content with every key."""
+
+    OPEN = "open"
+    ANY = "any"
+    CHAT = "chat"
+    RUNS = "runs"
+    SESSIONS = "sessions"
+    ADMIN = "admin"
+
+
+SCOPES: Final = tuple(access.value for access in (Access.CHAT, Access.RUNS, Access.SESSIONS, Access.ADMIN))
+"""What `hermes-trio keys add --scope` accepts."""
+
+
+@attrs.frozen(kw_only=True)
+class Caller:
+    """Whoever holds a key. `tenant` is what its work is filed under; an admin sees all tenants."""
+
+    key_id: str
+    name: str
+    tenant: str
+    scopes: frozenset[str]
+    admin: bool = False
+    expires_at: float | None = None
+
+    def may(self, access: Access) -> bool:
+        """Whether this key opens that door."""
+        return self.admin or access is Access.ANY or access.value in self.scopes
+
+    def owns(self, tenant: str) -> bool:
+        """Whether this key sees the work of that tenant."""
+        return self.admin or tenant == self.tenant
+
+    @property
+    def sees(self) -> str | None:
+        """The tenant to filter by, or None for no filter."""
+        return None if self.admin else self.tenant
+
+
+ADMIN: Final = Caller(key_id="admin", name="admin", tenant="", scopes=frozenset(SCOPES), admin=True)
+
+
+class KeyStore(Protocol):
+    """What the keyring needs from the store."""
+
+    async def find_api_key(self, secret: str) -> ApiKey | None: ...
+
+
+def new_key() -> str:
+    """A fresh admin key: 256 bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+class Keyring:
+    """Says who holds a key. Revoking one goes through `forget`, so a revoked key is refused from the next request on."""
+
+    def __init__(self, admin_key: str, store: KeyStore) -> None:
+        self._admin_digest = sha256(admin_key.strip().encode()).digest()
+        self._store = store
+        self._known: dict[bytes, tuple[Caller, float]] = {}
+
+    async def identify(self, request: Request) -> Caller:
+        """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
+        token: bytes | None = None
+        for name, value in request.scope["headers"]:
+            if name == b"authorization":
+                token = value[7:].strip() if value.startswith(b"Bearer ") else None
+                break
+        if not token:
+            raise self._refuse(request, "no bearer key")
+        digest = sha256(token).digest()
+        if hmac.compare_digest(digest, self._admin_digest):
+            return ADMIN
+        now = trio.current_time()
+        known = self._known.get(digest)
+        if known is None or now - known[1] > REMEMBERED_SECONDS:
+            row = await self._store.find_api_key(token.decode("utf-8", "surrogateescape"))
+            if row is None:
+                self._known.pop(digest, None)
+                raise self._refuse(request, "an unknown key")
+            if len(self._known) >= MOST_REMEMBERED:
+                self._known.clear()
+            known = self._known[digest] = (_caller(row), now)
+        caller = known[0]
+        if caller.expires_at is not None and caller.expires_at <= time.time():
+            raise self._refuse(request, "an expired key")
+        return caller
+
+    def forget(self, key_id: str) -> None:
+        """A key was revoked."""
+        self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
+
+    def _refuse(self, request: Request, why: str) -> ApiError:
+        client = request.scope.get("client")
+        logger.warning(
+            "refused %s: peer=%s forwarded_for=%s method=%s path=%s agent=%s",
+            why,
+            client[0] if client else "-",
+            _shown(request.header(b"x-forwarded-for")),
+            _shown(request.method),
+            _shown(request.path),
+            _shown(request.header(b"user-agent")),
+        )
+        return ApiError(
+            401,
+            "The API key is missing or not valid; send it as `Authorization: Bearer <key>`.",
+            code="invalid_api_key",
+            headers=((b"www-authenticate", b"Bearer"),),
+        )
+
+
+def _caller(row: ApiKey) -> Caller:
+    return Caller(
+        key_id=row.id,
+        name=row.name,
+        tenant=row.tenant,
+        scopes=frozenset(row.scopes),
+        admin=Access.ADMIN.value in row.scopes,
+        expires_at=row.expires_at,
+    )
+
+
+def _shown(text: str | None) -> str:
+    """Client-controlled text as a log line may hold it."""
+    if not text:
+        return "-"
+    return "".join(character if character.isprintable() else "?" for character in text[:200])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    if host in ("localhost", "ip6-localhost"):
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_key(key: str) -> str:
+    """A key that may guard a server, trimmed; else `UnsafeKey`."""
+    trimmed = key.strip()
+    if len(trimmed) < MINIMUM_LENGTH:
+        raise UnsafeKey(f"the API key has {len(trimmed)} characters; it must have at least {MINIMUM_LENGTH}")
+    if trimmed.lower() in PLACEHOLDERS or len(set(trimmed)) < 4:
+        raise UnsafeKey("the API key is a placeholder; make one with `openssl rand -hex 32`")
+    if not trimmed.isascii() or not trimmed.isprintable() or " " in trimmed:
+        raise UnsafeKey("the API key has white space or characters that a header cannot carry")
+    return trimmed
+
+
+@attrs.frozen
+class AdminKey:
+    """The admin key of a server. `made` says that it was generated just now, and should be shown once."""
+
+    value: str = attrs.field(repr=False)
+    path: Path | None = None
+    made: bool = False
+
+
+def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
+    """The configured key, else the one in the home's key file, else a new one, kept there with mode 0600.
+
+    A key that was not configured serves loopback addresses only.
+    """
+    if configured.strip():
+        return AdminKey(check_key(configured))
+    public = [host for host in hosts if not is_loopback(host)]
+    if public:
+        raise UnsafeKey(
+            f"{', '.join(public)} can be reached from other machines: set API_SERVER_KEY (or server.key) to a key of at least"
+            f" {MINIMUM_LENGTH} characters, or bind to 127.0.0.1"
+        )
+    path = home / KEY_FILE
+    try:
+        return AdminKey(check_key(path.read_text(encoding="ascii")), path)
+    except FileNotFoundError:
+        pass
+    except UnicodeDecodeError:
+        raise UnsafeKey(f"{path} does not hold a key; remove it, and a new one is made") from None
+    key = new_key()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(key + "\n")
+    return AdminKey(key, path, made=True)

@@ -1,0 +1,211 @@
+"""The one way in which HTTP starts turns. Every turn binds platform `api_server`, the real session id and key, and chat id = session id.
+
+It also says which session a request talks to: one that its client named and that is its own, or one derived from how the conversation opens. Two
+requests at once never share a derived session, because a conversation is one message after the other: the second gets a session beside it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from typing import Final, Protocol
+
+import attrs
+
+from hermes_trio.runtime.budget import Budget
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.ports import Agent, Message, Reply, TurnInput
+from hermes_trio.runtime.run import Run
+from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.turn import EventSink, Turn
+from hermes_trio.store import SessionRecord
+
+from .auth import Caller
+from .errors import not_found
+from .settings import Limits
+
+__all__ = ["PLATFORM", "Captured", "SessionClaim", "Turns"]
+
+PLATFORM: Final = "api_server"
+
+
+class SessionStore(Protocol):
+    """What is asked of the store about a session that a client named."""
+
+    async def get_session(self, session_id: str) -> SessionRecord | None: ...
+
+    async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]: ...
+
+
+@attrs.define
+class Captured:
+    """What the agent of a turn answered, beside what the outcome says: the messages that it added."""
+
+    reply: Reply | None = None
+
+    def messages(self, turn: Turn, outcome: Outcome) -> tuple[Message, ...]:
+        """The turn's own messages, as far as it came."""
+        said = self.reply or turn.progress
+        if said is not None and said.messages:
+            return said.messages
+        asked = Message(role="user", content=turn.input.prompt)
+        return (asked, Message(role="assistant", content=outcome.text)) if outcome.text else (asked,)
+
+
+@attrs.frozen
+class SessionClaim:
+    """A session that a request may use. `record` is None for one that does not exist yet."""
+
+    session_id: str
+    record: SessionRecord | None = None
+    prompt: str = ""
+
+
+class _Slots:
+    """Numbers of derived sessions in use at once for one opening: the smallest free one is given out."""
+
+    __slots__ = ("_free", "_next", "held")
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+        self.held = 0
+
+    def take(self) -> int:
+        self.held += 1
+        if self._free:
+            return heapq.heappop(self._free)
+        self._next += 1
+        return self._next - 1
+
+    def give(self, slot: int) -> None:
+        self.held -= 1
+        heapq.heappush(self._free, slot)
+
+
+class Turns:
+    """Starts turns for callers. It owns nothing: a turn belongs to its request, a run to the runtime."""
+
+    def __init__(self, stateless: StatelessFront, store: SessionStore, limits: Limits) -> None:
+        self._stateless = stateless
+        self._store = store
+        self._budget: Budget | None = Budget(seconds=limits.turn_seconds) if limits.turn_seconds else None
+        self._derived: dict[str, _Slots] = {}
+        self._claims: dict[str, list[str]] = {}
+
+    # -- which session -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def derived(self, caller: Caller, opening: str) -> Iterator[str]:
+        """A session id from the tenant and the opening of a conversation, not used by another request meanwhile."""
+        base = sha256(f"{caller.tenant}\0{opening}".encode("utf-8", "replace")).hexdigest()[:16]
+        slots = self._derived.get(base)
+        if slots is None:
+            slots = self._derived[base] = _Slots()
+        slot = slots.take()
+        try:
+            yield f"api-{base}.{slot}" if slot else f"api-{base}"
+        finally:
+            slots.give(slot)
+            if not slots.held:
+                del self._derived[base]
+
+    @asynccontextmanager
+    async def named(self, caller: Caller, session_id: str) -> AsyncIterator[SessionClaim]:
+        """A session that the client named, for the body of the `async with`; 404 if it is somebody else's, now or in the making."""
+        claims = self._claims.setdefault(session_id, [])
+        try:
+            if not caller.admin and any(tenant != caller.tenant for tenant in claims):
+                raise not_found("session", session_id, "session_not_found")
+            claims.append(caller.tenant)
+            tenant = caller.tenant
+            try:
+                record = await self._store.get_session(session_id)
+                prompt: str | None = None
+                if record is not None:
+                    if not caller.owns(record.tenant):
+                        raise not_found("session", session_id, "session_not_found")
+                    claims[claims.index(tenant)] = tenant = record.tenant
+                    if record.has_system_prompt:
+                        prompt, _ = await self._store.session_prompt(session_id)
+                yield SessionClaim(session_id, record, prompt or "")
+            finally:
+                claims.remove(tenant)
+        finally:
+            if not claims:
+                self._claims.pop(session_id, None)
+
+    @staticmethod
+    def bound(caller: Caller, session_id: str, session_key: str) -> SessionContext:
+        """What every turn of the HTTP front end is bound to. A key that a tenant chose cannot be another tenant's, nor a chat's."""
+        if session_key and not caller.admin:
+            session_key = f"api:{caller.tenant}:{session_key}"
+        return SessionContext(
+            platform=PLATFORM,
+            source=PLATFORM,
+            session_id=session_id,
+            session_key=session_key or session_id,
+            chat_id=session_id,
+        )
+
+    # -- turns -------------------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        caller: Caller,
+        input: TurnInput,
+        session_id: str,
+        session_key: str = "",
+        *,
+        sink: EventSink | None = None,
+        captured: Captured | None = None,
+        also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+        on_start: Callable[[Turn], None] | None = None,
+    ) -> Outcome:
+        """Run a turn in this task; see `StatelessFront.run_turn`. Cancelling means that the client has left."""
+        return await self._stateless.run_turn(
+            input,
+            self.bound(caller, session_id, session_key),
+            source=PLATFORM,
+            tenant=caller.tenant,
+            agent=None if captured is None else _capturing(captured),
+            budget=self._budget,
+            sink=sink,
+            also=also,
+            on_start=on_start,
+        )
+
+    async def start(
+        self,
+        caller: Caller,
+        input: TurnInput,
+        session_id: str,
+        session_key: str = "",
+        *,
+        run_id: str,
+        idempotency_key: str = "",
+        fingerprint: str = "",
+    ) -> Run:
+        """Start a run; it is durable when this returns. See `StatelessFront.start_run`."""
+        return await self._stateless.start_run(
+            input,
+            self.bound(caller, session_id, session_key),
+            run_id=run_id,
+            source=PLATFORM,
+            tenant=caller.tenant,
+            budget=self._budget,
+            idempotency_key=idempotency_key,
+            fingerprint=fingerprint,
+        )
+
+
+def _capturing(captured: Captured) -> Agent:
+    async def agent(turn: Turn) -> Reply | str:
+        answer = await turn.core.agent(turn)
+        captured.reply = Reply(text=answer) if isinstance(answer, str) else answer
+        return answer
+
+    return agent

@@ -1,0 +1,128 @@
+"""Every error that a client can be told, in one envelope of four keys: `message`, `type`, `param`, `code`.
+
+Handlers raise `ApiError`; what the layers below raise is translated here. Messages pass the redactor on their way out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+
+from hermes_trio.agent.models.redaction import redact
+from hermes_trio.runtime.errors import Draining, InvalidContext, RuntimeClosed, TooBusy
+from hermes_trio.store import (
+    ConversationMoved,
+    IdempotencyConflict,
+    InvalidTitle,
+    SessionExists,
+    StoreError,
+    UnknownSession,
+)
+
+__all__ = ["ApiError", "body_too_large", "invalid_body", "not_found", "redact_text", "retry_after", "translate"]
+
+_KINDS: Final[Mapping[int, str]] = {429: "rate_limit_error"}
+_PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class ApiError(Exception):
+    """An answer that says what was wrong, where, and what would be right. `more` is added to the envelope's four keys."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.kind: str = kind or _KINDS.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
+        self.headers = headers
+        self.more: Mapping[str, Any] = {} if more is None else more
+
+    def body(self) -> bytes:
+        """The envelope."""
+        error = {"message": redact(str(self)), "type": self.kind, "param": self.param, "code": self.code, **self.more}
+        return _encode({"error": error})
+
+
+def body_too_large(limit: int) -> ApiError:
+    """413."""
+    return ApiError(413, f"The request body is larger than {limit} bytes.", code="body_too_large")
+
+
+def not_found(what: str, id: str, code: str | None) -> ApiError:
+    """404 for a thing that is not there, or not this caller's."""
+    return ApiError(404, f"There is no {what} {id[:64]!r}.", code=code)
+
+
+def invalid_body(error: msgspec.ValidationError) -> ApiError:
+    """400 with the path into the body as `param`."""
+    text = str(error)
+    param: str | None = None
+    if match := _PATH.search(text):
+        param = match["path"].removeprefix("$").removeprefix(".") or None
+        text = text[: match.start()]
+    where = f"{param}: " if param else "The body: "
+    return ApiError(400, f"{where}{text}.", param=param)
+
+
+def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
+    """The header that says when to come back."""
+    return ((b"retry-after", b"%d" % max(1, ceil(seconds))),)
+
+
+def translate(error: BaseException) -> ApiError | None:
+    """What a client is told about an error of a lower layer, or None if it is not one that was raised on purpose."""
+    match error:
+        case ApiError():
+            return error
+        case Draining():
+            return ApiError(
+                503,
+                "The server is draining and takes no new work; try again in a moment.",
+                code="gateway_draining",
+                headers=retry_after(error.retry_after),
+            )
+        case TooBusy():
+            return ApiError(429, str(error), code="rate_limit_exceeded", headers=retry_after(error.retry_after))
+        case RuntimeClosed():
+            return ApiError(503, "The server is stopping.", code="gateway_draining", headers=retry_after(1))
+        case InvalidContext():
+            return ApiError(400, str(error), code="invalid_session_id")
+        case IdempotencyConflict():
+            return ApiError(409, str(error), code="idempotency_conflict", param="Idempotency-Key")
+        case ConversationMoved():
+            return ApiError(409, str(error), code="conversation_moved", param="conversation")
+        case SessionExists():
+            return ApiError(409, str(error), code="session_exists", param="id")
+        case UnknownSession():
+            return ApiError(404, str(error), code="session_not_found")
+        case InvalidTitle():
+            return ApiError(400, str(error), code="invalid_title", param="title")
+        case StoreError():
+            return ApiError(
+                503,
+                f"The session store cannot be used now: {error}",
+                code="session_db_unavailable",
+                headers=retry_after(1),
+            )
+        case _:
+            return None
+
+
+def redact_text(text: str) -> str:
+    """An error's text as a client may see it."""
+    return redact(text) if text else ""

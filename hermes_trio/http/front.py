@@ -1,0 +1,164 @@
+"""`FrontEnd`: everything that the handlers share, and what the front end needs from outside, as small Protocols.
+
+The host is what it sees of a Runtime: the stateless entry, the tree, the drain. There is no way from here to a channel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from hermes_trio.runtime.errors import Draining
+from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.tree import Tree
+from hermes_trio.store.port import Store
+
+from .approvals import ApprovalsPort, NoApprovals
+from .auth import Keyring
+from .context import Turns
+from .idempotency import Replies
+from .limits import RateLimiter
+from .metrics import Metrics
+from .routes import Route
+from .settings import Limits, ServerSettings
+
+__all__ = ["CronPort", "DrainProof", "FrontEnd", "Host", "ModelEntry"]
+
+
+class DrainProof(Protocol):
+    """What a drain found when it ended."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class Host(Protocol):
+    """What the front end sees of the runtime that it is served from."""
+
+    stateless: StatelessFront
+
+    @property
+    def tree(self) -> Tree: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    async def drain(self, seconds: float) -> DrainProof: ...
+
+
+class CronPort(Protocol):
+    """The scheduler, as the job routes use it. Jobs are plain JSON objects with at least an `id`."""
+
+    async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]: ...
+
+    async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a job; `ValueError` says which field is wrong."""
+        ...
+
+    async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def update_job(self, tenant: str | None, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Change a job; None if there is none, `ValueError` for a field that is wrong."""
+        ...
+
+    async def delete_job(self, tenant: str | None, job_id: str) -> bool: ...
+
+    async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def resume_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+
+@attrs.frozen
+class ModelEntry:
+    """A model that clients may name. `root` is the real model behind an alias."""
+
+    id: str
+    root: str = ""
+    parent: str | None = None
+
+
+class DrainControl:
+    """The one drain of this server: started once, by the first who asks, and read by everybody."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.report: dict[str, Any] | None = None
+        self.started: bool = False
+        self.requested = trio.Event()
+        """Set when somebody asked for a drain over HTTP."""
+        self.finished = trio.Event()
+
+    async def run(self, seconds: float) -> dict[str, Any]:
+        """Drain, or wait for the drain that is under way; returns its report. Cancelling the first caller ends only its wait at the next start."""
+        if self.started:
+            await self.finished.wait()
+        else:
+            self.started = True
+            self.requested.set()
+            try:
+                self.report = (await self._host.drain(seconds)).as_dict()
+            except BaseException:
+                self.started = False
+                raise
+            self.finished.set()
+        assert self.report is not None
+        return self.report
+
+
+class FrontEnd:
+    """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
+
+    def __init__(
+        self,
+        host: Host,
+        store: Store,
+        *,
+        admin_key: str,
+        server: ServerSettings = ServerSettings(),
+        limits: Limits = Limits(),
+        models: Sequence[ModelEntry] = (),
+        approvals: ApprovalsPort | None = None,
+        cron: CronPort | None = None,
+        version: str = "",
+        home: Path | None = None,
+    ) -> None:
+        self.host = host
+        self.store = store
+        self.server = server
+        self.limits = limits
+        self.models = list(models) or [ModelEntry(server.model_name, server.model_name)]
+        self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
+        self.cron = cron
+        self.version = version
+        self.home = home
+        self.routes: list[Route] = []
+        """The route table, put there by the application."""
+        self.health_body: bytes | None = None
+        self.ids = Ids()
+        self.started_at: float = time.time()
+        self.keyring = Keyring(admin_key, store)
+        self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
+        self.turns = Turns(host.stateless, store, limits)
+        self.replies = Replies(store)
+        self.metrics = Metrics(host)
+        self.drain = DrainControl(host)
+
+    def check_intake(self) -> None:
+        """Raise if no new work is taken. Reads are answered all the same."""
+        if self.host.draining:
+            raise Draining()
+
+    @property
+    def public_model(self) -> str:
+        """The name of the default model, for answers to requests that named none."""
+        return self.models[0].id

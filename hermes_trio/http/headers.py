@@ -1,0 +1,69 @@
+"""The headers that every answer carries, and which origins may read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, final
+
+from hermes_trio.http.server import HeaderBlock
+
+from .message import HeaderPairs
+
+__all__ = ["SECURITY", "Cors", "with_security"]
+
+SECURITY: Final = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+    (b"strict-transport-security", b"max-age=31536000; includeSubDomains"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"x-xss-protection", b"0"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+JSON_ANSWER: Final = HeaderBlock([(b"content-type", b"application/json"), *SECURITY])
+"""All headers of a JSON answer that has none of its own."""
+
+_METHODS: Final = b"GET, POST, PATCH, DELETE, OPTIONS"
+_REQUEST_HEADERS: Final = (
+    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Hermes-Session-Id, X-Hermes-Session-Key"
+)
+_EXPOSED: Final = (
+    b"X-Hermes-Session-Id, X-Hermes-Session-Key, X-Hermes-Completed, X-Hermes-Partial, X-Hermes-Error, Retry-After,"
+    b" Idempotent-Replayed"
+)
+
+
+def with_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """These headers and the security headers; a header that an answer sets itself is not set again."""
+    own = list(headers)
+    names = {name for name, _ in own}
+    return own + [pair for pair in SECURITY if pair[0] not in names]
+
+
+@final
+class Cors:
+    """The configured origins."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(
+            origin.strip().rstrip("/").encode("latin-1", "replace") for origin in origins if origin.strip()
+        )
+        self._any = b"*" in self._origins
+
+    def allows(self, origin: bytes) -> bool:
+        """Whether this origin may read answers."""
+        return self._any or origin.rstrip(b"/") in self._origins
+
+    def headers(self, origin: bytes) -> HeaderPairs:
+        """What an allowed origin is told."""
+        headers = [
+            (b"access-control-allow-origin", b"*" if self._any else origin),
+            (b"access-control-allow-methods", _METHODS),
+            (b"access-control-allow-headers", _REQUEST_HEADERS),
+            (b"access-control-expose-headers", _EXPOSED),
+            (b"access-control-max-age", b"600"),
+        ]
+        if not self._any:
+            headers.append((b"vary", b"Origin"))
+        return headers

@@ -1,0 +1,48 @@
+"""What the front end can be told: where it listens and what it lets through. The configuration file has a section for each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["Limits", "ServerSettings"]
+
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[server]`: address, key, origins, and how the server ends."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8642
+    key: str = ""
+    """The admin key. Empty: one is generated on the first start, and only loopback addresses are served."""
+    cors_origins: list[str] = msgspec.field(default_factory=list[str])
+    model_name: Annotated[str, Meta(max_length=200)] = "hermes-trio"
+    """The name under which `/v1/models` offers the default model."""
+    access_log: bool = False
+    fast_path: bool = True
+    drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    """How long running turns may go on after SIGTERM before they are cancelled."""
+    graceful_seconds: Seconds = 5.0
+    """How long open requests may go on after the drain."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[limits]`: sizes in bytes, times in seconds; 0 means no limit where a count or a rate is meant."""
+
+    body_bytes: Positive = 10_000_000
+    json_depth: Positive = 64
+    concurrent_turns: Positive = 1000
+    requests_per_minute: Count = 0
+    """For each key, the admin key excepted."""
+    burst: Count = 0
+    """Requests that a key may make at once; 0 is a minute's worth."""
+    turn_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long a turn may take; 0 is as long as it likes."""
+    wait_seconds: Seconds = 600.0
+    """The longest `timeout` that `GET /v1/runs/{id}?wait=…` accepts."""

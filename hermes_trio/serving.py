@@ -1,0 +1,145 @@
+"""A gateway behind its server, from the first byte to the last: serve, drain on a signal, say what was left, end.
+
+The server is a receiver of the runtime, the innermost scope. A signal refuses new work and lets turns end while reads are still answered; then the
+server closes its connections; then the runtime ends. A second signal cancels everything at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import attrs
+import trio
+
+from hermes_trio.config import Config
+from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
+from hermes_trio.runtime.conduct import first_cause
+from hermes_trio.runtime.ports import Agent
+
+from .wiring import Gateway, open_gateway
+
+__all__ = ["Serving", "address_of", "open_server", "run_server"]
+
+logger: Final = logging.getLogger("hermes_trio.serving")
+
+
+@attrs.define
+class Serving:
+    """A server that is up: where it listens, and how it ends."""
+
+    gateway: Gateway
+    addresses: list[str]
+    closing: trio.Event = attrs.field(factory=trio.Event)
+    closed: trio.Event = attrs.field(factory=trio.Event)
+
+    async def close(self) -> None:
+        """Close the connections, open requests within their grace, and wait for it."""
+        self.closing.set()
+        await self.closed.wait()
+
+
+def address_of(config: Config) -> str:
+    """Where to bind, as Hypercorn reads it."""
+    host = config.server.host
+    return (
+        f"[{host}]:{config.server.port}" if ":" in host and not host.startswith("[") else f"{host}:{config.server.port}"
+    )
+
+
+def server_config(config: Config) -> ServerConfig:
+    """The serving layer's settings."""
+    hypercorn = hypercorn_config(address_of(config))
+    hypercorn.graceful_timeout = config.server.graceful_seconds
+    hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
+    if config.server.access_log:
+        hypercorn.accesslog = logging.getLogger("hermes_trio.http.access")
+    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path)
+
+
+@asynccontextmanager
+async def open_server(config: Config, key: AdminKey, *, agent: Agent | None = None) -> AsyncIterator[Serving]:
+    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `OSError` if the address is taken."""
+    async with open_gateway(config, key, agent=agent) as gateway:
+        serving = Serving(gateway, [])
+        ready = trio.Event()
+        failure: list[OSError] = []
+
+        async def receive() -> None:
+            try:
+                async with trio.open_nursery() as nursery:
+
+                    async def run(task_status: trio.TaskStatus[Any]) -> None:
+                        await serve(
+                            gateway.app, server_config(config), shutdown=serving.closing, task_status=task_status
+                        )
+
+                    serving.addresses = await nursery.start(run)
+                    ready.set()
+            except* OSError as group:
+                if ready.is_set():
+                    raise
+                failure.append(cast("OSError", first_cause(group)))
+            finally:
+                ready.set()
+                serving.closed.set()
+
+        gateway.runtime.start_receiver("http", receive)
+        await ready.wait()
+        if failure:
+            raise failure[0]
+        try:
+            yield serving
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + config.server.graceful_seconds + 1):
+                await serving.close()
+
+
+async def run_server(
+    config: Config,
+    key: AdminKey,
+    *,
+    agent: Agent | None = None,
+    announce: Callable[[Serving], None],
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Serve until a signal, then end as the module says. `report` gets what the drain found."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_server(config, key, agent=agent) as serving:
+            announce(serving)
+            await _until_asked(signals, serving)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_abort_on_signal, signals, serving)
+                report(await serving.gateway.front.drain.run(config.server.drain_seconds))
+                await serving.close()
+                nursery.cancel_scope.cancel()
+
+
+async def _until_asked(signals: AsyncIterator[int], serving: Serving) -> None:
+    """Return when a signal has come, or when the server has ended by itself."""
+    async with trio.open_nursery() as nursery:
+
+        async def first_signal() -> None:
+            async for number in signals:
+                logger.info("received %s: draining", signal.Signals(number).name)
+                break
+            nursery.cancel_scope.cancel()
+
+        async def server_ended() -> None:
+            await serving.closed.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(first_signal)
+        nursery.start_soon(server_ended)
+
+
+async def _abort_on_signal(signals: AsyncIterator[int], serving: Serving) -> None:
+    async for number in signals:
+        logger.warning("received %s again: cancelling everything", signal.Signals(number).name)
+        serving.closing.set()
+        serving.gateway.runtime.abort()
+        return
