@@ -218,10 +218,12 @@ async def open_warden(*, max_processes: int = 256) -> AsyncGenerator[Warden]:
                     warden._closing.set()
     except BaseExceptionGroup as group:
         # The nursery is an inner matter: what the body raised leaves as it was raised.
-        if len(group.exceptions) == 1:
-            raised = group.exceptions[0]
-            raise raised from raised.__cause__
-        raise
+        raised = _unwrapped(group)
+        raise raised from raised.__cause__
+
+
+def _unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    return group.exceptions[0] if len(group.exceptions) == 1 else group
 
 
 _subreaper_scopes = 0

@@ -1,0 +1,242 @@
+"""Watching a process's output for plain substrings, without letting a talkative process flood its conversation.
+
+A `Watch` belongs to one process, a `Breaker` is shared by all; both are pure: text and time come in, events come out,
+and whoever feeds the watch routes them, the breaker's included, to that process's conversation. Lines are put together
+across chunks (H24), so the same output gives the same matches however it was cut.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import ClassVar, final
+
+import attrs
+
+COOL_DOWN = 15.0
+"""Seconds after an event in which a process gets no other (TOOL-46)."""
+
+STRIKES = 3
+"""Consecutive cool-downs with dropped matches after which a process is no longer watched (TOOL-48)."""
+
+MAX_LINES = 20
+MAX_TEXT = 2000
+"""How many matching lines, and how many characters of them, one event shows (TOOL-44)."""
+
+WINDOW, WINDOW_EVENTS, TRIP = 10.0, 15, 30.0
+"""Over all processes: so many events in so many seconds; one more, and there are none for `TRIP` seconds (TOOL-50)."""
+
+MAX_LINE = 16_384
+"""A line that grows longer than this is examined in overlapping parts, so that it cannot grow for ever."""
+
+_LINE_END = re.compile(r"[\r\n]")
+
+
+@attrs.frozen
+class Match:
+    """Lines of the output contained a pattern."""
+
+    kind: ClassVar[str] = "watch_match"
+    pattern: str
+    """The pattern of the first of them."""
+    text: str
+    matches: int
+    """How many lines there were; `text` shows at most 20 of them."""
+    suppressed: int
+    """Matching lines that were dropped since the last event of this process."""
+
+
+@attrs.frozen
+class Disabled:
+    """The process matched too often: it is watched no longer, and its owner is told when it ends instead."""
+
+    kind: ClassVar[str] = "watch_disabled"
+    suppressed: int
+
+
+@attrs.frozen
+class OverflowTripped:
+    """All processes together matched too often: there are no match events for a while."""
+
+    kind: ClassVar[str] = "watch_overflow_tripped"
+    seconds: float
+
+
+@attrs.frozen
+class OverflowReleased:
+    """Match events are delivered again; so many were dropped meanwhile."""
+
+    kind: ClassVar[str] = "watch_overflow_released"
+    dropped: int
+
+
+WatchEvent = Match | Disabled | OverflowTripped | OverflowReleased
+
+
+@attrs.frozen
+class Hit:
+    """A line, or as much of it as there is, that contains a pattern."""
+
+    pattern: str
+    line: str
+
+
+@final
+class LineScanner:
+    """Finds the lines that contain a pattern, each counted once, in text that comes in pieces."""
+
+    def __init__(self, patterns: tuple[str, ...], max_line: int = MAX_LINE) -> None:
+        longest = max(map(len, patterns))
+        self._patterns = patterns
+        self._max_line = max(max_line, 2 * longest)
+        self._overlap = longest - 1
+        self._line = ""
+        self._counted = False
+
+    def feed(self, text: str) -> list[Hit]:
+        """The hits in the lines that this piece completes."""
+        hits: list[Hit] = []
+        *ends, rest = _LINE_END.split(text)
+        for end in ends:
+            self._extend(end, hits)
+            self._examine(self._line, hits)
+            self._line, self._counted = "", False
+        self._extend(rest, hits)
+        return hits
+
+    def settle(self) -> list[Hit]:
+        """The hit in the line that has begun and not ended, such as a prompt; what follows on it is not counted again."""
+        hits: list[Hit] = []
+        self._examine(self._line, hits)
+        if self._counted:
+            self._line = ""
+        return hits
+
+    def _extend(self, piece: str, hits: list[Hit]) -> None:
+        if self._counted:
+            return
+        self._line += piece
+        while len(self._line) > self._max_line and not self._counted:
+            self._examine(self._line[: self._max_line], hits)
+            self._line = self._line[self._max_line - self._overlap :]
+        if self._counted:
+            self._line = ""
+
+    def _examine(self, line: str, hits: list[Hit]) -> None:
+        if self._counted:
+            return
+        pattern = next((pattern for pattern in self._patterns if pattern in line), None)
+        if pattern is not None:
+            hits.append(Hit(pattern, line))
+            self._counted = True
+
+
+@final
+class Breaker:
+    """The limit on match events over all processes (TOOL-50, TOOL-51)."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recent: deque[float] = deque()
+        self._tripped_until: float | None = None
+        self._dropped = 0
+
+    @property
+    def tripped(self) -> bool:
+        """Whether an event would be dropped now because there were too many."""
+        return self._tripped_until is not None and self._clock() < self._tripped_until
+
+    def admit(self) -> tuple[bool, list[WatchEvent]]:
+        """Whether one more match event may pass, and what is to be told before it."""
+        now = self._clock()
+        told: list[WatchEvent] = []
+        if self._tripped_until is not None:
+            if now < self._tripped_until:
+                self._dropped += 1
+                return False, told
+            told.append(OverflowReleased(self._dropped))
+            self._tripped_until, self._dropped = None, 0
+            self._recent.clear()
+        while self._recent and now - self._recent[0] >= WINDOW:
+            self._recent.popleft()
+        if len(self._recent) >= WINDOW_EVENTS:
+            self._tripped_until, self._dropped = now + TRIP, 1
+            return False, [*told, OverflowTripped(TRIP)]
+        self._recent.append(now)
+        return True, told
+
+
+@final
+class Watch:
+    """One process's patterns and their limits. Raises `ValueError` for patterns that could never match a line."""
+
+    def __init__(self, patterns: Iterable[str], breaker: Breaker, clock: Callable[[], float]) -> None:
+        self.patterns = tuple(patterns)
+        if not self.patterns or not all(self.patterns):
+            raise ValueError("watch_patterns must be a list of at least one text, none of them empty")
+        for pattern in self.patterns:
+            if _LINE_END.search(pattern):
+                raise ValueError(f"watch pattern {pattern!r} has a line break in it: patterns are tested line by line")
+        self._breaker = breaker
+        self._clock = clock
+        self._scanner = LineScanner(self.patterns)
+        self._cools_until: float | None = None
+        self._struck = False
+        self._strikes = 0
+        self._suppressed = 0
+        self._events = 0
+        self._disabled = False
+        self._finished = False
+
+    @property
+    def disabled(self) -> bool:
+        """The kill-switch has fallen: the owner now owes a notice of completion instead (TOOL-48)."""
+        return self._disabled
+
+    @property
+    def events(self) -> int:
+        """How many matches were delivered."""
+        return self._events
+
+    def feed(self, text: str) -> list[WatchEvent]:
+        """What there is to tell about this piece of output."""
+        return [] if self._disabled or self._finished else self._judge(self._scanner.feed(text))
+
+    def settle(self) -> list[WatchEvent]:
+        """The output has paused: look at the line that has not ended, too."""
+        return [] if self._disabled or self._finished else self._judge(self._scanner.settle())
+
+    def finish(self) -> list[WatchEvent]:
+        """The process has exited and all of its output was fed: look at the last line, and at nothing after it."""
+        told = self.settle()
+        self._finished = True
+        return told
+
+    def _judge(self, hits: list[Hit]) -> list[WatchEvent]:
+        if not hits:
+            return []
+        now = self._clock()
+        if self._cools_until is not None and now < self._cools_until:
+            return self._suppress(len(hits))
+        if not self._struck:
+            self._strikes = 0
+        self._struck = False
+        self._cools_until = now + COOL_DOWN
+        admitted, told = self._breaker.admit()
+        if not admitted:
+            self._suppressed += len(hits)
+            return told
+        text = "\n".join(hit.line for hit in hits[:MAX_LINES])[:MAX_TEXT]
+        told.append(Match(hits[0].pattern, text, len(hits), self._suppressed))
+        self._suppressed = 0
+        self._events += 1
+        return told
+
+    def _suppress(self, count: int) -> list[WatchEvent]:
+        self._suppressed += count
+        if not self._struck:
+            self._struck = True
+            self._strikes += 1
+        if self._strikes < STRIKES:
+            return []
+        self._disabled = True
+        return [Disabled(self._suppressed)]
