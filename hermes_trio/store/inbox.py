@@ -101,12 +101,13 @@ def accept_message(db: Database, now: float, message: NewMessage) -> int | None:
     return db.last_insert_rowid() if inserted else None
 
 
-def take_rows(db: Database, turn_id: str, ids: Sequence[int]) -> None:
+def take_rows(db: Database, turn_id: str, session_id: str, ids: Sequence[int]) -> None:
     """A turn begins with these rows: its messages are never begun again. Notices keep waiting for the commit that tells them."""
     write_many(
         db,
-        "UPDATE inbox SET state = 'taken', turn_id = ? WHERE id = ? AND kind = 'message' AND state = 'pending'",
-        [(turn_id, number) for number in ids],
+        "UPDATE inbox SET state = 'taken', turn_id = ?, session_id = ?"
+        " WHERE id = ? AND kind = 'message' AND state = 'pending'",
+        [(turn_id, session_id, number) for number in ids],
     )
 
 

@@ -15,7 +15,7 @@ from .encoding import dump, load_routing
 from .inbox import insert_notice, waiting_count
 from .jobs import JOB_COLUMNS, job_from_row
 from .records import JobRecord
-from .rows import Database, changed, many, one, write
+from .rows import Database, changed, many, write
 from .sessions import end_session
 from .verbs import Verbs
 
@@ -138,14 +138,9 @@ def _lost(job: JobRecord) -> NewNotice:
 
 
 def _interrupt_messages(db: Database, now: float) -> None:
-    sql = "SELECT id, inbox, session_key, routing, text, turn_id FROM inbox WHERE state = 'taken'"
-    for number, inbox, key, routing, text, turn_id in many(db, sql):
+    sql = "SELECT id, inbox, session_key, session_id, routing, text, turn_id FROM inbox WHERE state = 'taken'"
+    for number, inbox, key, session_id, routing, text, turn_id in many(db, sql):
         write(db, "UPDATE inbox SET state = 'interrupted', settled_at = ? WHERE id = ?", (now, number))
-        context = load_routing(routing)
-        session_id = context.session_id
-        if not session_id:
-            behind = one(db, "SELECT session_id FROM routes WHERE session_key = ?", (key,))
-            session_id = behind[0] if behind else ""
         insert_notice(
             db,
             now,
@@ -153,7 +148,7 @@ def _interrupt_messages(db: Database, now: float) -> None:
                 inbox=inbox,
                 session_key=key,
                 session_id=session_id,
-                routing=context,
+                routing=load_routing(routing),
                 kind=NoticeKind.INFORMATION,
                 text=(
                     "The server stopped while this message was being worked on. It was not completed, and was not started"

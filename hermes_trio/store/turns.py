@@ -102,7 +102,7 @@ def begin_turn(db: Database, now: float, start: TurnStart) -> None:
         ),
     )
     if start.inbox_ids:
-        take_rows(db, start.turn_id, start.inbox_ids)
+        take_rows(db, start.turn_id, context.session_id, start.inbox_ids)
 
 
 def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: int) -> None:

@@ -1,0 +1,291 @@
+"""The group commit: who shares a commit, what a failure takes with it, and what cancellation does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+import trio
+import trio.testing
+
+from hermes_trio.store import Runner, StoreClosed, StoreError, open_store
+from hermes_trio.store.files import connect, enter_wal
+from hermes_trio.store.rows import Database, many, write
+from hermes_trio.store.writer import InlineWorker, ThreadWorker, Weight, Worker, Writer
+
+from .turns import finish, start
+
+
+def make_table(path: str) -> Database:
+    """A database with one table of numbers."""
+    db = connect(path)
+    enter_wal(db, path)
+    write(db, "CREATE TABLE t (n INTEGER PRIMARY KEY)")
+    return db
+
+
+def put(db: Database, number: int) -> int:
+    """Insert a number."""
+    write(db, "INSERT INTO t (n) VALUES (?)", (number,))
+    return number
+
+
+def put_two_and_fail(db: Database, first: int, second: int) -> None:
+    """Insert two numbers, then find out that it was wrong."""
+    put(db, first)
+    put(db, second)
+    raise ValueError("no")
+
+
+def numbers(db: Database) -> list[int]:
+    """All numbers."""
+    return [number for (number,) in many(db, "SELECT n FROM t ORDER BY n")]
+
+
+@pytest.fixture(params=["inline", "threaded"])
+def worker(request: pytest.FixtureRequest) -> Worker:
+    """Both places where blocking work may run."""
+    return ThreadWorker("test store") if request.param == "threaded" else InlineWorker()
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Database:
+    """A file with one table."""
+    return make_table(str(tmp_path / "w.db"))
+
+
+async def test_concurrent_callers_share_commits(db: Database, worker: Worker) -> None:
+    """What waits together is committed together, and each caller gets its own result."""
+    writer = Writer(db, worker, "w.db", slices=False)
+    results: list[int] = []
+
+    async def insert(number: int) -> None:
+        results.append(await writer.submit(put, number))
+
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(insert, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert results == []
+            outer.start_soon(writer.run)
+        writer.close()
+    await worker.close()
+
+    assert sorted(results) == list(range(100))
+    assert numbers(db) == list(range(100))
+    statistics = writer.statistics()
+    assert (statistics.verbs, statistics.commits, statistics.largest_batch) == (100, 1, 100)
+
+
+async def test_a_failing_verb_takes_nothing_else_with_it(db: Database, worker: Worker) -> None:
+    """Its own writes are undone, its caller gets the error, and its neighbours in the batch are committed."""
+    writer = Writer(db, worker, "w.db", slices=False)
+    errors: list[Exception] = []
+
+    async def fail() -> None:
+        try:
+            await writer.submit(put_two_and_fail, 1, 2)
+        except ValueError as error:
+            errors.append(error)
+
+    async def clash() -> None:
+        try:
+            await writer.submit(put, 0)
+        except StoreError as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.submit, put, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(fail)
+            nursery.start_soon(clash)
+            nursery.start_soon(writer.submit, put, 3)
+            await trio.testing.wait_all_tasks_blocked()
+            outer.start_soon(writer.run)
+        writer.close()
+    await worker.close()
+
+    assert numbers(db) == [0, 3]
+    assert {type(error) for error in errors} == {ValueError, StoreError}
+    assert writer.statistics().commits == 1
+
+
+async def test_a_verb_in_the_queue_runs_although_its_caller_left(db: Database, worker: Worker) -> None:
+    """Cancelling abandons the wait, never the write; cancelled before it is enqueued, it never runs."""
+    writer = Writer(db, worker, "w.db", slices=False)
+
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.submit, put, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as late:
+            late.cancel()
+            await writer.submit(put, 2)
+        outer.start_soon(writer.run)
+        writer.close()
+    await worker.close()
+
+    assert late.cancelled_caught
+    assert numbers(db) == [1]
+
+
+async def test_closing_writes_what_is_queued_and_refuses_the_rest(db: Database, worker: Worker) -> None:
+    """Nothing that was enqueued is dropped; afterwards a clear error."""
+    writer = Writer(db, worker, "w.db", slices=False)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.submit, put, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        writer.close()
+        nursery.start_soon(writer.run)
+    with pytest.raises(StoreClosed, match=r"w\.db"):
+        await writer.submit(put, 2)
+    writer.post(put, 3)
+    await worker.close()
+
+    assert numbers(db) == [1]
+
+
+async def test_heavy_and_bare_verbs_keep_their_place(db: Database, worker: Worker) -> None:
+    """They run alone and in order; a heavy one that fails leaves nothing; a bare one runs outside any transaction."""
+    writer = Writer(db, worker, "w.db", slices=True)
+
+    def outside(db: Database) -> bool:
+        return db.in_transaction
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        await writer.submit(put, 1)
+        with pytest.raises(ValueError, match="no"):
+            await writer.submit(put_two_and_fail, 2, 3, weight=Weight.HEAVY)
+        assert await writer.submit(put, 4, weight=Weight.HEAVY) == 4
+        assert await writer.submit(outside, weight=Weight.BARE) is False
+        assert await writer.submit(outside, weight=Weight.HEAVY) is True
+        writer.close()
+    await worker.close()
+
+    assert numbers(db) == [1, 4]
+
+
+async def test_a_full_queue_makes_callers_wait(db: Database, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is bounded: those who find it full wait outside, and get their turn."""
+    monkeypatch.setattr("hermes_trio.store.writer.QUEUE_LIMIT", 4)
+    writer = Writer(db, worker, "w.db", slices=False)
+
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(writer.submit, put, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert writer.statistics().waiting == 4
+            outer.start_soon(writer.run)
+        writer.close()
+    await worker.close()
+
+    assert numbers(db) == list(range(20))
+
+
+async def test_a_failed_commit_fails_all_of_its_callers(db: Database, worker: Worker) -> None:
+    """Nobody is told that a write is durable when the commit failed; the next batch works again."""
+    refuse = True
+
+    class Refusing:
+        """A connection whose first commit fails."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(db, name)
+
+        def execute(self, sql: str, bindings: object = None) -> object:
+            nonlocal refuse
+            if sql == "COMMIT" and refuse:
+                refuse = False
+                raise apsw.FullError("database or disk is full")
+            return db.execute(sql, bindings)
+
+    writer = Writer(Refusing(), worker, "w.db", slices=False)  # type: ignore[arg-type]
+    failures: list[str] = []
+
+    async def insert(number: int) -> None:
+        try:
+            await writer.submit(put, number)
+        except StoreError as error:
+            failures.append(type(error).__name__)
+
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(insert, number)
+            await trio.testing.wait_all_tasks_blocked()
+            outer.start_soon(writer.run)
+        await writer.submit(put, 9)
+        writer.close()
+    await worker.close()
+
+    assert failures == ["StoreFull"] * 3
+    assert numbers(db) == [9]
+
+
+async def test_reads_see_a_batch_as_a_whole(tmp_path: Path) -> None:
+    """While a batch is being written in slices, a reader sees none of it; afterwards all of it."""
+    async with open_store(tmp_path / "s.db", maintenance=False) as store:
+        seen: set[int] = set()
+
+        async def turn(number: int) -> None:
+            await store.finish_turn(finish(start(f"t{number}"), "q", "a"))
+
+        async def watch() -> None:
+            while True:
+                session = await store.get_session("s1")
+                history = await store.load_history("s1")
+                if session is not None:
+                    assert session.message_count <= len(history)
+                seen.add(len(history))
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch)
+            async with trio.open_nursery() as nursery:
+                for number in range(120):
+                    nursery.start_soon(turn, number)
+            watching.cancel_scope.cancel()
+        assert len(await store.load_history("s1")) == 240
+        assert all(count % 2 == 0 for count in seen)
+
+
+@pytest.mark.parametrize("runner", list(Runner))
+async def test_an_error_of_the_body_comes_out_unwrapped(tmp_path: Path, runner: Runner) -> None:
+    """Who uses the store gets their own exception, and what they had enqueued is written."""
+    with pytest.raises(LookupError, match="mine"):
+        async with open_store(tmp_path / "s.db", runner=runner) as store:
+            await store.set_meta("a", "1")
+            raise LookupError("mine")
+
+    async with open_store(tmp_path / "s.db", runner=runner) as store:
+        assert await store.get_meta("a") == "1"
+
+
+@pytest.mark.parametrize("runner", list(Runner))
+async def test_a_cancelled_store_still_writes_what_it_was_given(tmp_path: Path, runner: Runner) -> None:
+    """Cancelling everything around an open store loses nothing that was in its queue."""
+    called = 0
+    with trio.CancelScope() as scope:
+        async with open_store(tmp_path / "s.db", runner=runner) as store, trio.open_nursery() as nursery:
+
+            async def note(number: int) -> None:
+                nonlocal called
+                called += 1
+                await store.set_meta(str(number), "x")
+
+            for number in range(50):
+                nursery.start_soon(note, number)
+            while called < 50:
+                await trio.lowlevel.checkpoint()
+            scope.cancel()
+
+    assert scope.cancelled_caught
+    async with open_store(tmp_path / "s.db", runner=runner) as store:
+        assert [await store.get_meta(str(number)) for number in range(50)] == ["x"] * 50
