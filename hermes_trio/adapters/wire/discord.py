@@ -14,7 +14,7 @@ import msgspec
 
 from .discord_limits import RateLimits
 from .discord_types import Channel, GatewayBot, Interaction, Message, User
-from .errors import ErrorKind, Missing, PlatformError, Redaction
+from .errors import ErrorKind, Missing, PlatformError, Redaction, require_token
 from .http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
 
 __all__ = [
@@ -54,14 +54,14 @@ class DiscordClient(PlatformClient):
 
     def __init__(
         self,
-        base_url: str = API_URL,
-        token: str = "",
+        base_url: str,
+        token: str,
         *,
         timeout: float = CALL_TIMEOUT,
         proxy: str | None = None,
         patience: float = RATE_LIMIT_PATIENCE,
     ) -> None:
-        self.token = token
+        self.token = require_token("Discord bot token", token)
         self.redaction = Redaction((token,))
         headers = {"user-agent": "DiscordBot (hermes-trio, 1)"}
         self._authorization = {"authorization": f"Bot {token}"}

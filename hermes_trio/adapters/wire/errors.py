@@ -14,7 +14,7 @@ from typing import cast, final
 
 import attrs
 
-__all__ = ["ErrorKind", "Missing", "PlatformError", "Redaction", "single_failure"]
+__all__ = ["ErrorKind", "Missing", "PlatformError", "Redaction", "require_token", "single_failure"]
 
 
 class ErrorKind(Enum):
@@ -103,6 +103,18 @@ class Redaction:
 
     def __repr__(self) -> str:
         return "Redaction(***)"
+
+
+def require_token(name: str, token: str) -> str:
+    """The token, if it can be one at all.
+
+    An empty token, or one with a line break from a file, would otherwise fail deep in the HTTP client with an error that
+    quotes it.
+    """
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        message = f"the {name} is empty, or has spaces or other characters that no token has"
+        raise PlatformError(ErrorKind.UNAUTHORIZED, message)
+    return token
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

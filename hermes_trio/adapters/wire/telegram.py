@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, final
 import msgspec
 import trio
 
-from .errors import ErrorKind, Missing, PlatformError, Redaction
+from .errors import ErrorKind, Missing, PlatformError, Redaction, require_token
 from .http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
 from .telegram_types import CallbackQuery, Chat, Message, Parameters, Response, Update, User, WebhookInfo
 
@@ -48,10 +48,8 @@ def parse_update(body: bytes) -> Update:
 class TelegramClient(PlatformClient):
     """Calls of one bot. Every method raises `PlatformError`; cancelling one closes the connection it was using."""
 
-    def __init__(
-        self, base_url: str = API_URL, token: str = "", *, timeout: float = CALL_TIMEOUT, proxy: str | None = None
-    ) -> None:
-        redaction = Redaction((token,))
+    def __init__(self, base_url: str, token: str, *, timeout: float = CALL_TIMEOUT, proxy: str | None = None) -> None:
+        redaction = Redaction((require_token("Telegram bot token", token),))
         self._prefix = f"/bot{token}/"
         super().__init__(HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy))
 

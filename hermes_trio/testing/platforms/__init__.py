@@ -7,6 +7,7 @@ client needs only the fake's base URL and token. Names of methods in `calls` and
 from .discord import DiscordMessage, FakeDiscord, open_fake_discord
 from .faults import ANY, Delay, Drop, Fault, RateLimited, ServerError
 from .ledger import Call, NothingArrived
+from .slack import FakeSlack, SlackMessage, open_fake_slack
 from .telegram import BotMessage, FakeTelegram, open_fake_telegram
 
 __all__ = [
@@ -17,11 +18,14 @@ __all__ = [
     "DiscordMessage",
     "Drop",
     "FakeDiscord",
+    "FakeSlack",
     "FakeTelegram",
     "Fault",
     "NothingArrived",
     "RateLimited",
     "ServerError",
+    "SlackMessage",
     "open_fake_discord",
+    "open_fake_slack",
     "open_fake_telegram",
 ]

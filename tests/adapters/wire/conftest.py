@@ -7,8 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hermes_trio.adapters.wire.discord import DiscordClient
+from hermes_trio.adapters.wire.slack import SlackClient
 from hermes_trio.adapters.wire.telegram import TelegramClient
-from hermes_trio.testing.platforms import FakeDiscord, FakeTelegram, open_fake_discord, open_fake_telegram
+from hermes_trio.testing.platforms import (
+    FakeDiscord,
+    FakeSlack,
+    FakeTelegram,
+    open_fake_discord,
+    open_fake_slack,
+    open_fake_telegram,
+)
 
 
 @pytest.fixture
@@ -32,4 +40,16 @@ async def discord() -> AsyncIterator[FakeDiscord]:
 @pytest.fixture
 async def discord_client(discord: FakeDiscord) -> AsyncIterator[DiscordClient]:
     async with DiscordClient(discord.base_url, discord.token, timeout=2) as client:
+        yield client
+
+
+@pytest.fixture
+async def slack() -> AsyncIterator[FakeSlack]:
+    async with open_fake_slack() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def slack_client(slack: FakeSlack) -> AsyncIterator[SlackClient]:
+    async with SlackClient(slack.base_url, slack.token, app_token=slack.app_token, timeout=2) as client:
         yield client

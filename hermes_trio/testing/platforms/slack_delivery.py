@@ -1,0 +1,245 @@
+"""How Slack delivers: Socket Mode envelopes with acknowledgements, or signed HTTP requests with retries.
+
+Everything that people do becomes a `Delivery`. It is repeated, with a retry number, until it is acknowledged or three retries
+are used up, over whichever connection is there. The fake's owner runs `run` and `serve`; nothing outlives them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+from collections.abc import Callable
+from typing import Any, final
+from urllib.parse import urlencode
+
+import attrs
+import msgspec
+import trio
+
+from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
+
+from .callback import Callback, post
+from .ledger import WAIT_SECONDS, Ledger
+from .server import Request
+
+__all__ = ["Acknowledgement", "Delivery", "FakeSlackSocket", "SlackDeliveries", "sign"]
+
+MAX_RETRIES = 3
+MAX_QUEUED = 100_000
+
+
+@final
+@attrs.define(eq=False)
+class Delivery:
+    """One thing to deliver. `kind` is events_api, interactive or slash_commands."""
+
+    kind: str
+    payload: dict[str, Any]
+    envelope_id: str
+    attempts: int = 0
+    settled: trio.Event = attrs.field(factory=trio.Event, repr=False)
+
+
+@final
+@attrs.frozen
+class Acknowledgement:
+    """An envelope that the app acknowledged, and what it said in answer."""
+
+    envelope_id: str
+    kind: str
+    payload: Any
+    retry_attempt: int
+
+
+def sign(secret: str, timestamp: str, body: bytes) -> str:
+    """The value of X-Slack-Signature."""
+    digest = hmac.new(secret.encode(), f"v0:{timestamp}:".encode() + body, hashlib.sha256)
+    return f"v0={digest.hexdigest()}"
+
+
+@final
+class FakeSlackSocket:
+    """Socket Mode: the connections of one app, and the faults that a test may cause."""
+
+    def __init__(self) -> None:
+        self.connections: list[WebSocket] = []
+        self.opened = 0
+        self.acknowledgements: Ledger[Acknowledgement] = Ledger("acknowledgement")
+        self.refuse_connections = False
+        self._tickets: set[str] = set()
+        self._changed = trio.Event()
+        self._waiting: dict[str, Delivery] = {}
+        self._turn = itertools.count()
+        self._count = itertools.count(1)
+
+    def ticket(self) -> str:
+        """A single-use ticket, part of the address that apps.connections.open gives out."""
+        ticket = f"ticket-{next(self._count)}"
+        self._tickets.add(ticket)
+        return ticket
+
+    async def wait_for_connections(self, count: int = 1, *, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until exactly this many connections are open."""
+        with trio.fail_after(timeout):
+            while len(self.connections) != count:
+                await self._changed.wait()
+
+    async def request_disconnect(self, reason: str = "refresh_requested", *, close: bool = False) -> None:
+        """Tell every connection that it will end (`warning`, `refresh_requested` or `link_disabled`), and end it with `close`."""
+        for socket in list(self.connections):
+            message = {"type": "disconnect", "reason": reason, "debug_info": {"host": "fake"}}
+            await socket.send(msgspec.json.encode(message).decode())
+            if close:
+                await socket.close(timeout=0.5)
+
+    async def drop_connections(self) -> None:
+        """Lose every connection without a close frame."""
+        for socket in list(self.connections):
+            await socket.abort()
+
+    async def serve(self, request: Request, socket: WebSocket) -> None:
+        """Speak to one client until its connection ends."""
+        if self.refuse_connections or request.query.get("ticket") not in self._tickets:
+            await socket.abort()
+            return
+        self._tickets.discard(request.query["ticket"])
+        self.opened += 1
+        self.connections.append(socket)
+        try:
+            hello = {
+                "type": "hello",
+                "num_connections": len(self.connections),
+                "debug_info": {"host": "fake", "build_number": 1, "approximate_connection_time": 3600},
+                "connection_info": {"app_id": "A1"},
+            }
+            await socket.send(msgspec.json.encode(hello).decode())
+            self._wake()
+            while True:
+                self._hear(msgspec.json.decode(await socket.receive()))
+        except SocketClosed:
+            pass
+        finally:
+            self.connections.remove(socket)
+            self._wake()
+
+    async def try_deliver(self, delivery: Delivery, ack_timeout: float, sent: Callable[[], None]) -> bool:
+        """Send one envelope once, say that it was sent, and wait for its acknowledgement while the connection lasts."""
+        while not self.connections:
+            await self._changed.wait()
+        socket = self.connections[next(self._turn) % len(self.connections)]
+        envelope: dict[str, Any] = {
+            "envelope_id": delivery.envelope_id,
+            "type": delivery.kind,
+            "accepts_response_payload": delivery.kind != "events_api",
+            "payload": delivery.payload,
+        }
+        if delivery.kind == "events_api":
+            envelope |= {"retry_attempt": delivery.attempts, "retry_reason": "timeout" if delivery.attempts else ""}
+        self._waiting[delivery.envelope_id] = delivery
+        delivery.attempts += 1
+        try:
+            await socket.send(msgspec.json.encode(envelope).decode())
+        except SocketClosed:
+            return False
+        sent()
+        with trio.move_on_after(ack_timeout):
+            while socket in self.connections and not delivery.settled.is_set():
+                await self._changed.wait()
+        return delivery.settled.is_set()
+
+    def _hear(self, message: Any) -> None:
+        assert isinstance(message, dict), f"a client sent {message!r}, which is no acknowledgement"
+        fields = msgspec.convert(message, dict[str, Any])
+        delivery = self._waiting.pop(str(fields.get("envelope_id")), None)
+        if delivery is None:
+            return
+        delivery.settled.set()
+        acknowledgement = Acknowledgement(
+            delivery.envelope_id, delivery.kind, fields.get("payload"), delivery.attempts - 1
+        )
+        self.acknowledgements.append(acknowledgement)
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, trio.Event()
+        changed.set()
+
+
+@final
+class SlackDeliveries:
+    """Delivers what people do, over Socket Mode or to a request URL."""
+
+    def __init__(self, signing_secret: str, ack_timeout: float, retry_delay: float, now: Callable[[], int]) -> None:
+        self.socket = FakeSlackSocket()
+        self.callbacks: Ledger[Callback] = Ledger("request to the app")
+        self.request_url: str | None = None
+        self.given_up: Ledger[Delivery] = Ledger("abandoned delivery")
+        self.signing_secret = signing_secret
+        self._ack_timeout = ack_timeout
+        self._retry_delay = retry_delay
+        self._now = now
+        self._count = itertools.count(1)
+        self._send, self._receive = trio.open_memory_channel[Delivery](MAX_QUEUED)
+
+    def add(self, kind: str, payload: dict[str, Any]) -> Delivery:
+        """Queue something for delivery, after everything queued before it."""
+        delivery = Delivery(kind, payload, f"envelope-{next(self._count)}")
+        self._send.send_nowait(delivery)
+        return delivery
+
+    async def run(self) -> None:
+        """Deliver everything that is added. It is sent in order; acknowledgements and retries are awaited beside that."""
+        async with self._send, self._receive, trio.open_nursery() as nursery:
+            async for delivery in self._receive:
+                await nursery.start(self._insist, delivery)
+
+    async def request(self, body: bytes, content_type: str, *, retry: int = 0, reason: str = "") -> Callback:
+        """Make one signed request to the app's request URL."""
+        assert self.request_url is not None
+        timestamp = str(self._now())
+        headers = {
+            "Content-Type": content_type,
+            "X-Slack-Request-Timestamp": timestamp,
+            "X-Slack-Signature": sign(self.signing_secret, timestamp, body),
+        }
+        if retry:
+            headers |= {"X-Slack-Retry-Num": str(retry), "X-Slack-Retry-Reason": reason}
+        callback = await post(self.request_url, headers, body, timeout=self._ack_timeout)
+        self.callbacks.append(callback)
+        return callback
+
+    async def _insist(
+        self, delivery: Delivery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                task_status.started()
+
+        while not await self._try(delivery, begin):
+            begin()
+            # Slack repeats events only; a lost click or command is lost.
+            if delivery.attempts > MAX_RETRIES or delivery.kind != "events_api":
+                self.given_up.append(delivery)
+                return
+            await trio.sleep(self._retry_delay)
+        begin()
+
+    async def _try(self, delivery: Delivery, sent: Callable[[], None]) -> bool:
+        if self.request_url is None:
+            return await self.socket.try_deliver(delivery, self._ack_timeout, sent)
+        retry, delivery.attempts = delivery.attempts, delivery.attempts + 1
+        match delivery.kind:
+            case "events_api":
+                body, content_type = msgspec.json.encode(delivery.payload), "application/json"
+            case "interactive":
+                body = urlencode({"payload": msgspec.json.encode(delivery.payload).decode()}).encode()
+                content_type = "application/x-www-form-urlencoded"
+            case _:
+                body, content_type = urlencode(delivery.payload).encode(), "application/x-www-form-urlencoded"
+        callback = await self.request(body, content_type, retry=retry, reason="http_error")
+        return 200 <= callback.status < 300
