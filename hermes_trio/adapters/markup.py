@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from attrs import define, field, frozen
 
@@ -154,9 +154,8 @@ def _blocks(text: str) -> Iterator[Block]:
 
 def _is_ordinary(lines: Sequence[str], position: int) -> bool:
     line = lines[position]
-    return bool(line.strip()) and not (
-        _FENCE.match(line) or _special_line(line, peek=True) or _is_table(lines, position)
-    )
+    special = _FENCE.match(line) or _special_line(line, peek=True) or _is_table(lines, position)
+    return bool(line.strip()) and not special
 
 
 def _code_block(lines: Sequence[str], position: int, fence: re.Match[str]) -> tuple[CodeBlock, int]:
@@ -202,7 +201,7 @@ def _is_table(lines: Sequence[str], position: int) -> bool:
 def _table(lines: Sequence[str]) -> str:
     """A table as aligned plain text: no chat platform shows tables, all show fixed-width text."""
     rows = [
-        ["".join(_plain_parts(_inline(cell.strip()))) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+        [_words(_inline(cell.strip())) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
         for number, line in enumerate(lines)
         if number != 1
     ]
@@ -228,6 +227,8 @@ def _width(text: str) -> int:
 _PUNCTUATION: Final = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _ESCAPABLE: Final = _PUNCTUATION | {"\n"}
 _AUTOLINK: Final = re.compile(r"<((?:https?|ftp|tg|mailto):[^\s<>]*)>")
+_ORDINARY: Final = re.compile(r"(?:[^\\`*_~\[!<h]|h(?!ttps?://))*")
+_LINKABLE: Final = re.compile(r"(?:https?://|ftp://|tg://|mailto:|tel:)[^\s\x00-\x1f]+", re.IGNORECASE)
 _BARE_URL: Final = re.compile(r"https?://[^\s<>`]+")
 _DESTINATION: Final = re.compile(
     r"\([ \t]*(?:<([^<>\n]*)>|((?:\\.|[^\s()\\]|\((?:\\.|[^\s()\\])*\))*))(?:[ \t]+(?:\"[^\"]*\"|'[^']*'))?[ \t]*\)"
@@ -273,13 +274,13 @@ class _InlineReader:
                 position = self._code(position)
             elif char in "*_" or text.startswith("~~", position):
                 position = self._emphasis(position)
-            elif (char in "[!" and self._links and (link := self._link(position))) or (
-                char in "<h" and (link := self._address(position))
-            ):
+            elif link := (self._link(position) if char in "[!" else self._address(position)):
                 position = link
             else:
-                self._plain.append(char)
-                position += 1
+                plain = _ORDINARY.match(text, position + 1)
+                assert plain is not None
+                self._plain.append(char + plain.group())
+                position = plain.end()
         self._flush()
         return _resolved(self._items)
 
@@ -292,22 +293,20 @@ class _InlineReader:
         self._flush()
         self._items.append(item)
 
-    def _code_end(self, position: int) -> tuple[int, int] | None:
-        """For a run of backticks, its length and the offset of the run that ends the code, if there is one."""
-        length = 1
-        while self._text.startswith("`", position + length):
-            length += 1
-        starts = self._runs.get(length, [])
+    def _code_end(self, position: int) -> tuple[int, int | None]:
+        """The length of a run of backticks, and where the run starts that ends the code, if there is one."""
+        end = position
+        while self._text.startswith("`", end):
+            end += 1
+        starts = self._runs.get(end - position, [])
         index = bisect.bisect_right(starts, position)
-        return (length, starts[index]) if index < len(starts) else None
+        return end - position, starts[index] if index < len(starts) else None
 
     def _code(self, position: int) -> int:
-        found = self._code_end(position)
-        if found is None:
-            length = len(self._text[position:]) - len(self._text[position:].lstrip("`"))
+        length, end = self._code_end(position)
+        if end is None:
             self._plain.append("`" * length)
             return position + length
-        length, end = found
         content = self._text[position + length : end].replace("\n", " ")
         if content.startswith(" ") and content.endswith(" ") and content.strip():
             content = content[1:-1]
@@ -343,21 +342,15 @@ class _InlineReader:
         found: dict[int, int] = {}
         while position < len(text):
             char = text[position]
-            if char == "\\":
-                position += 2
-                continue
             if char == "`":
-                code = self._code_end(position)
-                if code is not None:
-                    position = code[1] + code[0]
-                    continue
-                while text.startswith("`", position + 1):
-                    position += 1
-            elif char == "[":
+                length, end = self._code_end(position)
+                position = (position if end is None else end) + length
+                continue
+            if char == "[":
                 stack.append(position)
             elif char == "]" and stack:
                 found[stack.pop()] = position
-            position += 1
+            position += 2 if char == "\\" else 1
         return found
 
     def _link(self, position: int) -> int | None:
@@ -426,7 +419,7 @@ def _resolved(items: list[Inline | _Run]) -> list[Inline]:
         after: list[Inline | _Run] = [run for run in (closer,) if run.count]
         depth = 1 + max((child.depth for child in children if isinstance(child, Styled)), default=0)
         if depth > MAX_DEPTH:
-            children, depth = (Text("".join(_plain_parts(children))),), 1
+            children, depth = (Text(_words(children)),), 1
         node = Styled(style, children, depth)
         items[opening : position + 1] = [*kept, node, *after]
         position = opening + len(kept) + 1
@@ -452,21 +445,7 @@ def _leftover(item: Inline | _Run) -> Inline:
 # Writing
 
 
-class _Dialect(Protocol):
-    boundaries: bool
-    """Whether styled text is recognised only if no letter or digit touches it."""
-    styled_labels: bool
-    """Whether the label of a link may be styled."""
-
-    def text(self, text: str) -> str: ...
-    def code(self, text: str) -> str: ...
-    def styled(self, style: Style, inner: str) -> str: ...
-    def link(self, inner: str, url: str) -> str: ...
-    def block(self, language: str, text: str) -> str: ...
-    def quote(self, inner: str) -> str: ...
-
-
-def _write(text: str, dialect: _Dialect) -> str:
+def _write(text: str, dialect: _Plain) -> str:
     written: list[str] = []
     for block in _blocks(_clean(text)):
         match block:
@@ -478,7 +457,7 @@ def _write(text: str, dialect: _Dialect) -> str:
     return "\n".join(written)
 
 
-def _write_inline(nodes: Sequence[Inline], dialect: _Dialect) -> str:
+def _write_inline(nodes: Sequence[Inline], dialect: _Plain) -> str:
     parts: list[str] = []
     for index, node in enumerate(nodes):
         match node:
@@ -487,7 +466,7 @@ def _write_inline(nodes: Sequence[Inline], dialect: _Dialect) -> str:
             case Code(text):
                 parts.append(dialect.code(text))
             case Link(children, url):
-                label = children if dialect.styled_labels else (Text("".join(_plain_parts(children))),)
+                label = children if dialect.styled_labels else (Text(_words(children)),)
                 inner = _write_inline(label, dialect)
                 if _LINKABLE.fullmatch(url):
                     parts.append(dialect.link(inner, url))
@@ -495,25 +474,17 @@ def _write_inline(nodes: Sequence[Inline], dialect: _Dialect) -> str:
                     parts.append(f"{inner}{dialect.text(f' ({url})')}" if url else inner)
             case Styled(style=style, children=children):
                 inner = _write_inline(children, dialect)
-                touched = dialect.boundaries and _is_touched(nodes, index)
+                touched = not dialect.touching and _is_touched(nodes, index)
                 parts.append(inner if touched else dialect.styled(style, inner))
     return "".join(parts)
 
 
-_LINKABLE: Final = re.compile(r"(?:https?://|ftp://|tg://|mailto:|tel:)[^\s\x00-\x1f]+", re.IGNORECASE)
-
-
 def _is_touched(nodes: Sequence[Inline], index: int) -> bool:
-    before = nodes[index - 1] if index else None
-    after = nodes[index + 1] if index + 1 < len(nodes) else None
-    return (isinstance(before, Text) and before.text[-1:].isalnum()) or (
-        isinstance(after, Text) and after.text[:1].isalnum()
-    )
+    before = _words(nodes[index - 1 : index]) if index else ""
+    return before[-1:].isalnum() or _words(nodes[index + 1 : index + 2])[:1].isalnum()
 
 
-def _simplified(
-    nodes: Iterable[Inline], active: frozenset[Style] = frozenset(), *, in_link: bool = False
-) -> list[Inline]:
+def _simplified(nodes: Iterable[Inline], active: frozenset[Style] = frozenset(), in_link: bool = False) -> list[Inline]:
     """The same content with each style applied once, neighbours of one kind merged and empty nodes left out.
 
     Two neighbouring italics would meet in "__", which Telegram reads as the start of an underline.
@@ -529,7 +500,7 @@ def _simplified(
                 found = [Link(tuple(_simplified(children, active, in_link=True)), url)]
             case Styled(style=style, children=children):
                 inner = _simplified(children, active | {style}, in_link=in_link)
-                blank = not "".join(_plain_parts(inner)).strip()
+                blank = not _words(inner).strip()
                 found = inner if style in active or blank else [Styled(style, tuple(inner))]
         for one in found:
             result[-1:] = _merged(result[-1], one) if result else [one]
@@ -547,77 +518,19 @@ def _merged(left: Inline, right: Inline) -> list[Inline]:
             return [left, right]
 
 
-def _plain_parts(nodes: Iterable[Inline]) -> Iterator[str]:
-    for node in nodes:
-        match node:
-            case Text(text) | Code(text):
-                yield text
-            case Styled(children=children) | Link(children=children):
-                yield from _plain_parts(children)
+def _words(nodes: Iterable[Inline]) -> str:
+    return "".join(node.text if isinstance(node, Text | Code) else _words(node.children) for node in nodes)
 
 
 # Dialects
 
 
-class _MarkdownV2:
-    boundaries = False
-    styled_labels = True
-    _marks: Final = {Style.STRONG: "*", Style.EMPHASIS: "_", Style.STRIKE: "~"}
-
-    def text(self, text: str) -> str:
-        return _RESERVED_V2.sub(r"\\\1", text)
-
-    def code(self, text: str) -> str:
-        return f"`{self._verbatim(text)}`"
-
-    def styled(self, style: Style, inner: str) -> str:
-        return f"{self._marks[style]}{inner}{self._marks[style]}"
-
-    def link(self, inner: str, url: str) -> str:
-        escaped = url.replace("\\", "\\\\").replace(")", "\\)")
-        return f"[{inner}]({escaped})"
-
-    def block(self, language: str, text: str) -> str:
-        return f"```{language}\n{self._verbatim(text)}\n```"
-
-    def quote(self, inner: str) -> str:
-        return f">{inner}"
-
-    def _verbatim(self, text: str) -> str:
-        return text.replace("\\", "\\\\").replace("`", "\\`")
-
-
-class _Mrkdwn:
-    """Slack has no escape for its marks; only "&", "<" and ">" are control characters."""
-
-    boundaries = True
-    styled_labels = False
-    _marks: Final = {Style.STRONG: "*", Style.EMPHASIS: "_", Style.STRIKE: "~"}
-
-    def text(self, text: str) -> str:
-        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-    def code(self, text: str) -> str:
-        # A backtick cannot be written within code; this one looks like it and ends nothing.
-        return f"`{self.text(text.replace('`', 'ˋ'))}`"
-
-    def styled(self, style: Style, inner: str) -> str:
-        return f"{self._marks[style]}{inner}{self._marks[style]}"
-
-    def link(self, inner: str, url: str) -> str:
-        escaped = url.replace("|", "%7C").replace("<", "%3C").replace(">", "%3E").replace("&", "&amp;")
-        return f"<{escaped}|{' '.join(inner.split())}>"
-
-    def block(self, language: str, text: str) -> str:
-        return f"```\n{self.text(text.replace('```', 'ˋˋˋ'))}\n```"
-
-    def quote(self, inner: str) -> str:
-        return f"> {inner}"
-
-
 class _Plain:
-    boundaries = False
-    styled_labels = True
+    """The words alone. Other dialects say what they do beyond it."""
+
+    touching: ClassVar[bool] = True
+    """Whether a letter or digit may touch styled text from outside."""
+    styled_labels: ClassVar[bool] = True
 
     def text(self, text: str) -> str:
         return text
@@ -636,3 +549,51 @@ class _Plain:
 
     def quote(self, inner: str) -> str:
         return f"> {inner}"
+
+
+class _Marked(_Plain):
+    def styled(self, style: Style, inner: str) -> str:
+        mark = {Style.STRONG: "*", Style.EMPHASIS: "_", Style.STRIKE: "~"}[style]
+        return f"{mark}{inner}{mark}"
+
+
+class _MarkdownV2(_Marked):
+    def text(self, text: str) -> str:
+        return _RESERVED_V2.sub(r"\\\1", text)
+
+    def code(self, text: str) -> str:
+        return f"`{self._verbatim(text)}`"
+
+    def link(self, inner: str, url: str) -> str:
+        escaped = url.replace("\\", "\\\\").replace(")", "\\)")
+        return f"[{inner}]({escaped})"
+
+    def block(self, language: str, text: str) -> str:
+        return f"```{language}\n{self._verbatim(text)}\n```"
+
+    def quote(self, inner: str) -> str:
+        return f">{inner}"
+
+    def _verbatim(self, text: str) -> str:
+        return text.replace("\\", "\\\\").replace("`", "\\`")
+
+
+class _Mrkdwn(_Marked):
+    """Slack has no escape for its marks; only "&", "<" and ">" are control characters."""
+
+    touching = False
+    styled_labels = False
+
+    def text(self, text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    def code(self, text: str) -> str:
+        # A backtick cannot be written within code; this one looks like it and ends nothing.
+        return f"`{self.text(text.replace('`', 'ˋ'))}`"
+
+    def link(self, inner: str, url: str) -> str:
+        escaped = url.replace("|", "%7C").replace("<", "%3C").replace(">", "%3E").replace("&", "&amp;")
+        return f"<{escaped}|{' '.join(inner.split())}>"
+
+    def block(self, language: str, text: str) -> str:
+        return f"```\n{self.text(text.replace('```', 'ˋˋˋ'))}\n```"
