@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from .foreground import Detachment, Reason, detaches, exit_code_meaning
 from .inspection import inspect_command, simple_command_words
 from .verdict import Block, BlockCategory, Category, Finding, Verdict
 from .views import normalise, strip_comments
@@ -13,8 +14,12 @@ __all__ = [
     "Block",
     "BlockCategory",
     "Category",
+    "Detachment",
     "Finding",
+    "Reason",
     "Verdict",
+    "detaches",
+    "exit_code_meaning",
     "inspect_command",
     "normalise",
     "simple_command_words",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from .marks import SOLID
 from .syntax import Literal, Part
-from .verdict import Blocked, BlockCategory
+from .verdict import BlockCategory, Blocked
 
 MAX_VARIANTS = 1_024
 _MAX_SEQUENCE = 128
@@ -76,7 +77,7 @@ def _options(pieces: list[_Piece], start: int, close: int, partners: dict[int, i
     if len(borders) == 2:
         return _sequence(pieces[start + 1 : close])
     options: list[list[_Piece]] = []
-    for left, right in zip(borders, borders[1:], strict=False):
+    for left, right in pairwise(borders):
         options.extend(_expand(pieces, left + 1, right, partners))
         if len(options) > MAX_VARIANTS:
             raise Blocked(BlockCategory.OVER_LIMIT, f"brace expansion makes more than {MAX_VARIANTS} words")

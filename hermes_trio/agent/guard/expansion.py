@@ -19,12 +19,11 @@ from .syntax import (
     Literal,
     Parameter,
     Part,
-    Pattern,
     ProcessSubstitution,
     Substitution,
     Word,
 )
-from .verdict import Blocked, BlockCategory
+from .verdict import BlockCategory, Blocked
 
 MAX_ALTERNATIVES = 512
 
@@ -127,7 +126,10 @@ class Expander:
             arguments = self.texts(part.argument)
             _bound(len(values) * len(arguments))
             values = [
-                result for value in values for text in arguments for result in apply_operator(part.operator, value, text)
+                result
+                for value in values
+                for text in arguments
+                for result in apply_operator(part.operator, value, text)
             ]
             if part.operator in ("=", ":="):
                 self._state.assign(part.name, values, certain=False)
@@ -174,11 +176,7 @@ class Expander:
 
 
 def _split(text: str) -> list[str]:
-    if SPLIT in text:
-        pieces = text.split(SPLIT)
-    else:
-        pieces = [text]
-    return [piece.replace(QUOTED, "") for piece in pieces if piece]
+    return [piece.replace(QUOTED, "") for piece in text.split(SPLIT) if piece]
 
 
 def _element(value: Value, index: str) -> list[Value]:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import attrs
 
+from .call import MAX_EXCERPT
 from .marks import shown
 from .reader import Reader, TooDeep, Unreadable
 from .second_opinion import second_opinion
-from .shell import MAX_EXCERPT, Shell
+from .shell import Shell
 from .syntax import Item, Literal, Simple
-from .verdict import Block, Blocked, BlockCategory, Category, Finding, Verdict
+from .verdict import Block, BlockCategory, Blocked, Category, Finding, Verdict
 from .views import literal, over_limits, views
 
 _MAX_DISAGREEMENTS = 64
 
 
-def inspect_command(
-    command: str, *, home: str, cwd: str = "", sudo_password_configured: bool = False
-) -> Verdict:
+def inspect_command(command: str, *, home: str, cwd: str = "", sudo_password_configured: bool = False) -> Verdict:
     """Say whether a command can never run, and what a person should be asked about before it does.
 
     `home` is the home directory of the user it runs as, `cwd` the directory it starts in (empty when unknown).

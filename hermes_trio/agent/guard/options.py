@@ -11,9 +11,9 @@ import attrs
 class Options:
     """The flags seen, the values they took and what is left."""
 
-    flags: list[str] = attrs.Factory(list)
-    values: dict[str, list[str]] = attrs.Factory(dict)
-    operands: list[str] = attrs.Factory(list)
+    flags: list[str] = attrs.Factory(list[str])
+    values: dict[str, list[str]] = attrs.Factory(dict[str, list[str]])
+    operands: list[str] = attrs.Factory(list[str])
 
     def has(self, *names: str) -> bool:
         """Whether one of the flags was given; a long flag may be abbreviated."""

@@ -15,34 +15,121 @@ from .verdict import Category
 
 _ROOTS = tuple(
     tuple(path.split("/"))
-    for path in (
-        "home root etc usr var bin sbin boot lib lib32 lib64 libx32 dev proc sys opt srv usr/bin usr/sbin usr/lib "
-        "usr/lib64 usr/local usr/share var/lib System Users Library Applications Volumes private private/etc private/var"
-    ).split()
+    for path in [
+        "home",
+        "root",
+        "etc",
+        "usr",
+        "var",
+        "bin",
+        "sbin",
+        "boot",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "dev",
+        "proc",
+        "sys",
+        "opt",
+        "srv",
+        "usr/bin",
+        "usr/sbin",
+        "usr/lib",
+        "usr/lib64",
+        "usr/local",
+        "usr/share",
+        "var/lib",
+        "System",
+        "Users",
+        "Library",
+        "Applications",
+        "Volumes",
+        "private",
+        "private/etc",
+        "private/var",
+    ]
 )
 _UNKNOWN_DIRECTORY = (SOLID, SOLID, SOLID)
 _GLOB = re.compile(r"[*?\[]")
 _PROCESS_ROOT = re.compile(r"/+proc/+(?:self|thread-self|[0-9]+|\*|" + SOLID + r")/+root(?=/|\Z)")
-_DISK_NAMES = (
-    "sda sda1 sdb sdc hda hda1 vda vda1 xvda xvda1 nvme0 nvme0n1 nvme0n1p1 mmcblk0 mmcblk0p1 disk0 disk0s1 rdisk0 "
-    "rdisk0s1 dm-0 md0 md127"
-).split()
+_DISK_NAMES = [
+    "sda",
+    "sda1",
+    "sdb",
+    "sdc",
+    "hda",
+    "hda1",
+    "vda",
+    "vda1",
+    "xvda",
+    "xvda1",
+    "nvme0",
+    "nvme0n1",
+    "nvme0n1p1",
+    "mmcblk0",
+    "mmcblk0p1",
+    "disk0",
+    "disk0s1",
+    "rdisk0",
+    "rdisk0s1",
+    "dm-0",
+    "md0",
+    "md127",
+]
 _DISK = re.compile(
     r"(?:[shv]d[a-z]+\d*|xvd[a-z]+\d*|nvme\d+(?:n\d+(?:p\d+)?)?|mmcblk\d+(?:p\d+)?|r?disk\d+(?:s\d+)*|dm-\d+|md\d+(?:p\d+)?)"
 )
 
 _STARTUP = frozenset(
-    ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout "
-    ".kshrc .cshrc .tcshrc .login .inputrc config.fish .xprofile .xinitrc .xsession".split()
+    [
+        ".bashrc",
+        ".bash_profile",
+        ".bash_login",
+        ".bash_logout",
+        ".bash_aliases",
+        ".profile",
+        ".zshrc",
+        ".zshenv",
+        ".zprofile",
+        ".zlogin",
+        ".zlogout",
+        ".kshrc",
+        ".cshrc",
+        ".tcshrc",
+        ".login",
+        ".inputrc",
+        "config.fish",
+        ".xprofile",
+        ".xinitrc",
+        ".xsession",
+    ]
 )
 _CREDENTIAL_NAMES = frozenset(
-    ".netrc _netrc .pgpass .npmrc .pypirc .git-credentials .my.cnf .htpasswd .vault-token credentials.json auth.json "
-    "id_rsa id_ed25519 id_ecdsa id_dsa".split()
+    [
+        ".netrc",
+        "_netrc",
+        ".pgpass",
+        ".npmrc",
+        ".pypirc",
+        ".git-credentials",
+        ".my.cnf",
+        ".htpasswd",
+        ".vault-token",
+        "credentials.json",
+        "auth.json",
+        "id_rsa",
+        "id_ed25519",
+        "id_ecdsa",
+        "id_dsa",
+    ]
 )
 _CREDENTIAL_FOLDERS = re.compile(
     r"/\.aws/|/\.kube/config|/\.docker/config\.json|/\.gnupg/|/\.config/(?:gcloud|gh|op)/|/\.azure/|/\.password-store/"
 )
-_SYSTEM = re.compile(r"/(?:private/)?etc(?:/|\Z)|/boot/|/s?bin/|/lib(?:64)?/|/usr/(?:s?bin|lib(?:64)?)/|/var/spool/cron")
+_SYSTEM = re.compile(
+    r"/(?:private/)?etc(?:/|\Z)|/boot/|/s?bin/|/lib(?:64)?/|/usr/(?:s?bin|lib(?:64)?)/|/var/spool/cron"
+)
 _ENV_FILE = re.compile(r"\.env(?:\..+)?\Z")
 _ENV_TEMPLATE = re.compile(r"\.env\.(?:example|sample|template|dist|defaults)\Z")
 _CONFIG_NAMES = frozenset({"config.yaml", "config.yml"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .rules import builtins, code, deletes, files, git, machine, text, wrappers
 
 if TYPE_CHECKING:
-    from .shell import Call
+    from .call import Call
 
 Rule = Callable[["Call"], "str | None"]
 
@@ -48,10 +48,12 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("echo", text.echo),
     ("printf", text.printf),
     ("cat gcat bat pv tail head", text.cat),
-    ("cut sort uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
+    ("sort uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
      "zstd gzcat jq yq uniq shuf od hexdump split less more", text.transform),
     ("rg ag ack tar sort man", text.search),
     ("rev", text.reverse),
+    ("cut", text.cut),
+    ("realpath readlink yes", text.prints_operands),
     ("tac", text.tac),
     ("tr gtr", text.translate),
     ("base64 gbase64 base32 xxd openssl uudecode basenc", text.decode),
@@ -61,8 +63,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("pwd", text.working_directory),
     ("true false : test [ [[ exit return break continue wait sleep mkdir touch unset shopt ulimit umask popd getopts "
      "disown bg fg jobs let times enable history complete compgen compopt bind suspend logout local typeset", text.silent),
-    ("apt apt-get aptitude dnf yum zypper pacman apk brew snap flatpak npm yarn pnpm cargo go gem gh glab whatis apropos info "
-     "help diff cmp file stat wc make cmake ninja pytest ruff mypy vi nano emacs code ps top df du free uname date cal id "
+    ("apt apt-get aptitude dnf yum zypper pacman apk brew snap flatpak cargo go gem gh glab whatis apropos info "
+     "help diff cmp file stat wc cmake ninja pytest ruff mypy vi nano emacs code ps top df du free uname date cal id "
      "whoami hostname uptime lsof netstat ss ping dig nslookup traceroute tree locate nproc seq expr bc dc "
      "notify-send logger wall mail sendmail zip unzip 7z gpg ssh-keygen ssh-add terraform ansible helm",
      text.inert),
@@ -86,6 +88,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("watch ssh entr", wrappers.joined),
     ("su runuser script flock at batch", wrappers.texted),
     ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap gdb npx", wrappers.text_arguments),
+    ("npm yarn pnpm bunx", wrappers.package_run),
+    ("make gmake", wrappers.make),
     ("trap", wrappers.builtin_run),
     ("cd pushd chdir", builtins.change_directory),
     ("set", builtins.set_options),
@@ -99,13 +103,66 @@ _RULES: dict[str, Rule] = {name: rule for names, rule in _TABLE for name in name
 _VERSIONED = re.compile(r"(python|pypy|perl|ruby|lua|php|node)[\d.]+m?\Z")
 
 RUNNERS = frozenset(
-    "rm dd shred find xargs sh bash dash zsh ksh env sudo eval busybox python python3 perl ruby node mkfs".split()
+    [
+        "rm",
+        "dd",
+        "shred",
+        "find",
+        "xargs",
+        "sh",
+        "bash",
+        "dash",
+        "zsh",
+        "ksh",
+        "env",
+        "sudo",
+        "eval",
+        "busybox",
+        "python",
+        "python3",
+        "perl",
+        "ruby",
+        "node",
+        "mkfs",
+    ]
 )
 """Programs that a wrapper without a rule may be asked to run."""
 
 ALL_NAMES = frozenset(
-    "rm dd shred find mkfs mkfs.ext4 shutdown reboot halt poweroff init telinit systemctl kill killall5 sh bash dash eval "
-    "python3 perl sudo env busybox xargs tee cp mv chmod chown curl wget".split()
+    [
+        "rm",
+        "dd",
+        "shred",
+        "find",
+        "mkfs",
+        "mkfs.ext4",
+        "shutdown",
+        "reboot",
+        "halt",
+        "poweroff",
+        "init",
+        "telinit",
+        "systemctl",
+        "kill",
+        "killall5",
+        "sh",
+        "bash",
+        "dash",
+        "eval",
+        "python3",
+        "perl",
+        "sudo",
+        "env",
+        "busybox",
+        "xargs",
+        "tee",
+        "cp",
+        "mv",
+        "chmod",
+        "chown",
+        "curl",
+        "wget",
+    ]
 )
 """Programs that a pattern in command position is compared with."""
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from .call import MAX_EXCERPT, Call, excerpt_of
 from .expansion import MAX_ALTERNATIVES, Expander
 from .marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain, shown
 from .paths import fold, is_raw_disk, write_category
 from .reader import Reader, Unreadable
 from .registry import ALL_NAMES, RUNNERS, find_rule
 from .state import State, Value
+from .structure import leaves, literal_name, started_beside
 from .syntax import (
     Assignment,
     Branches,
@@ -30,14 +33,13 @@ from .syntax import (
     Function,
     Group,
     Item,
-    Literal,
     Loop,
     Node,
     Pipeline,
     Redirect,
     Simple,
 )
-from .verdict import Blocked, BlockCategory, Category, Finding
+from .verdict import BlockCategory, Blocked, Category, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,13 +47,36 @@ if TYPE_CHECKING:
 MAX_STEPS: Final = 20_000
 MAX_DEPTH: Final = 24
 MAX_OUTPUT: Final = 128_000
-MAX_EXCERPT: Final = 160
 MAX_COMMANDS: Final = 256
 
 _CODE_VARIABLES = frozenset(
-    "EDITOR VISUAL PAGER MANPAGER GIT_PAGER GIT_EDITOR GIT_SSH_COMMAND GIT_EXTERNAL_DIFF GIT_SEQUENCE_EDITOR BROWSER "
-    "PROMPT_COMMAND PS0 PS1 PS2 PS4 LESSOPEN LESSCLOSE SSH_ASKPASS SUDO_ASKPASS GIT_ASKPASS RSYNC_RSH CVS_RSH".split()
+    [
+        "EDITOR",
+        "VISUAL",
+        "PAGER",
+        "MANPAGER",
+        "GIT_PAGER",
+        "GIT_EDITOR",
+        "GIT_SSH_COMMAND",
+        "GIT_EXTERNAL_DIFF",
+        "GIT_SEQUENCE_EDITOR",
+        "BROWSER",
+        "PROMPT_COMMAND",
+        "PS0",
+        "PS1",
+        "PS2",
+        "PS4",
+        "LESSOPEN",
+        "LESSCLOSE",
+        "SSH_ASKPASS",
+        "SUDO_ASKPASS",
+        "GIT_ASKPASS",
+        "RSYNC_RSH",
+        "CVS_RSH",
+    ]
 )
+_STARTUP_VARIABLES = frozenset({"BASH_ENV", "ENV", "ZDOTDIR"})
+_KEYED = re.compile(r"\[[^\]]*\]\+?=")
 _READ_OPERATORS = frozenset({"<", "<>"})
 _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
 
@@ -62,29 +87,6 @@ class Redirected:
 
     stdin: str | None
     targets: list[str]
-
-
-@attrs.define
-class Call:
-    """One command about to run: its name without folder, its arguments, and the text it would read."""
-
-    shell: Shell
-    name: str
-    arguments: list[str]
-    """The arguments without origin marks."""
-    raw: list[str]
-    """The arguments as they flowed here, with marks where text was downloaded or decoded."""
-    stdin: str | None
-    path: str
-
-    @property
-    def excerpt(self) -> str:
-        """The command as a person may read it."""
-        return excerpt_of([self.path, *self.arguments])
-
-    def flag(self, category: Category, description: str) -> None:
-        """Record a finding about this command."""
-        self.shell.flag(category, description, self.excerpt)
 
 
 class Shell:
@@ -199,7 +201,9 @@ class Shell:
         """Count one unit of work."""
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise Blocked(BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it")
+            raise Blocked(
+                BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it"
+            )
 
     # -- scripts
 
@@ -239,7 +243,7 @@ class Shell:
         item = items[position]
         if state.errexit or item.operator == "&&":
             return
-        if item.operator == "||" and position + 1 < len(items) and _leaves(items[position + 1].node):
+        if item.operator == "||" and position + 1 < len(items) and leaves(items[position + 1].node):
             return
         state.cwds = _union(_union(chain_start, before), state.cwds)
 
@@ -315,11 +319,24 @@ class Shell:
         return flowing or ""
 
     def _define(self, node: Function) -> str:
-        if _is_bomb(node.body, node.name):
+        started = frozenset(started_beside(node.body, beside=False))
+        self.state.detached[node.name] = started | self.state.detached.get(node.name, frozenset())
+        if self._starts_itself(node.name):
             raise Blocked(BlockCategory.FORK_BOMB, f"function {node.name!r} starts copies of itself without end")
         self.state.functions.setdefault(node.name, []).append(node.body)
         self._enter_function(node.name, None)
         return ""
+
+    def _starts_itself(self, name: str) -> bool:
+        waiting, seen = list(self.state.detached[name]), set[str]()
+        while waiting:
+            started = waiting.pop()
+            if started == name:
+                return True
+            if started not in seen:
+                seen.add(started)
+                waiting.extend(self.state.detached.get(started, ()))
+        return False
 
     def _enter_function(self, name: str, arguments: list[str] | None, stdin: str | None = None) -> str:
         if self._active.count(name) > 1 or len(self._active) > MAX_DEPTH:
@@ -341,7 +358,9 @@ class Shell:
         words = node.words
         alternatives = [self.expander.fields(word) for word in words]
         for assignment in node.assignments:
-            self._assign(assignment, certain=not words or _declares(node))
+            self._assign(assignment, certain=not words or literal_name(node) in ("export", "declare", "readonly"))
+            if words and any("-n" in fields for option in alternatives for fields in option):
+                self._refer(assignment.name)
         redirected = self._redirects(node.redirects, stdin) if node.redirects else Redirected(stdin, [])
         if not words:
             text = self._read_through(node, redirected)
@@ -387,7 +406,7 @@ class Shell:
                 if len(fields) * len(options) > MAX_ALTERNATIVES:
                     raise Blocked(BlockCategory.OVER_LIMIT, "an array has too many possible values to inspect")
                 fields = [left + right for left in fields for right in options]
-            values = [tuple(items) for items in fields]
+            values = [tuple(_KEYED.sub("", item) for item in items) for items in fields]
         else:
             parts = [] if assignment.value is None else assignment.value.parts
             values = list(self.expander.texts(parts, assignment=True))
@@ -395,11 +414,19 @@ class Shell:
             grown = [_append(old, new) for old in state.lookup(assignment.name)[:32] for new in values[:32]]
             values = [*values, *grown] if assignment.index else grown
         state.assign(assignment.name, values, certain=certain and not assignment.index)
+        if assignment.name in _STARTUP_VARIABLES:
+            for value in values:
+                self.run_file(value if isinstance(value, str) else "", None, [])
         if assignment.name in _CODE_VARIABLES:
             for value in values:
                 if isinstance(value, str) and value.strip(HOLE + SOLID):
                     with self.muted(), state.maybe():
                         self.run_text(value.lstrip("|"))
+
+    def _refer(self, name: str) -> None:
+        target = self.state.lookup(name)[-1]
+        if isinstance(target, str) and target.isidentifier() and target != name:
+            self.state.references[name] = target
 
     def _redirects(self, redirects: list[Redirect], stdin: str | None) -> Redirected:
         result = Redirected(stdin, [])
@@ -538,11 +565,6 @@ class Shell:
             self._depth -= 1
 
 
-def excerpt_of(argv: list[str]) -> str:
-    """The words of a command as a person may read them, shortened."""
-    return shown(" ".join(argv))[:MAX_EXCERPT]
-
-
 def _base(path: str) -> str:
     name = path.rstrip("/").rpartition("/")[2] if "/" in path else path
     name = name.lower()
@@ -558,20 +580,6 @@ def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
     if len(merged) > 32:
         raise Blocked(BlockCategory.OVER_LIMIT, "the working directory has too many possible values to inspect")
     return merged
-
-
-def _leaves(node: Node) -> bool:
-    if isinstance(node, Group):
-        return bool(node.body) and _leaves(node.body[-1].node)
-    if not isinstance(node, Simple) or not node.words:
-        return False
-    parts = node.words[0].parts
-    return len(parts) == 1 and isinstance(parts[0], Literal) and parts[0].text in ("exit", "return")
-
-
-def _declares(node: Simple) -> bool:
-    parts = node.words[0].parts
-    return len(parts) == 1 and isinstance(parts[0], Literal) and parts[0].text in ("export", "declare", "readonly")
 
 
 def _is_descriptor(target: str) -> bool:
@@ -598,18 +606,3 @@ def _any_of(outputs: list[str]) -> str:
     if len(known) < 2:
         return known[0] if known else ""
     return (HOLE + "\n" + "\n".join(known))[:MAX_OUTPUT]
-
-
-def _is_bomb(node: Node, name: str, *, detached: bool = False) -> bool:
-    """Whether a function body starts the function again beside itself, in a pipe or in the background."""
-    if isinstance(node, Simple):
-        parts = node.words[0].parts if node.words else []
-        return detached and bool(parts) and "".join(p.text for p in parts if isinstance(p, Literal)) == name
-    if isinstance(node, Pipeline):
-        return any(_is_bomb(command, name, detached=detached or len(node.commands) > 1) for command in node.commands)
-    if isinstance(node, Function | Condition):
-        return False
-    scripts = node.scripts if isinstance(node, Branches) else node.bodies if isinstance(node, Case) else [node.body]
-    return any(
-        _is_bomb(item.node, name, detached=detached or item.operator == "&") for script in scripts for item in script
-    )

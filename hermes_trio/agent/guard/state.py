@@ -13,7 +13,7 @@ import attrs
 
 from .marks import HOLE, SOLID
 from .syntax import Item, Node
-from .verdict import Blocked, BlockCategory
+from .verdict import BlockCategory, Blocked
 
 MAX_CANDIDATES = 512
 MAX_VALUE = 128_000
@@ -39,15 +39,19 @@ class State:
 
     home: str
     cwds: tuple[str, ...]
-    variables: dict[str, list[Value]] = attrs.Factory(dict)
+    variables: dict[str, list[Value]] = attrs.Factory(dict[str, list[Value]])
     positional: tuple[str, ...] | None = None
-    functions: dict[str, list[Node]] = attrs.Factory(dict)
-    aliases: dict[str, list[str]] = attrs.Factory(dict)
-    files: dict[str, str] = attrs.Factory(dict)
+    functions: dict[str, list[Node]] = attrs.Factory(dict[str, list[Node]])
+    aliases: dict[str, list[str]] = attrs.Factory(dict[str, list[str]])
+    files: dict[str, str] = attrs.Factory(dict[str, str])
     """Text that the command line itself put into a file."""
-    sinks: dict[str, list[Item]] = attrs.Factory(dict)
+    sinks: dict[str, list[Item]] = attrs.Factory(dict[str, list[Item]])
     """Scripts that read what is written to a `>(…)` path."""
-    executables: set[str] = attrs.Factory(set)
+    executables: set[str] = attrs.Factory(set[str])
+    references: dict[str, str] = attrs.Factory(dict[str, str])
+    """Names declared with -n: each stands for another variable."""
+    detached: dict[str, frozenset[str]] = attrs.Factory(dict[str, frozenset[str]])
+    """Which functions each function starts beside itself."""
     uncertain: int = 0
     errexit: bool = False
 
@@ -62,6 +66,8 @@ class State:
 
     def lookup(self, name: str) -> list[Value]:
         """All values the variable may have; `HOLE` where the environment decides."""
+        if name in self.references:
+            name = self.references[name]
         known = self.variables.get(name)
         if known is not None:
             return known

@@ -24,7 +24,7 @@ class Parameter:
     quoted: bool
     index: str | None = None
     operator: str = ""
-    argument: list[Part] = attrs.Factory(list)
+    argument: list[Part] = attrs.Factory(list["Part"])
     indirect: bool = False
     length: bool = False
 
@@ -94,9 +94,9 @@ class Redirect:
 class Simple:
     """Assignments, words and redirections."""
 
-    assignments: list[Assignment] = attrs.Factory(list)
-    words: list[Word] = attrs.Factory(list)
-    redirects: list[Redirect] = attrs.Factory(list)
+    assignments: list[Assignment] = attrs.Factory(list[Assignment])
+    words: list[Word] = attrs.Factory(list[Word])
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -112,7 +112,7 @@ class Group:
 
     body: list[Item]
     subshell: bool
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -120,7 +120,7 @@ class Branches:
     """`if`: conditions and bodies in reading order."""
 
     scripts: list[list[Item]]
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -130,7 +130,7 @@ class Loop:
     condition: list[Item]
     header: list[Part]
     body: list[Item]
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -140,7 +140,7 @@ class ForEach:
     variable: str
     words: list[Word] | None
     body: list[Item]
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -150,7 +150,7 @@ class Case:
     subject: Word
     patterns: list[Word]
     bodies: list[list[Item]]
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 @attrs.define
@@ -166,7 +166,7 @@ class Condition:
     """`[[ … ]]` and `(( … ))`: nothing runs but the substitutions inside."""
 
     words: list[Word]
-    redirects: list[Redirect] = attrs.Factory(list)
+    redirects: list[Redirect] = attrs.Factory(list[Redirect])
 
 
 Node = Simple | Pipeline | Group | Branches | Loop | ForEach | Case | Function | Condition

@@ -14,14 +14,18 @@ from .marks import PRIVATE
 from .reader import Reader, Unreadable
 from .verdict import MAX_CHARACTERS, MAX_SEPARATORS, MAX_UNBROKEN, Block, BlockCategory
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_]|[ -/][0-~])|\x9b[0-?]*[ -/]*[@-~]")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_]|[ -/][0-~])|\x9b[0-?]*[ -/]*[@-~]"
+)
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\U000e0000-\U000e0fff\x01-\x08\x0e-\x1a\x7f]"
 )
 _UNUSABLE = re.compile(PRIVATE + "|[\ud800-\udfff]")
 _SEPARATORS = re.compile(r"[\s;&|()<>]+")
-_DASHES = str.maketrans({"\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u2212": "-", "\u2215": "/", "\u2044": "/"})
+_DASHES = str.maketrans(
+    {"\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u2212": "-", "\u2215": "/", "\u2044": "/"}
+)
 
 
 def over_limits(command: str) -> Block | None:

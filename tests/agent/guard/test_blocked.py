@@ -7,6 +7,7 @@ import pytest
 from hermes_trio.agent.guard import BlockCategory, inspect_command
 
 from .blocked_corpus import OTHERS, ROOT_DELETE
+from .evasion_corpus import EVASIONS
 
 CASES = [(BlockCategory.ROOT_DELETE, name, command) for name, command in ROOT_DELETE.items()]
 CASES += [(category, name, command) for category, group in OTHERS.items() for name, command in group.items()]
@@ -22,6 +23,15 @@ def test_blocked(category: BlockCategory, command: str) -> None:
     assert verdict.blocked is not None
     assert verdict.blocked.category is category
     assert verdict.blocked.reason
+
+
+@pytest.mark.parametrize("command", EVASIONS)
+@pytest.mark.parametrize("cwd", ["/home/dev/project", ""], ids=["known-cwd", "unknown-cwd"])
+def test_evasion_is_blocked(command: str, cwd: str) -> None:
+    """A spelling made to evade the guard is blocked, wherever it runs."""
+    if not cwd and ("cd .." in command or "pwd" in command or "PWD" in command or "~+" in command):
+        cwd = "/srv"
+    assert inspect_command(command, home="/home/dev", cwd=cwd).blocked is not None
 
 
 def test_corpus_is_large_enough() -> None:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..marks import HOLE, SOLID, is_dynamic, plain
-from ..options import scan
-from ..paths import fold
+from hermes_trio.agent.guard.marks import HOLE, SOLID, is_dynamic, plain
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.paths import fold
 
 if TYPE_CHECKING:
-    from ..shell import Call
-    from ..state import Value
+    from hermes_trio.agent.guard.call import Call
+    from hermes_trio.agent.guard.state import Value
 
 
 def change_directory(call: Call) -> str:
     """cd, pushd: the new directory, or an unknown one."""
     operands = [word for word in call.arguments if not word.startswith("-") or word == "-"]
     state = call.shell.state
-    if not operands:
-        target = state.home if call.name == "cd" else ""
-    else:
-        target = operands[0]
-    if target == "-" or (target and is_dynamic(target) and HOLE not in target):
-        state.cwds = ("",)
-        return ""
-    if not target:
+    target = operands[0] if operands else state.home if call.name == "cd" else ""
+    if target in ("", "-") or (is_dynamic(target) and HOLE not in target):
         state.cwds = ("",)
         return ""
     spellings = [target]
+    if not target.startswith("/") and "CDPATH" in state.variables:
+        folders = [value for value in state.variables["CDPATH"] if isinstance(value, str)]
+        spellings.extend(f"{folder}/{target}" for value in folders for folder in value.split(":")[:8] if folder)
     if HOLE in target:
         # `cd $UNSET` goes home, `cd /$UNSET` to the root.
         spellings = [target.replace(HOLE, "") or state.home, ""]
@@ -61,11 +58,15 @@ def set_options(call: Call) -> str:
 
 def read(call: Call) -> str:
     """read and mapfile take their values from standard input."""
-    options = scan(call.arguments, ("-d", "-n", "-N", "-p", "-t", "-u", "-i", "-a", "-O", "-s", "-c", "-C"))
+    reads_lines = call.name in ("mapfile", "readarray")
+    valued = (
+        ("-d", "-n", "-O", "-s", "-u", "-C", "-c") if reads_lines else ("-d", "-n", "-N", "-p", "-t", "-u", "-i", "-a")
+    )
+    options = scan(call.arguments, valued)
     lines = None if call.stdin is None else (call.stdin.rstrip("\n").split("\n"))
     state = call.shell.state
     array = options.value("-a")
-    if call.name in ("mapfile", "readarray"):
+    if reads_lines:
         values: list[Value] = [HOLE] if lines is None else [tuple(lines)]
         state.assign(options.operands[0] if options.operands else "MAPFILE", values)
         return ""

@@ -7,14 +7,15 @@ import binascii
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain
-from ..options import scan
-from ..paths import precious
-from ..quoting import unescape
-from ..verdict import Blocked, BlockCategory, Category
+from hermes_trio.agent.guard.marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.paths import is_raw_disk, precious
+from hermes_trio.agent.guard.quoting import unescape
+from hermes_trio.agent.guard.verdict import BlockCategory, Blocked, Category
 
 if TYPE_CHECKING:
-    from ..shell import Call, Shell
+    from hermes_trio.agent.guard.call import Call
+    from hermes_trio.agent.guard.shell import Shell
 
 _CODE_FLAGS: dict[str, tuple[str, ...]] = {
     "python": ("-c",),
@@ -36,16 +37,23 @@ _CODE_FLAGS: dict[str, tuple[str, ...]] = {
     "tclsh": (),
     "expect": ("-c",),
 }
-_STRING = re.compile(r"'''(.*?)'''|\"\"\"(.*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|`((?:[^`\\]|\\.)*)`", re.DOTALL)
+_STRING = re.compile(
+    r"'''(.*?)'''|\"\"\"(.*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|`((?:[^`\\]|\\.)*)`", re.DOTALL
+)
+_PERL_QUOTE = re.compile(r"(?:\bq[qwx]?|%[xwWqQ])\s*(?:\{(.*?)\}|\((.*?)\)|\[(.*?)\]|([/|!~#])(.*?)\4)", re.DOTALL)
+_BARE_RUN = re.compile(r"\b(?:spawn|exec|system)\s+([^\"'();\n]+)")
+_WRITE_MODE = re.compile(r"[rb]*[wax+][wab+t]*\Z")
 _JOINED = re.compile(r"\s*[+.]?\s*\Z")
 _RUNS = re.compile(
-    r"system|popen|subprocess|spawn|exec|fork|child_process|Process|shell|passthru|proc_open|qx|%x|`|getoutput|call|run|sh\.|doShell"
+    r"system|popen|subprocess|spawn|exec|fork|child_process|Process|shell|passthru|proc_open|qx|%x|`|getoutput|call|run|sh\.|doShell|Command|execute"
 )
 _DELETES = re.compile(
     r"rmtree|remove_tree|rm_rf|rm_r|remove_entry|rmSync|rmdirSync|rm\(|rmdir|removedirs|removeSync|rimraf|remove_dir_all|deleteDirectory|"
     r"delete_folder|recursive"
 )
-_FORK_BOMB = re.compile(r"fork\s*(?:\(\s*\))?\s*while\s+fork|while\s*(?:\(?\s*(?:1|True|true)\s*\)?)?\s*[:{]?\s*(?:os\.)?fork\b")
+_FORK_BOMB = re.compile(
+    r"fork\s*(?:\(\s*\))?\s*while\s+fork|while\s*(?:\(?\s*(?:1|True|true)\s*\)?)?\s*[:{]?\s*(?:os\.)?fork\b"
+)
 _HOME_CALLS = re.compile(r"expanduser|Path\.home|homedir|Dir\.home|ENV\[|environ|getenv|process\.env\.HOME")
 _ENCODED = re.compile(r"[A-Za-z0-9+/_=-]{8,}\Z")
 _SHELL_VALUED = ("-o", "-O", "--rcfile", "--init-file", "+o", "+O")
@@ -53,6 +61,9 @@ _SHELL_VALUED = ("-o", "-O", "--rcfile", "--init-file", "+o", "+O")
 
 def shell(call: Call) -> str | None:
     """sh and its kin: -c text, standard input, or a script whose text may be known."""
+    for position, word in enumerate(call.arguments[:-1]):
+        if word in ("--rcfile", "--init-file"):
+            call.shell.run_file(call.arguments[position + 1], call.stdin, [])
     text, operands, reads_stdin = _shell_words(call.raw)
     if text is not None:
         _flag_inline(call, text, "runs inline shell code")
@@ -136,7 +147,7 @@ def interpreter(call: Call) -> str | None:
     if code is not None:
         call.flag(Category.INLINE_CODE, f"runs inline {language} code")
         inspect_code(call.shell, code, call.excerpt)
-        return None
+        return _maybe_prints(code)
     operands = scan(call.raw, ("-m", "-W", "-X", "-I", "-r", "--require", "-S"), permute=False)
     if operands.has("-m") and language in ("python", "pypy"):
         return None
@@ -151,7 +162,13 @@ def interpreter(call: Call) -> str | None:
         _flag_inline(call, call.stdin, f"runs {language} code from standard input")
         _origin(call, call.stdin)
         inspect_code(call.shell, call.stdin, call.excerpt)
+        return _maybe_prints(call.stdin)
     return None
+
+
+def _maybe_prints(code: str) -> str:
+    """What code may print is unknown, but its own strings are the likeliest."""
+    return "\n".join([HOLE, *_literals(plain(code))[:256]])[:64_000]
 
 
 def _origin(call: Call, text: str) -> None:
@@ -189,6 +206,8 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
     if _FORK_BOMB.search(code):
         raise Blocked(BlockCategory.FORK_BOMB, "inline code starts copies of itself without end")
     literals = _literals(code)
+    if any(map(is_raw_disk, literals)) and ("write" in code or any(map(_WRITE_MODE.match, literals))):
+        raise Blocked(BlockCategory.RAW_DISK_WRITE, "inline code would write to a raw disk")
     if _DELETES.search(code):
         candidates = [*literals, *([shell_walk.state.home] if _HOME_CALLS.search(code) else [])]
         for literal in candidates:
@@ -197,7 +216,7 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
                 raise Blocked(BlockCategory.ROOT_DELETE, f"inline code would delete {path} and all below it")
     if _RUNS.search(code):
         with shell_walk.muted(), shell_walk.state.maybe():
-            for literal in literals[:256]:
+            for literal in [*literals[:256], *_filled(literals), *_BARE_RUN.findall(code)[:64]]:
                 if literal.strip(HOLE + SOLID + " "):
                     shell_walk.run_text(literal)
             if len(literals) > 1:
@@ -206,6 +225,8 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
                         shell_walk.call(literals[start : start + 16], None)
     if depth < 3:
         for literal in literals[:256]:
+            if literal.count("(") and len(literal) > 8:
+                inspect_code(shell_walk, literal, excerpt, depth + 1)
             decoded = _decoded(literal)
             if decoded is not None:
                 with shell_walk.muted(), shell_walk.state.maybe():
@@ -224,7 +245,17 @@ def _literals(code: str) -> list[str]:
         else:
             literals.append(text)
         end = match.end()
+    for match in _PERL_QUOTE.finditer(code):
+        text = next((group for group in (match.group(1), match.group(2), match.group(3), match.group(5)) if group), "")
+        literals.append(text)
     return literals
+
+
+def _filled(literals: list[str]) -> list[str]:
+    """Templates with each of the other strings in the place of their blank."""
+    templates = [text for text in literals[:32] if re.search(r"%s|\{\w*\}", text)]
+    blanks = [re.split(r"%s|\{\w*\}", text) for text in templates[:8]]
+    return [other.join(pieces) for pieces in blanks for other in literals[:16]]
 
 
 def _decoded(literal: str) -> str | None:
@@ -253,9 +284,8 @@ def awk(call: Call) -> str | None:
         if re.search(r"system\s*\(|\|\s*&?\s*\"|\|\s*&?\s*getline|\"\s*\|\s*getline", program):
             call.flag(Category.EXEC_OPTION, "awk is told to run another program")
             inspect_code(call.shell, program + " system", call.excerpt)
-    if call.stdin is None:
-        return None
-    return HOLE + "\n" + call.stdin
+    printed = _maybe_prints(options.operands[0]) if options.operands else HOLE
+    return printed if call.stdin is None else printed + "\n" + call.stdin
 
 
 def sed(call: Call) -> str | None:
@@ -282,6 +312,10 @@ def sed(call: Call) -> str | None:
             call.shell.write(written, None, call.excerpt)
     if call.stdin is None:
         return None
+    if len(scripts) == 1:
+        literal = re.fullmatch(r"s([/|,#:])([\w -]+)\1([\w /.-]*)\1g?", scripts[0])
+        if literal is not None:
+            return DECODED + call.stdin.replace(literal.group(2), literal.group(3))
     return HOLE + "\n" + call.stdin
 
 

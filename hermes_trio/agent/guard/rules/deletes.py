@@ -5,17 +5,29 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import HOLE, SOLID, is_dynamic, plain
-from ..options import scan
-from ..paths import is_raw_disk, precious
-from ..verdict import Blocked, BlockCategory, Category
+from hermes_trio.agent.guard.marks import HOLE, SOLID, is_dynamic, plain
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.paths import is_raw_disk, precious
+from hermes_trio.agent.guard.verdict import BlockCategory, Blocked, Category
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
 _FIND_ACTIONS = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _FIND_NARROWING = frozenset(
-    {"-name", "-iname", "-path", "-ipath", "-wholename", "-iwholename", "-regex", "-iregex", "-lname", "-inum", "-samefile"}
+    {
+        "-name",
+        "-iname",
+        "-path",
+        "-ipath",
+        "-wholename",
+        "-iwholename",
+        "-regex",
+        "-iregex",
+        "-lname",
+        "-inum",
+        "-samefile",
+    }
 )
 _LITERAL = re.compile(r"[A-Za-z0-9_]")
 _BRACKETS = re.compile(r"\[[^\]]*\]")
@@ -154,7 +166,23 @@ def fd(call: Call) -> str | None:
 
 def xargs(call: Call) -> str | None:
     """xargs and parallel append what they read; known input is put in its place, unknown input is a hole."""
-    valued = ("-I", "-i", "-n", "-P", "-L", "-d", "-a", "-E", "-s", "-S", "-j", "--jobs", "-N", "--colsep", "--delimiter")
+    valued = (
+        "-I",
+        "-i",
+        "-n",
+        "-P",
+        "-L",
+        "-d",
+        "-a",
+        "-E",
+        "-s",
+        "-S",
+        "-j",
+        "--jobs",
+        "-N",
+        "--colsep",
+        "--delimiter",
+    )
     long_valued = ("--replace", "--max-args", "--max-procs", "--max-lines", "--arg-file", "--results", "--joblog")
     options = scan(call.raw, (*valued, *long_valued), permute=False)
     command = options.operands or ["echo"]
@@ -164,13 +192,18 @@ def xargs(call: Call) -> str | None:
             cut = command.index(marker)
             items = [item for item in command[cut + 1 :] if not item.startswith(":::")]
             command = command[:cut]
+    source = options.value("-a", "--arg-file")
     if not items:
-        items = _input_items(call.stdin, options.value("-d", "--delimiter"))
+        items = _input_items(
+            call.stdin if source is None else call.shell.file_text(source), options.value("-d", "--delimiter")
+        )
     if call.name == "parallel" and not command:
         for item in items[:64]:
             call.shell.run_text(item)
         return None
-    token = options.value("-I", "--replace") or ("{}" if options.has("-i", "--replace") or call.name == "parallel" else "")
+    token = options.value("-I", "--replace") or (
+        "{}" if options.has("-i", "--replace") or call.name == "parallel" else ""
+    )
     shell_words = call.name in ("parallel", "rush")
     if token and any(token in argument for argument in command):
         for item in items[:256]:
@@ -200,7 +233,9 @@ def _input_items(stdin: str | None, delimiter: str | None) -> list[str]:
 
 def rsync(call: Call) -> str | None:
     """A mirror with --delete empties its target; -e runs a program."""
-    options = scan(call.raw, ("-e", "--rsh", "--exclude", "--include", "--files-from", "--rsync-path", "-f", "--filter"))
+    options = scan(
+        call.raw, ("-e", "--rsh", "--exclude", "--include", "--files-from", "--rsync-path", "-f", "--filter")
+    )
     if any(flag.startswith("--del") or flag == "--remove-source-files" for flag in options.flags):
         if options.operands:
             refuse_precious(call, options.operands[-1])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import HOLE, REMOTE
-from ..options import scan
-from ..paths import precious
-from ..verdict import Category
+from hermes_trio.agent.guard.marks import HOLE, REMOTE
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.paths import precious
+from hermes_trio.agent.guard.verdict import Category
+
 from .deletes import copy_target
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
 _OCTAL = re.compile(r"[0-7]{3,5}\Z|[0-7]{1,2}\Z")
 _WORLD_WRITE = re.compile(r"(?:^|,)(?:[ug]*[oa][ugoa]*)[+=][rxXst]*w")
@@ -76,12 +77,65 @@ def write_operands(call: Call) -> str:
 def download(call: Call) -> str:
     """curl and wget print or store text of unknown origin."""
     remote = REMOTE + HOLE
-    valued = (
-        "-o --output -H --header -d --data --data-raw --data-binary --data-urlencode -X --request -u --user -A --user-agent "
-        "-e --referer -b --cookie -c --cookie-jar -F --form -T --upload-file -m --max-time --connect-timeout --retry -x "
-        "--proxy -w --write-out -K --config --cacert --cert --key -r --range -P --directory-prefix --output-document "
-        "--post-data -t --tries -U --limit-rate --resolve --url -Q -y -Y -z -C --continue-at --output-dir"
-    ).split()
+    valued = [
+        "-o",
+        "--output",
+        "-H",
+        "--header",
+        "-d",
+        "--data",
+        "--data-raw",
+        "--data-binary",
+        "--data-urlencode",
+        "-X",
+        "--request",
+        "-u",
+        "--user",
+        "-A",
+        "--user-agent",
+        "-e",
+        "--referer",
+        "-b",
+        "--cookie",
+        "-c",
+        "--cookie-jar",
+        "-F",
+        "--form",
+        "-T",
+        "--upload-file",
+        "-m",
+        "--max-time",
+        "--connect-timeout",
+        "--retry",
+        "-x",
+        "--proxy",
+        "-w",
+        "--write-out",
+        "-K",
+        "--config",
+        "--cacert",
+        "--cert",
+        "--key",
+        "-r",
+        "--range",
+        "-P",
+        "--directory-prefix",
+        "--output-document",
+        "--post-data",
+        "-t",
+        "--tries",
+        "-U",
+        "--limit-rate",
+        "--resolve",
+        "--url",
+        "-Q",
+        "-y",
+        "-Y",
+        "-z",
+        "-C",
+        "--continue-at",
+        "--output-dir",
+    ]
     wget = call.name == "wget"
     options = scan(call.arguments, [*valued, "-O"] if wget else valued)
     target = options.value("-O", "--output-document") if wget else options.value("-o", "--output")

@@ -5,20 +5,31 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import plain, shown
-from ..options import scan
-from ..verdict import Category
+from hermes_trio.agent.guard.marks import plain, shown
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.verdict import Category
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
-_GLOBAL_VALUED = ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--super-prefix", "--config-env")
+_GLOBAL_VALUED = (
+    "-C",
+    "-c",
+    "--git-dir",
+    "--work-tree",
+    "--namespace",
+    "--exec-path",
+    "--super-prefix",
+    "--config-env",
+)
 _RUNNING_KEYS = re.compile(
     r"alias\.|core\.(?:pager|editor|sshcommand|fsmonitor|hookspath|gitproxy|askpass)|diff\.external|sequence\.editor|"
     r"credential\.helper|filter\.|pager\.|gpg\.program|uploadpack|merge\..*driver|diff\..*(?:command|textconv)",
     re.IGNORECASE,
 )
-_DROP = re.compile(r"\bdrop\s+(?:table|database|schema|view|index|user|role|column|materialized|sequence|function|type)\b", re.I)
+_DROP = re.compile(
+    r"\bdrop\s+(?:table|database|schema|view|index|user|role|column|materialized|sequence|function|type)\b", re.I
+)
 _TRUNCATE = re.compile(r"\btruncate\s+(?:table\s+)?[\w\"`.\[]", re.I)
 _DELETE = re.compile(r"\bdelete\s+from\s+[^;]*", re.I)
 _QUOTED_SQL = re.compile(r"'(?:[^']|'')*'")
@@ -48,10 +59,16 @@ def git(call: Call) -> str | None:
         for value in values:
             _run(call, value)
     for position, word in enumerate(rest):
-        if word in ("-x", "--exec", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter") and rest[position + 1 :]:
+        if (
+            word in ("-x", "--exec", "--tree-filter", "--index-filter", "--msg-filter", "--env-filter")
+            and rest[position + 1 :]
+        ):
             if verb in ("rebase", "filter-branch"):
                 _run(call, rest[position + 1])
-        elif word.startswith(("--upload-pack=", "--receive-pack=", "--exec=", "--open-files-in-pager=", "-O")) and "=" in word:
+        elif (
+            word.startswith(("--upload-pack=", "--receive-pack=", "--exec=", "--open-files-in-pager=", "-O"))
+            and "=" in word
+        ):
             call.flag(Category.EXEC_OPTION, "git is told to run another program")
             _run(call, word.partition("=")[2])
     return None
@@ -67,7 +84,9 @@ def _discards(call: Call, verb: str, rest: list[str]) -> None:
     discards = (
         (verb == "reset" and options.has("--hard"))
         or (verb == "clean" and options.has("-f", "--force") and not options.has("-n", "--dry-run"))
-        or (verb == "branch" and (options.has("-D") or (options.has("-d", "--delete") and options.has("-f", "--force"))))
+        or (
+            verb == "branch" and (options.has("-D") or (options.has("-d", "--delete") and options.has("-f", "--force")))
+        )
         or (verb == "stash" and rest[:1] in (["clear"], ["drop"]))
         or (verb == "checkout" and options.has("-f", "--force"))
         or (verb == "reflog" and rest[:1] in (["expire"], ["delete"]))

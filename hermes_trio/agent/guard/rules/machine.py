@@ -5,24 +5,42 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import HOLE, SOLID, is_dynamic
-from ..options import scan
-from ..paths import is_raw_disk
-from ..state import PROCESS_SELF
-from ..verdict import Blocked, BlockCategory, Category
+from hermes_trio.agent.guard.marks import HOLE, SOLID, is_dynamic
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.paths import is_raw_disk
+from hermes_trio.agent.guard.state import PROCESS_SELF
+from hermes_trio.agent.guard.verdict import BlockCategory, Blocked, Category
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
 FOUND_PROCESS = SOLID + "pgrep:"
 """What pgrep and pidof print: some numbers, found by the pattern that follows."""
 
 _GATEWAY = re.compile(r"hermes")
-_POWER_TARGETS = re.compile(r"(?:poweroff|reboot|halt|kexec|shutdown|runlevel[06]|rescue|emergency)(?:\.target|\.service)?\Z")
+_POWER_TARGETS = re.compile(
+    r"(?:poweroff|reboot|halt|kexec|shutdown|runlevel[06]|rescue|emergency)(?:\.target|\.service)?\Z"
+)
 _POWER_VERBS = frozenset({"poweroff", "reboot", "halt", "kexec", "soft-reboot", "rescue", "emergency"})
 _SERVICE_VERBS = frozenset(
-    "stop restart disable mask kill try-restart condrestart force-reload reload-or-restart isolate unload bootout "
-    "kickstart remove delete shutdown".split()
+    [
+        "stop",
+        "restart",
+        "disable",
+        "mask",
+        "kill",
+        "try-restart",
+        "condrestart",
+        "force-reload",
+        "reload-or-restart",
+        "isolate",
+        "unload",
+        "bootout",
+        "kickstart",
+        "remove",
+        "delete",
+        "shutdown",
+    ]
 )
 _CONTAINER_VERBS = frozenset({"stop", "restart", "kill", "down", "rm", "rmi", "prune", "remove"})
 _HELP = frozenset({"--help", "--version", "-h", "-V"})
@@ -74,7 +92,9 @@ def init(call: Call) -> str | None:
 
 def systemctl(call: Call) -> str | None:
     """Power verbs stop the machine; stopping verbs are asked about."""
-    options = scan(call.arguments, ("-H", "--host", "-M", "--machine", "-t", "--type", "-s", "--signal", "-p", "-n", "-o"))
+    options = scan(
+        call.arguments, ("-H", "--host", "-M", "--machine", "-t", "--type", "-s", "--signal", "-p", "-n", "-o")
+    )
     if options.has("--help", "--version"):
         return None
     verb, units = (options.operands[0], options.operands[1:]) if options.operands else ("", [])
@@ -169,7 +189,19 @@ def find_process(call: Call) -> str:
 
 def container(call: Call) -> str | None:
     """docker, podman and compose: ending and removing is asked about, commands inside are followed."""
-    valued = ("-f", "--file", "-H", "--host", "-c", "--context", "-p", "--project-name", "--profile", "-n", "--namespace")
+    valued = (
+        "-f",
+        "--file",
+        "-H",
+        "--host",
+        "-c",
+        "--context",
+        "-p",
+        "--project-name",
+        "--profile",
+        "-n",
+        "--namespace",
+    )
     options = scan(call.raw, (*valued, "--env-file", "--project-directory", "--config", "-l"), permute=False)
     words = options.operands
     if words and words[0] == "compose":

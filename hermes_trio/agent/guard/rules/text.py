@@ -11,13 +11,13 @@ import codecs
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import DECODED, HOLE, is_dynamic, plain
-from ..options import scan
-from ..quoting import unescape
-from ..verdict import Category
+from hermes_trio.agent.guard.marks import DECODED, HOLE, is_dynamic, plain
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.quoting import unescape
+from hermes_trio.agent.guard.verdict import Category
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
 _MAX_DECODED = 128_000
 _CONVERSION = re.compile(r"%(?:%|[-+ #0]*(\*|\d{0,4})(?:\.(?:\*|\d{0,4}))?([bcdiouxXsqfeEgG])|\([^)]*\)T)")
@@ -170,7 +170,11 @@ def decode(call: Call) -> str:
     elif call.name != "uudecode" and not any(re.match(r"-[a-zA-Z]*[dD]|--d", word) for word in words):
         return transform(call)
     source = call.stdin
-    operands = [word for word in scan(words, ("-w", "--wrap", "-in", "-c", "-s", "-l")).operands if word not in ("enc", "base64")]
+    operands = [
+        word
+        for word in scan(words, ("-w", "--wrap", "-in", "-c", "-s", "-l")).operands
+        if word not in ("enc", "base64")
+    ]
     if operands:
         source = call.shell.file_text(operands[0])
     if source is None or is_dynamic(source):
@@ -212,6 +216,24 @@ def names_only(call: Call) -> str:
     return HOLE
 
 
+def prints_operands(call: Call) -> str:
+    """realpath and readlink print where a path leads; yes repeats its words."""
+    if call.name == "yes":
+        return " ".join(call.raw) + "\n"
+    return "\n".join(scan(call.raw).operands) + "\n"
+
+
+def cut(call: Call) -> str:
+    """cut -c with one range is followed, everything else is unknown."""
+    match = re.search(r"(?:^| )-c ?(\d{1,4})(-?)(\d{0,4})(?: |$)", " ".join(call.arguments))
+    if call.stdin is None or match is None:
+        return transform(call)
+    first, dash, last = match.groups()
+    start = max(0, int(first) - 1)
+    stop = start + 1 if not dash else int(last) if last else None
+    return DECODED + "\n".join(line[start:stop] for line in plain(call.stdin).split("\n"))
+
+
 def basename(call: Call) -> str:
     """basename and dirname of known text."""
     operands = scan(call.arguments, ("-s", "--suffix")).operands
@@ -239,9 +261,12 @@ def inert(call: Call) -> str | None:
 def search(call: Call) -> str | None:
     """Read tools that can run a program for each file."""
     for word in call.arguments:
-        if re.match(r"--pre(?:=|\Z)|--compress-program|--use-compress-program|--to-command|--open-files-in-pager", word):
+        if re.match(
+            r"--pre(?:=|\Z)|--checkpoint-action=exec|--compress-program|--use-compress-program|--to-command|--open-files-in-pager",
+            word,
+        ):
             call.flag(Category.EXEC_OPTION, "a read tool is told to run another program")
-            program = word.partition("=")[2]
+            program = word.partition("=")[2].removeprefix("exec=")
             if program:
                 with call.shell.muted():
                     call.shell.run_text(program)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..marks import HOLE, plain
-from ..options import scan
-from ..verdict import Blocked, BlockCategory, Category
+from hermes_trio.agent.guard.marks import HOLE, plain
+from hermes_trio.agent.guard.options import scan
+from hermes_trio.agent.guard.verdict import BlockCategory, Blocked, Category
 
 if TYPE_CHECKING:
-    from ..shell import Call
+    from hermes_trio.agent.guard.call import Call
 
 # Options that take a value, and how many operands stand before the command.
 _WRAPPERS: dict[str, tuple[str, int]] = {
@@ -70,7 +70,15 @@ _WRAPPERS: dict[str, tuple[str, int]] = {
     "start-stop-daemon": ("-p --pidfile -n --name -u --user -c --chuid -d --chdir", 0),
 }
 NAMES = tuple(_WRAPPERS)
-_SUBCOMMANDS = {"uv": "run", "poetry": "run", "pipenv": "run", "conda": "run", "hatch": "run", "bundle": "exec", "direnv": "exec"}
+_SUBCOMMANDS = {
+    "uv": "run",
+    "poetry": "run",
+    "pipenv": "run",
+    "conda": "run",
+    "hatch": "run",
+    "bundle": "exec",
+    "direnv": "exec",
+}
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -83,7 +91,9 @@ def wrapper(call: Call) -> str | None:
     if wanted is not None:
         if operands[:1] != [wanted]:
             return None
-        operands = scan(operands[1:], ("-n", "--name", "-p", "--with", "--python", "--prefix", "-e"), permute=False).operands
+        operands = scan(
+            operands[1:], ("-n", "--name", "-p", "--with", "--python", "--prefix", "-e"), permute=False
+        ).operands
         skipped -= 1
     command = operands[skipped:]
     if call.name == "busybox" and not command:
@@ -166,7 +176,11 @@ def joined(call: Call) -> str | None:
 
 def texted(call: Call) -> str | None:
     """su -c, script -c, flock -c, tmux and at: an option or an argument is shell text."""
-    options = scan(call.raw, ("-c", "--command", "-s", "--shell", "-g", "-G", "-E", "-w", "-t", "-L"), permute=call.name != "flock")
+    options = scan(
+        call.raw,
+        ("-c", "--command", "-u", "-s", "--shell", "-g", "-G", "-E", "-w", "-t", "-L"),
+        permute=call.name != "flock",
+    )
     text = options.value("-c", "--command")
     if text is not None:
         call.flag(Category.INLINE_CODE, "runs inline shell code")
@@ -176,6 +190,8 @@ def texted(call: Call) -> str | None:
         if rest[0] in ("-c", "--command") and len(rest) > 1:
             return call.shell.run_text(rest[1], call.stdin)
         return call.shell.call(rest, call.stdin)
+    if call.name == "runuser" and options.has("-u") and options.operands:
+        return call.shell.call(options.operands, call.stdin)
     if call.name in ("su", "at", "batch") and call.stdin is not None:
         call.flag(Category.INLINE_CODE, "runs text from standard input as shell code")
         return call.shell.run_text(call.stdin)
@@ -191,6 +207,36 @@ def text_arguments(call: Call) -> str | None:
         for position, argument in enumerate(call.raw[:64]):
             if re.fullmatch(r"[\w./-]+", argument) and not argument.startswith("-"):
                 call.shell.call(call.raw[position:], HOLE)
+    return None
+
+
+def package_run(call: Call) -> str | None:
+    """npm exec, yarn dlx and their kin run a program; their scripts are files of the project."""
+    words = [word for word in call.raw if word != "--"]
+    if words[:1] and words[0] in ("exec", "x", "dlx"):
+        return call.shell.call([word for word in words[1:] if word not in ("-y", "--yes")], call.stdin)
+    return None
+
+
+def make(call: Call) -> str | None:
+    """make runs the recipes it is given on the command line, on standard input, or in a file written just before."""
+    options = scan(
+        call.raw, ("-f", "--file", "--makefile", "-C", "--directory", "-j", "--eval", "-E", "-I", "-o", "-W")
+    )
+    texts = [*options.values.get("--eval", []), *options.values.get("-E", [])]
+    named = options.value("-f", "--file", "--makefile")
+    if named in ("-", "/dev/stdin"):
+        texts.append(call.stdin or "")
+    else:
+        files = [named] if named else ["Makefile", "makefile", "GNUmakefile"]
+        texts.extend(text for text in map(call.shell.file_text, files) if text is not None)
+    for text in texts:
+        for line in text.splitlines()[:1_024]:
+            recipe = line if line.startswith("\t") else line.partition(";")[2]
+            command = recipe.strip().lstrip("@-+").replace("$$", "$")
+            if command:
+                with call.shell.muted(), call.shell.state.maybe():
+                    call.shell.run_text(command)
     return None
 
 

@@ -1,0 +1,43 @@
+"""One command as its rule sees it: resolved words, the text it would read, and where to report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .marks import shown
+from .verdict import Category
+
+if TYPE_CHECKING:
+    from .shell import Shell
+
+MAX_EXCERPT: Final = 160
+
+
+@attrs.define
+class Call:
+    """One command about to run: its name without folder, its arguments, and the text it would read."""
+
+    shell: Shell
+    name: str
+    arguments: list[str]
+    """The arguments without origin marks."""
+    raw: list[str]
+    """The arguments as they flowed here, with marks where text was downloaded or decoded."""
+    stdin: str | None
+    path: str
+
+    @property
+    def excerpt(self) -> str:
+        """The command as a person may read it."""
+        return excerpt_of([self.path, *self.arguments])
+
+    def flag(self, category: Category, description: str) -> None:
+        """Record a finding about this command."""
+        self.shell.flag(category, description, self.excerpt)
+
+
+def excerpt_of(argv: list[str]) -> str:
+    """The words of a command as a person may read them, shortened."""
+    return shown(" ".join(argv))[:MAX_EXCERPT]
