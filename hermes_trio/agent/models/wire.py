@@ -42,7 +42,7 @@ ERROR_BODY_SECONDS: Final = 5.0
 CONCESSIONS: Final = 4
 """How often one call is written anew because the server refused an optional part of it."""
 
-TAIL_SECONDS: Final = 0.02
+TAIL_SECONDS: Final = 0.1
 """How long a finished answer is given to end its HTTP message, so that the connection can be used again."""
 
 

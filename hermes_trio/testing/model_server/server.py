@@ -114,19 +114,20 @@ class ModelServer:
             await _send_refusal(stream, connection, error.refusal, format_ or CHAT)
             return _can_go_on(connection)
         assert format_ is not None
-        left: BaseException | None = None
+        usable = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch, stream, connection, call, nursery.cancel_scope)
             try:
                 await self._answer(stream, connection, call, format_)
-            except (trio.BrokenResourceError, trio.ClosedResourceError, Dropped) as error:
-                left = error
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                if call.gone_at is None:
+                    call.gone_at = trio.current_time()
+            except Dropped:
+                usable = False
             finally:
                 call.ended.set()
             nursery.cancel_scope.cancel()
-        if isinstance(left, (trio.BrokenResourceError, trio.ClosedResourceError)) and call.gone_at is None:
-            call.gone_at = trio.current_time()
-        return left is None and not call.client_gone and _can_go_on(connection)
+        return usable and not call.client_gone and _can_go_on(connection)
 
     def _record(self, request: h11.Request, path: str, body: bytes, format_: Format | None) -> Call:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}

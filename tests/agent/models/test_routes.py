@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio.testing
 
 from hermes_trio.agent.models.anthropic import AnthropicModel
 from hermes_trio.agent.models.demo import DemoModel
@@ -166,7 +167,9 @@ def test_a_wrong_key_is_not_shown(value: object) -> None:
     assert "api_key must be a text" in str(caught.value)
 
 
-async def test_closing_the_routes_closes_their_connections(start_server: StartServer) -> None:
+async def test_closing_the_routes_closes_their_connections(
+    start_server: StartServer, mock_clock: trio.testing.MockClock
+) -> None:
     """Models work inside the block and fail clearly after it; no connection is left."""
     server = await start_server(Answer(text="hello"))
     environment = {"HERMES_MODEL": "openai/m", "OPENAI_BASE_URL": server.openai_url}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -80,7 +81,12 @@ async def serve_raw(nursery: trio.Nursery, answer: Callable[[trio.SocketStream],
     return Origin("http", "127.0.0.1", listeners[0].socket.getsockname()[1])
 
 
-async def test_tls(start_server: StartServer, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext) -> None:
+async def test_tls(
+    start_server: StartServer,
+    server_tls: ssl.SSLContext,
+    client_tls: ssl.SSLContext,
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """Calls go over TLS, the connection is kept, and cancelling one is seen by the provider like without TLS."""
     server: ModelServer = await start_server(tls=server_tls)
     async with Transport(Dialer(tls=client_tls)) as transport:

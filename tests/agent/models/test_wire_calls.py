@@ -63,7 +63,9 @@ async def test_events_arrive_while_the_answer_is_written(start_server: StartServ
         assert isinstance(await stream.receive(), TextDelta)
 
 
-async def test_connection_is_used_again(start_server: StartServer, make_model: MakeModel, transport: Transport) -> None:
+async def test_connection_is_used_again(
+    start_server: StartServer, make_model: MakeModel, transport: Transport, mock_clock: trio.testing.MockClock
+) -> None:
     """Calls one after the other share a connection; calls at the same time do not."""
     server = await start_server()
     model = make_model(server)
