@@ -20,6 +20,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection
 from wsproto.events import Request as UpgradeRequest
 
+from hermes_trio.adapters.wire.errors import single_failure
 from hermes_trio.adapters.wire.websocket import WebSocket
 
 __all__ = ["ConnectionDropped", "LoopbackServer", "Reply", "Request", "open_loopback_server"]
@@ -209,11 +210,15 @@ async def _write_reply(stream: trio.SocketStream, protocol: h11.Connection, repl
 async def open_loopback_server(
     handle: Handler, handle_socket: SocketHandler | None = None
 ) -> AsyncGenerator[LoopbackServer, None]:
-    """Serve on 127.0.0.1 until the block ends, then end every connection and close the listener."""
+    """Serve on 127.0.0.1 until the block ends, then end every connection and close the listener.
+
+    The block's own exception leaves it as it is, so that a failed assertion reads as one.
+    """
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = int(listeners[0].socket.getsockname()[1])
     server = LoopbackServer(port, handle, handle_socket)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trio.serve_listeners, server.serve, listeners)
-        yield server
-        nursery.cancel_scope.cancel()
+    with single_failure():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, server.serve, listeners)
+            yield server
+            nursery.cancel_scope.cancel()

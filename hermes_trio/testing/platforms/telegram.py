@@ -251,7 +251,8 @@ class FakeTelegram:
             return Refusal(404, "Not Found").reply()
         token, name = match.groups()
         params = arguments_of(request)
-        method = next((m for m in _METHODS if m.lower() == name.lower()), None)
+        # Method names are not case-sensitive.
+        method = next((m for m in ("getUpdates", *_METHODS) if m.lower() == name.lower()), None)
 
         async def act() -> Reply:
             try:
@@ -558,9 +559,9 @@ class FakeTelegram:
         self._server = server
 
 
+# All but getUpdates, which alone may wait.
 _METHODS: dict[str, Callable[[FakeTelegram, Mapping[str, Any]], Any]] = {
     "getMe": FakeTelegram._get_me,
-    "getUpdates": FakeTelegram._get_me,
     "setWebhook": FakeTelegram._set_webhook,
     "deleteWebhook": FakeTelegram._delete_webhook,
     "getWebhookInfo": FakeTelegram._get_webhook_info,

@@ -65,6 +65,14 @@ async def test_fakes_leave_nothing_behind(opened: Callable[[], AbstractAsyncCont
     assert trio.lowlevel.current_statistics().tasks_living == tasks
 
 
+@pytest.mark.parametrize("opened", FAKES)
+async def test_the_tests_own_error_leaves_as_it_is(opened: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+    """A failed assertion inside a fake's block is not wrapped in a group."""
+    with pytest.raises(AssertionError, match="mine"):
+        async with opened():
+            raise AssertionError("mine")
+
+
 async def test_requests_of_every_form_reach_the_handler(http: httpx2.AsyncClient) -> None:
     """Query, JSON, forms, chunked bodies and several requests on one connection are understood."""
     seen: list[Request] = []
