@@ -116,12 +116,32 @@ def enter_wal(db: Database, path: str) -> None:
 
 
 def connect_reader(path: str) -> Database:
-    """Open an existing database for reading only. Never waits for the writer, and never makes it wait."""
+    """Open an existing database for reading only. Never waits for the writer, and never makes it wait.
+
+    A database that nobody has open, in a directory that cannot be written, is read as it is: SQLite would want to make a log beside it.
+    """
     try:
-        db = cast(Database, apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=STATEMENTS))
+        return _read_only(path, apsw.SQLITE_OPEN_READONLY)
+    except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
+        if not os.path.exists(path) or os.path.exists(f"{path}-wal"):
+            raise translate(error, path) from error
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    try:
+        uri = f"{Path(path).absolute().as_uri()}?immutable=1"
+        return _read_only(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    except apsw.Error as error:
+        raise translate(error, path) from error
+
+
+def _read_only(name: str, flags: int) -> Database:
+    db = cast(Database, apsw.Connection(name, flags=flags, statementcachesize=STATEMENTS))
+    try:
         db.set_busy_timeout(BUSY_MILLISECONDS)
         db.pragma("cache_size", -READER_CACHE_KIB)
         db.pragma("query_only", True)
-    except apsw.Error as error:
-        raise translate(error, path) from error
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except apsw.Error:
+        db.close()
+        raise
     return db

@@ -93,7 +93,7 @@ async def test_the_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     async with open_store(path) as store:
         await store.set_meta("a", "1")
-        modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.iterdir()}
+        modes = {name: stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in os.listdir(tmp_path)}
 
     assert modes == dict.fromkeys(("store.db", "store.db-wal", "store.db-shm", "store.db.lock"), 0o600)
 

@@ -259,10 +259,14 @@ async def test_reads_see_a_batch_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runner", list(Runner))
 async def test_an_error_of_the_body_comes_out_unwrapped(tmp_path: Path, runner: Runner) -> None:
     """Who uses the store gets their own exception, and what they had enqueued is written."""
-    with pytest.raises(LookupError, match="mine"):
+
+    async def use_it_badly() -> None:
         async with open_store(tmp_path / "s.db", runner=runner) as store:
             await store.set_meta("a", "1")
             raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await use_it_badly()
 
     async with open_store(tmp_path / "s.db", runner=runner) as store:
         assert await store.get_meta("a") == "1"

@@ -1,0 +1,152 @@
+"""SIGKILL at random points, again and again: what was acknowledged is there, nothing is half there, nothing still runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from hermes_trio.store import open_store
+from hermes_trio.store.files import connect_reader
+from hermes_trio.store.rows import Database, many
+
+KILLS = int(os.environ.get("HERMES_TRIO_KILLS", "100"))
+ROOT = Path(__file__).parents[2]
+
+
+@attrs.define
+class Said:
+    """What the killed processes had been told was durable, by word."""
+
+    names: dict[str, set[str]] = attrs.Factory(dict)
+
+    def hear(self, lines: list[bytes]) -> None:
+        """Take in whole lines."""
+        for line in lines:
+            word, name = line.decode().split()
+            self.names.setdefault(word, set()).add(name)
+
+    def __getitem__(self, word: str) -> set[str]:
+        return self.names.get(word, set())
+
+
+def run_and_kill(path: Path, generation: int, said: Said, dice: random.Random) -> None:
+    """Start a writer, let it work for a random while, kill it, and keep what it had said."""
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.store.crash_writer", str(path), str(generation)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert writer.stdout is not None
+    with writer.stdout as stdout:
+        first = stdout.readline()
+        time.sleep(dice.uniform(0.0, 0.25))
+        writer.send_signal(signal.SIGKILL)
+        rest = stdout.read()
+    writer.wait()
+    assert first.split() == [b"ready", str(generation).encode()], "the writer did not come up"
+    whole, _, _ = rest.rpartition(b"\n")
+    said.hear(whole.splitlines())
+
+
+def column(db: Database, sql: str) -> set[str]:
+    """The first column of all rows."""
+    return {row[0] for row in many(db, sql)}
+
+
+def check(db: Database, said: Said) -> None:
+    """All invariants, on a database that has been recovered."""
+    assert many(db, "PRAGMA integrity_check") == [("ok",)]
+    assert many(db, "PRAGMA foreign_key_check") == []
+
+    finished = column(db, "SELECT platform_message_id FROM messages WHERE platform_message_id IS NOT NULL")
+    assert said["finished"] <= finished, "an acknowledged turn is missing"
+    halves = many(
+        db,
+        "SELECT platform_message_id FROM messages WHERE platform_message_id IS NOT NULL"
+        " GROUP BY platform_message_id HAVING count(*) <> 2",
+    )
+    assert halves == [], "a turn has one of its two messages"
+    assert finished == column(db, "SELECT turn_id FROM outbox"), "a turn's messages and its reply were parted"
+    assert finished == column(db, "SELECT run_id FROM runs WHERE status = 'completed'"), (
+        "a turn and its run were parted"
+    )
+    assert finished == column(db, "SELECT text FROM inbox WHERE kind = 'message' AND state = 'delivered'")
+    assert finished == column(db, "SELECT run_id FROM events WHERE number = 2 AND event LIKE '%run.completed%'")
+    counts = many(
+        db, "SELECT s.id FROM sessions s WHERE message_count <> (SELECT count(*) FROM messages WHERE session = s.n)"
+    )
+    assert counts == [], "a session counts other messages than it has"
+
+    accepted = column(db, "SELECT text FROM inbox WHERE kind = 'message'")
+    assert said["accepted"] <= accepted, "an acknowledged message is missing"
+    runs = column(db, "SELECT run_id FROM runs")
+    assert said["begun"] <= runs, "a promised run is missing"
+    assert column(db, "SELECT status FROM runs") <= {"completed", "failed"}, "a run is still running"
+    interrupted = column(db, "SELECT run_id FROM runs WHERE error_code = 'interrupted'")
+    assert runs == finished | interrupted
+    last = many(
+        db, "SELECT run_id, event FROM events e WHERE number = (SELECT max(number) FROM events WHERE run_id = e.run_id)"
+    )
+    assert {run_id for run_id, event in last if "run.failed" in event} == interrupted, "a dead run has no last event"
+    assert said["sent"] <= column(db, "SELECT text FROM outbox WHERE state = 'sent'"), (
+        "an acknowledged sending is missing"
+    )
+    assert column(db, "SELECT state FROM outbox") <= {"pending", "sent"}
+
+    assert column(db, "SELECT state FROM inbox") <= {"pending", "delivered", "interrupted", "abandoned"}
+    broken = column(db, "SELECT id FROM inbox WHERE state = 'interrupted'")
+    told = many(db, "SELECT json_extract(payload, '$.interrupted_message') FROM inbox WHERE notice = 'information'")
+    assert sorted(number for (number,) in told) == sorted(broken), "an interrupted message was not told exactly once"
+
+    assert said["started"] <= column(db, "SELECT job_id FROM jobs"), "an acknowledged job is missing"
+    assert said["ended"] <= column(db, "SELECT job_id FROM jobs WHERE state = 'exited'"), (
+        "an acknowledged end is missing"
+    )
+    assert column(db, "SELECT state FROM jobs") <= {"exited", "lost"}, "a job still runs"
+    notices = many(
+        db, "SELECT j.job_id FROM jobs j WHERE (SELECT count(*) FROM inbox i WHERE i.job_id = j.job_id) <> 1"
+    )
+    assert notices == [], "a watched job has not exactly one notice"
+    mismatched = many(
+        db,
+        "SELECT j.job_id FROM jobs j JOIN inbox i ON i.job_id = j.job_id WHERE (j.state = 'lost') <> (i.notice = 'lost')",
+    )
+    assert mismatched == [], "a notice tells another end than the job's"
+
+    assert column(db, "SELECT id FROM sessions WHERE one_shot = 1 AND ended_at IS NULL") == set(), "a ghost session"
+    assert said["shot-begun"] <= column(db, "SELECT id FROM sessions WHERE one_shot = 1")
+    assert said["shot-ended"] <= column(db, "SELECT id FROM sessions WHERE end_reason = 'webhook_complete'")
+    assert column(db, "SELECT id FROM sessions WHERE open_turn IS NOT NULL") == set()
+
+
+@pytest.mark.slow
+def test_no_kill_loses_or_halves_anything(tmp_path: Path) -> None:
+    """After each of at least 100 kills, the store is what its callers were told, no more and no less."""
+    path = tmp_path / "store.db"
+    said = Said()
+    dice = random.Random(20_240_601)
+
+    async def recover(generation: int) -> None:
+        async with open_store(path, maintenance=False) as store:
+            await store.recover(f"check-{generation}")
+
+    for generation in range(KILLS):
+        run_and_kill(path, generation, said, dice)
+        trio.run(recover, generation)
+        db = connect_reader(str(path))
+        try:
+            check(db, said)
+        finally:
+            db.close()
+
+    assert len(said["finished"]) > KILLS
+    assert len(said["ended"]) > KILLS
