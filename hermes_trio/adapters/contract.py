@@ -1,8 +1,8 @@
 """The adapter contract: what a platform must bring, and what the gateway gives to it.
 
-An `Adapter` is a `Front` of the runtime with a platform behind it. Its life has two scopes. `open()` is the outer one: whatever *sending* needs (an HTTP client);
-it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner one: *receiving*, until it is cancelled. The gateway
-supervises `run`, and may end it and start it again; a reply that was computed meanwhile goes out all the same.
+An `Adapter` is a `Front` of the runtime with a platform behind it. Its life has two scopes. `open()` is the outer one: whatever *sending* needs (an HTTP
+client); it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner one: *receiving*, until it is cancelled. The
+gateway supervises `run`, and may end it and start it again; a reply that was computed meanwhile goes out all the same.
 
 An adapter hands everything that comes in to `self.gateway` and never talks to a lane, a turn or the store by itself.
 """
