@@ -97,7 +97,9 @@ def _table_bytes(db: Database) -> dict[str, int]:
     """Bytes by table, each with its indexes; the tables of a search index count as one."""
     owner: dict[str, str] = dict(many(db, "SELECT name, tbl_name FROM sqlite_schema"))
     sizes: dict[str, int] = {}
-    for name, size in many(db, "SELECT name, sum(pgsize) FROM dbstat GROUP BY name"):
+    for row in many(db, "SELECT name, sum(pgsize) FROM dbstat GROUP BY name"):
+        name: str = row[0]
+        size: int = row[1]
         table = owner.get(name, name)
         for index in ("message_words", "message_grams"):
             if table.startswith(index):

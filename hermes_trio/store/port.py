@@ -225,6 +225,10 @@ class Inbox(Protocol):
         """How many rows wait, in all inboxes: what a drain reports as undelivered."""
         ...
 
+    async def completion_states(self, job_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """For watched jobs that have ended: whether each was delivered, superseded or abandoned, and why."""
+        ...
+
 
 class Outbox(Protocol):
     """What waits for a platform."""
