@@ -102,9 +102,9 @@ async def add_key(
     config: ConfigOption = None,
 ) -> None:
     """Make a key and show it, once."""
-    from hermes_trio.http.keys import KeyClient
+    from hermes_trio.http.keys import open_keys
 
-    async with KeyClient.open(configuration(home, config)) as client:
+    async with open_keys(configuration(home, config)) as client:
         made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
     print(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
     print(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
@@ -113,9 +113,9 @@ async def add_key(
 @keys.command(name="list")
 async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
     """List the keys, without the keys themselves."""
-    from hermes_trio.http.keys import KeyClient
+    from hermes_trio.http.keys import open_keys
 
-    async with KeyClient.open(configuration(home, config)) as client:
+    async with open_keys(configuration(home, config)) as client:
         known = await client.list()
     if not known:
         print("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
@@ -137,9 +137,9 @@ async def revoke_key(
     config: ConfigOption = None,
 ) -> None:
     """Put a key out of force, at once."""
-    from hermes_trio.http.keys import KeyClient
+    from hermes_trio.http.keys import open_keys
 
-    async with KeyClient.open(configuration(home, config)) as client:
+    async with open_keys(configuration(home, config)) as client:
         if not await client.revoke(key_id):
             raise CommandFailed(
                 f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
@@ -151,11 +151,12 @@ def main() -> None:
     """The entry point of the `hermes-trio` script."""
     from hermes_trio.agent.models.routes import InvalidRoute
     from hermes_trio.http.auth import UnsafeKey
+    from hermes_trio.http.keys import KeyProblem
     from hermes_trio.runtime.errors import RuntimeProblem
 
     try:
         app()
-    except* (CommandFailed, ConfigError, InvalidRoute, RuntimeProblem, UnsafeKey, OSError) as group:
+    except* (CommandFailed, ConfigError, InvalidRoute, KeyProblem, RuntimeProblem, UnsafeKey, OSError) as group:
         for error in group.exceptions:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]

@@ -29,17 +29,24 @@ from hermes_trio.http.server import (
 )
 from hermes_trio.http.server.faults import EXCHANGE_EXTENSION
 
+from .admin import admin_routes
 from .auth import Access
 from .chat import chat_routes
 from .errors import ApiError, translate
 from .front import FrontEnd
 from .headers import JSON_ANSWER, Cors, with_security
 from .health import health_routes
+from .jobs import job_routes
 from .limits import check_length
 from .message import JSON_TYPE, Answer, EventStream, HeaderPairs, Request, Response
 from .models import model_routes
+from .openapi import openapi_routes
+from .responses import response_routes
 from .routes import Route, match_direct
+from .runs import run_routes
+from .sessions import session_routes
 from .sse import StreamWriter
+from .tree import tree_routes
 
 __all__ = ["Door", "make_app", "standard_routes"]
 
@@ -52,6 +59,13 @@ def standard_routes(front: FrontEnd) -> list[Route]:
         *health_routes(),
         *model_routes(),
         *chat_routes(),
+        *response_routes(),
+        *run_routes(),
+        *session_routes(),
+        *tree_routes(),
+        *(job_routes() if front.cron is not None else ()),
+        *admin_routes(),
+        *openapi_routes(),
     ]
 
 
@@ -120,7 +134,7 @@ class Door:
                 status = 200
             else:
                 status = answer.status
-                await _send(send, cast("Response", answer))
+                await _send(send, answer)
         except ClientLeft:
             return
         finally:
@@ -256,9 +270,8 @@ def _view(door: Door, front: FrontEnd, route: Route) -> Callable[..., Awaitable[
         if type(answer) is EventStream:
             # Only a HEAD comes here: streams are served in front of Quart.
             answer = Response(b"", media=b"text/event-stream")
-        response = cast("Response", answer)
-        front.metrics.answered(route.name, response.status, perf_counter() - began)
-        return _to_quart(response)
+        front.metrics.answered(route.name, answer.status, perf_counter() - began)
+        return _to_quart(answer)
 
     return view
 

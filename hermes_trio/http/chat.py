@@ -6,7 +6,7 @@ A turn belongs to its request: a client that leaves cancels it at once, and what
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
@@ -21,14 +21,15 @@ from hermes_trio.runtime.turn import Turn
 
 from .auth import Access
 from .content import Content, flat_text, has_content, normalise, text_of
+from .context import Captured
 from .errors import ApiError, redact_text, retry_after
 from .limits import idempotency_key, loose_bool, session_id_header, session_key_header
-from .message import Answer, EventStream, HeaderPairs, Request, Response, encode_json
+from .message import Answer, EventStream, Request, Response, encode_json
 from .routes import Route
 from .schemas import LooseBool, MessageContent
-from .sse import Feed, StreamWriter, named_event
+from .sse import Bell, StreamWriter, TurnEvents, named_event
 
-__all__ = ["chat_routes", "failure_of", "usage_of"]
+__all__ = ["chat_routes", "failure_of", "session_headers", "stream_turn", "usage_of"]
 
 
 class StreamOptions(msgspec.Struct):
@@ -313,43 +314,53 @@ class _Chunks:
 
 async def _stream(request: Request, asked: _Asked, key: str, writer: StreamWriter) -> None:
     async with _session(request, asked) as (session_id, input):
-        outcome = await stream_turn(
-            request, input, session_id, key, _ChatEvents(request, asked, writer, session_headers(session_id, key))
-        )
-        del outcome
+        events = _ChatEvents(request, asked, writer, session_headers(session_id, key))
+        await stream_turn(request, input, session_id, key, events)
 
 
 class _ChatEvents:
     """Writes the events of a turn as chunks."""
 
-    def __init__(self, request: Request, asked: _Asked, writer: StreamWriter, headers: HeaderPairs) -> None:
+    def __init__(
+        self, request: Request, asked: _Asked, writer: StreamWriter, headers: list[tuple[bytes, bytes]]
+    ) -> None:
         self._asked = asked
         self._writer = writer
         self._headers = headers
         self._chunks = _Chunks(request.front.ids.make("chatcmpl-", 29), int(time.time()), asked.model)
         self._said = False
         self._shown: set[str] = set()
+        self._text: list[str] = []
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Text is joined until it is written; tools are told in between if they were asked for."""
+        name = event["event"]
+        if name == "message.delta":
+            self._said = True
+            self._text.append(event["delta"])
+        elif self._asked.tool_events and name in ("tool.started", "tool.completed"):
+            self._join()
+            self._tool(event)
+
+    def _join(self) -> None:
+        if self._text:
+            self._writer.put(self._chunks.text("".join(self._text)))
+            self._text.clear()
 
     async def open(self) -> None:
         """The head and the role."""
         await self._writer.open(self._chunks.role(), self._headers)
 
-    async def write(self, events: list[dict[str, Any]]) -> None:
-        """Text, and tools if they were asked for."""
-        writer = self._writer
-        for event in events:
-            name = event["event"]
-            if name == "message.delta":
-                self._said = True
-                writer.put(self._chunks.text(event["delta"]))
-            elif self._asked.tool_events and name in ("tool.started", "tool.completed"):
-                self._tool(event)
-        if events:
-            await writer.flush()
-        else:
-            await writer.comment("keepalive")
+    async def write(self) -> None:
+        """What was taken."""
+        self._join()
+        await self._writer.flush()
 
-    def _tool(self, event: dict[str, Any]) -> None:
+    async def keep_alive(self) -> None:
+        """A comment."""
+        await self._writer.comment("keepalive")
+
+    def _tool(self, event: Mapping[str, Any]) -> None:
         call, tool = event.get("tool_call_id", ""), event.get("tool", "")
         if not call or tool.startswith("_"):
             return
@@ -365,6 +376,7 @@ class _ChatEvents:
     async def end(self, outcome: Outcome) -> None:
         """The finish chunk, and usage where it is wanted."""
         writer, chunks = self._writer, self._chunks
+        self._join()
         if outcome.text and not self._said:
             writer.put(chunks.text(outcome.text))
         more: dict[str, Any] = {}
@@ -390,30 +402,45 @@ class _ChatEvents:
 
 
 async def stream_turn(
-    request: Request, input: TurnInput, session_id: str, key: str, events: Any, **more: Any
-) -> Outcome:
+    request: Request,
+    input: TurnInput,
+    session_id: str,
+    key: str,
+    events: TurnEvents,
+    *,
+    captured: Captured | None = None,
+    also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+) -> None:
     """Run a turn and write its events while it runs. What refuses the turn is raised before the stream is opened.
 
     Cancelling it means that the client has left: the turn is cancelled too, and its end is still written down.
     """
-    feed = Feed()
+    bell = Bell()
     admitted = trio.Event()
     outcome: Outcome | None = None
     refusal: Exception | None = None
 
-    def on_start(turn: Turn) -> None:
-        admitted.set()
+    def sink(event: Mapping[str, Any]) -> None:
+        events.take(event)
+        bell.ring()
 
     async def run() -> None:
         nonlocal outcome, refusal
         try:
             outcome = await request.front.turns.run(
-                request.caller, input, session_id, key, sink=feed.put, on_start=on_start, **more
+                request.caller,
+                input,
+                session_id,
+                key,
+                sink=sink,
+                captured=captured,
+                also=also,
+                on_start=lambda turn: admitted.set(),
             )
         except Exception as error:  # handed to the writing task, which raises it outside of the nursery
             refusal = error
         finally:
-            feed.close()
+            bell.close()
             admitted.set()
 
     async with trio.open_nursery() as nursery:
@@ -421,13 +448,15 @@ async def stream_turn(
         await admitted.wait()
         if refusal is None:
             await events.open()
-            while (batch := await feed.take()) is not None:
-                await events.write(batch)
+            while not bell.closed:
+                if await bell.wait():
+                    await events.write()
+                else:
+                    await events.keep_alive()
     if refusal is not None:
         raise cast("Exception", refusal)
     assert outcome is not None
     await events.end(outcome)
-    return outcome
 
 
 def chat_routes() -> list[Route]:

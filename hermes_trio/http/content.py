@@ -143,5 +143,6 @@ def flat_text(content: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", dict: "an object", list: "a list", str: "a string"}
-    return names.get(type(value), "null" if value is None else type(value).__name__)
+    names = {"bool": "a boolean", "int": "a number", "float": "a number", "dict": "an object", "NoneType": "null"}
+    name: str = type(value).__name__
+    return names.get(name, name)

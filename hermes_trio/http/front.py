@@ -6,7 +6,7 @@ The host is what it sees of a Runtime: the stateless entry, the tree, the drain.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,9 @@ import trio
 
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.sessions import SessionLocks
 from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.runtime.tree import Tree
 from hermes_trio.store.port import Store
 
@@ -47,6 +49,9 @@ class Host(Protocol):
 
     @property
     def tree(self) -> Tree: ...
+
+    @property
+    def supervisor(self) -> Supervisor: ...
 
     @property
     def draining(self) -> bool: ...
@@ -124,14 +129,16 @@ class FrontEnd:
         store: Store,
         *,
         admin_key: str,
-        server: ServerSettings = ServerSettings(),
-        limits: Limits = Limits(),
+        server: ServerSettings | None = None,
+        limits: Limits | None = None,
         models: Sequence[ModelEntry] = (),
         approvals: ApprovalsPort | None = None,
         cron: CronPort | None = None,
         version: str = "",
         home: Path | None = None,
     ) -> None:
+        server = ServerSettings() if server is None else server
+        limits = Limits() if limits is None else limits
         self.host = host
         self.store = store
         self.server = server
@@ -144,6 +151,7 @@ class FrontEnd:
         self.routes: list[Route] = []
         """The route table, put there by the application."""
         self.health_body: bytes | None = None
+        self.openapi_body: bytes | None = None
         self.ids = Ids()
         self.started_at: float = time.time()
         self.keyring = Keyring(admin_key, store)
@@ -152,6 +160,10 @@ class FrontEnd:
         self.replies = Replies(store)
         self.metrics = Metrics(host)
         self.drain = DrainControl(host)
+        self.conversations = SessionLocks()
+        """Turns of one named conversation of responses take turns."""
+        self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
+        """Responses that are being made: tenant and body, by id."""
 
     def check_intake(self) -> None:
         """Raise if no new work is taken. Reads are answered all the same."""

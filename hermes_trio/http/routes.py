@@ -48,6 +48,7 @@ class Route:
     summary: str = ""
     body: type | None = None
     """The type of the request's body."""
+    body_required: bool = True
     answer: Any = None
     """The type of the answer's body; None for something that is not JSON."""
     status: int = 200

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Deleted", "ErrorBody", "ErrorEnvelope", "LooseBool", "MessageContent", "UsageBody"]
+__all__ = ["Deleted", "ErrorBody", "ErrorEnvelope", "HistoryMessage", "LooseBool", "MessageContent", "UsageBody"]
 
 LooseBool = Annotated[
     Any,
@@ -54,3 +54,10 @@ class Deleted(msgspec.Struct):
     id: str
     object: str
     deleted: bool
+
+
+class HistoryMessage(msgspec.Struct):
+    """An earlier message that a client brings along."""
+
+    role: str
+    content: MessageContent

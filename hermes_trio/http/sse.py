@@ -1,21 +1,22 @@
-"""Event streams: the writer that opens an answer late, and the feed between a turn and the one who writes its events.
+"""Event streams: the writer that opens an answer late, and the bell between a turn and the task that writes its events.
 
-The head of a stream goes out with its first bytes, so a turn that is refused is still an ordinary error. A feed never makes the turn wait: text that
-has not been written yet is joined, which bounds it by the length of the answer; the connection bounds how long a reader may stall.
+The head of a stream goes out with its first bytes, so a turn that is refused is still an ordinary error. A turn never waits for its reader: text that has
+not been written yet is joined, which bounds it by the length of the answer; the connection bounds how long a reader may stall.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import trio
 
 from hermes_trio.http.server import EventStreamWriter, Send
+from hermes_trio.runtime.outcome import Outcome
 
 from .message import HeaderPairs, encode_json
 
-__all__ = ["HEARTBEAT_SECONDS", "Feed", "StreamWriter", "data_event", "named_event"]
+__all__ = ["HEARTBEAT_SECONDS", "Bell", "StreamWriter", "TurnEvents", "data_event", "named_event"]
 
 HEARTBEAT_SECONDS: Final = 15.0
 """A silent stream is kept open by a comment, and a client that vanished without a word is noticed by it."""
@@ -79,50 +80,57 @@ class StreamWriter:
 
 
 @final
-class Feed:
-    """The events of one turn on their way to one writer. `put` is the turn's sink; `take` waits for what came since the last one."""
+class Bell:
+    """Tells a writing task that there is something to write, or that nothing more will come. Ringing never waits."""
 
-    __slots__ = ("_closed", "_events", "_wake")
+    __slots__ = ("_event", "_rung", "closed")
 
     def __init__(self) -> None:
-        self._events: list[dict[str, Any]] = []
-        self._closed: bool = False
-        self._wake: trio.Event | None = None
+        self._rung: bool = False
+        self._event: trio.Event | None = None
+        self.closed: bool = False
 
-    def put(self, event: Mapping[str, Any]) -> None:
-        """Add an event; text is joined with text that still waits."""
-        events = self._events
-        if event["event"] == "message.delta" and events and events[-1]["event"] == "message.delta":
-            events[-1]["parts"].append(event["delta"])
-        elif event["event"] == "message.delta":
-            events.append({"event": "message.delta", "parts": [event["delta"]]})
-        else:
-            events.append(dict(event))
-        self._ring()
+    def ring(self) -> None:
+        """There is something to write."""
+        self._rung = True
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
     def close(self) -> None:
         """Nothing more will come."""
-        self._closed = True
-        self._ring()
+        self.closed = True
+        self.ring()
 
-    def _ring(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-            self._wake = None
-
-    async def take(self) -> list[dict[str, Any]] | None:
-        """What has come, in order (text as `delta`); an empty list when nothing came for a while; None at the end.
-
-        Cancelling it loses nothing.
-        """
-        if not self._events and not self._closed:
-            self._wake = trio.Event()
+    async def wait(self) -> bool:
+        """Wait for a ring since the last one; False if there was none for as long as a stream may be silent. Cancelling loses nothing."""
+        if not self._rung:
+            self._event = trio.Event()
             with trio.move_on_after(HEARTBEAT_SECONDS):
-                await self._wake.wait()
-        if not self._events and self._closed:
-            return None
-        events, self._events = self._events, []
-        for event in events:
-            if "parts" in event:
-                event["delta"] = "".join(event.pop("parts"))
-        return events
+                await self._event.wait()
+        rung, self._rung = self._rung, False
+        return rung
+
+
+class TurnEvents(Protocol):
+    """What becomes of the events of a turn on one stream. `take` is called by the turn and never waits; the rest by the writing task."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """An event of the turn."""
+        ...
+
+    async def open(self) -> None:
+        """The turn was admitted: begin the answer."""
+        ...
+
+    async def write(self) -> None:
+        """Write what was taken since the last time."""
+        ...
+
+    async def keep_alive(self) -> None:
+        """Nothing was taken for a while."""
+        ...
+
+    async def end(self, outcome: Outcome) -> None:
+        """The turn has ended: write the rest and say how."""
+        ...

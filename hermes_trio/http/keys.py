@@ -1,0 +1,154 @@
+"""Making and revoking API keys from the command line: through the running server if there is one, else in the store itself.
+
+The store has one owner. While a server runs, a change goes through its admin route, so that a revoked key is refused from the next request on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import httpx2
+import msgspec
+
+from hermes_trio.store import ApiKey, StoreInUse, open_store
+from hermes_trio.store.port import Keys
+
+from .admin import check_scopes
+from .auth import KEY_FILE
+from .errors import ApiError
+
+if TYPE_CHECKING:
+    from hermes_trio.config import Config
+
+__all__ = ["KeyClient", "KeyProblem", "open_keys"]
+
+
+class KeyProblem(Exception):
+    """What was asked for could not be done; the text says why."""
+
+
+class KeyClient(Protocol):
+    """Either way to the keys. Records are plain objects, as the admin route answers them."""
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        """Make a key."""
+        ...
+
+    async def list(self) -> list[dict[str, Any]]:
+        """All keys."""
+        ...
+
+    async def revoke(self, key_id: str) -> bool:
+        """Put a key out of force; says whether it was in force."""
+        ...
+
+
+@asynccontextmanager
+async def open_keys(config: Config) -> AsyncIterator[KeyClient]:
+    """The keys of a home directory, for the body of the `async with`."""
+    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        async with open_store(config.database) as store:
+            yield _InStore(store)
+            return
+    except StoreInUse:
+        pass
+    key = config.server.key or _read_key(config)
+    host = config.server.host
+    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    async with httpx2.AsyncClient(
+        base_url=f"http://{shown}:{config.server.port}", headers={"Authorization": f"Bearer {key}"}, trust_env=False
+    ) as client:
+        yield _OverHTTP(client)
+
+
+def _read_key(config: Config) -> str:
+    try:
+        return (config.home / KEY_FILE).read_text(encoding="ascii").strip()
+    except OSError:
+        raise KeyProblem(
+            f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
+        ) from None
+
+
+def _record(key: ApiKey, secret: str | None = None) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "tenant": key.tenant,
+        "scopes": list(key.scopes),
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+        "key": secret,
+    }
+
+
+class _InStore:
+    """No server runs: the store is ours."""
+
+    def __init__(self, store: Keys) -> None:
+        self._store = store
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        try:
+            checked = check_scopes(list(scopes))
+        except ApiError as error:
+            raise KeyProblem(str(error)) from None
+        expires = None if days is None else time.time() + days * 86_400
+        return _record(*await self._store.create_api_key(name, scopes=checked, tenant=tenant, expires_at=expires))
+
+    async def list(self) -> list[dict[str, Any]]:
+        return [_record(key) for key in await self._store.list_api_keys(include_revoked=True)]
+
+    async def revoke(self, key_id: str) -> bool:
+        return await self._store.revoke_api_key(key_id)
+
+
+class _OverHTTP:
+    """A server runs: ask it."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        try:
+            answer = await self._client.request(
+                method, path, content=None if body is None else msgspec.json.encode(body)
+            )
+        except httpx2.HTTPError as error:
+            raise KeyProblem(
+                f"a server runs on this home, and does not answer at {self._client.base_url}: {type(error).__name__}."
+                " Give the --config, API_SERVER_HOST and API_SERVER_PORT that it was started with"
+            ) from None
+        try:
+            return answer.status_code, cast("dict[str, Any]", msgspec.json.decode(answer.content))
+        except msgspec.DecodeError:
+            raise KeyProblem(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
+
+    @staticmethod
+    def _problem(answer: dict[str, Any]) -> KeyProblem:
+        return KeyProblem(f"the running server refused: {answer.get('error', {}).get('message', answer)}")
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        body = {"name": name, "scopes": list(scopes), "tenant": tenant, "days": days}
+        status, answer = await self._ask("POST", "/admin/keys", body)
+        if status != 201:
+            raise self._problem(answer)
+        return answer
+
+    async def list(self) -> list[dict[str, Any]]:
+        status, answer = await self._ask("GET", "/admin/keys")
+        if status != 200:
+            raise self._problem(answer)
+        return answer["data"]
+
+    async def revoke(self, key_id: str) -> bool:
+        status, answer = await self._ask("DELETE", f"/admin/keys/{key_id}")
+        if status not in (200, 404):
+            raise self._problem(answer)
+        return status == 200

@@ -1,0 +1,173 @@
+"""A whole gateway in this process, on a free loopback port: the real runtime, store, application and server, with an agent of the test's choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import httpx2
+import trio
+
+from hermes_trio.http.app import Door, make_app
+from hermes_trio.http.front import CronPort, FrontEnd
+from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
+from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.runtime.core import Settings
+from hermes_trio.runtime.ports import Reply
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import open_store
+
+KEY = "test-admin-key-0123456789"
+TEST_SECONDS = 30.0
+
+Agent = Callable[[Turn], Awaitable[Reply | str]]
+
+
+async def echo(turn: Turn) -> str:
+    """Streams the input word by word, then returns it."""
+    text = f"You said: {turn.input.text}"
+    for word in text.split(" "):
+        turn.emit("message.delta", delta=word if word == "You" else f" {word}")
+        await trio.lowlevel.checkpoint()
+    return text
+
+
+@attrs.define
+class Gateway:
+    """What a test talks to. `http` is a client with the admin key."""
+
+    runtime: Runtime
+    front: FrontEnd
+    door: Door
+    url: str
+    http: httpx2.AsyncClient
+
+    async def key(self, *scopes: str, name: str = "tenant", tenant: str = "") -> dict[str, str]:
+        """The headers of a new key with these scopes."""
+        _, secret = await self.front.store.create_api_key(name, scopes=scopes, tenant=tenant)
+        return {"Authorization": f"Bearer {secret}"}
+
+    async def chat(self, text: str = "hello", **more: Any) -> httpx2.Response:
+        """One plain chat completion."""
+        headers = more.pop("headers", None)
+        body = {"messages": [{"role": "user", "content": text}], **more}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def start(self, text: str = "hello", **more: Any) -> str:
+        """Start a run and return its id."""
+        answer = await self.http.post("/v1/runs", json={"input": text, **more})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["run_id"]
+
+    async def ended(self, run_id: str, wait: str = "settled") -> dict[str, Any]:
+        """The run as it is when it has settled."""
+        answer = await self.http.get(f"/v1/runs/{run_id}", params={"wait": wait, "timeout": "20"})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    @asynccontextmanager
+    async def events(self, path: str, **more: Any) -> AsyncIterator[Events]:
+        """An open event stream."""
+        method = more.pop("method", "GET")
+        async with self.http.stream(method, path, **more) as response:
+            yield Events(response)
+
+
+@attrs.frozen
+class Event:
+    """One server-sent event; `comment` for a comment line."""
+
+    data: Any = None
+    id: str = ""
+    name: str = ""
+    comment: str = ""
+
+
+class Events:
+    """Reads a stream event by event."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.response = response
+        self._lines = response.aiter_lines()
+
+    async def next(self) -> Event | None:
+        """The next event or comment, or None at the end."""
+        data: list[str] = []
+        id = name = ""
+        async for line in self._lines:
+            if line.startswith(":"):
+                return Event(comment=line[1:].strip())
+            if not line:
+                if data:
+                    text = "\n".join(data)
+                    return Event(text if text == "[DONE]" else json.loads(text), id, name)
+                continue
+            field, _, value = line.partition(": ")
+            if field == "data":
+                data.append(value)
+            elif field == "id":
+                id = value
+            elif field == "event":
+                name = value
+        return None
+
+    async def all(self) -> list[Event]:
+        """Everything up to the end."""
+        found: list[Event] = []
+        while (event := await self.next()) is not None:
+            found.append(event)
+        return found
+
+
+@asynccontextmanager
+async def open_gateway(
+    agent: Agent = echo,
+    *,
+    fast_path: bool = True,
+    server: ServerSettings | None = None,
+    limits: Limits | None = None,
+    path: str | None = None,
+    approvals: Any = None,
+    cron: CronPort | None = None,
+    seconds: float = TEST_SECONDS,
+    server_config: Callable[[ServerConfig], ServerConfig] = lambda config: config,
+) -> AsyncIterator[Gateway]:
+    """A gateway for the body of the `async with`; everything that it started has ended afterwards."""
+    limits = Limits() if limits is None else limits
+    with trio.fail_after(seconds):
+        runtime = Runtime(
+            agent=agent,
+            store=open_store(path),
+            settings=Settings(max_turns=limits.concurrent_turns, watchdog_seconds=0),
+        )
+        async with runtime, trio.open_nursery() as nursery:
+            front = FrontEnd(
+                runtime,
+                runtime.store,  # type: ignore[arg-type]
+                admin_key=KEY,
+                server=server,
+                limits=limits,
+                approvals=approvals,
+                cron=cron,
+                version="test",
+            )
+            door = make_app(front)
+            config = hypercorn_config("127.0.0.1:0")
+            config.errorlog = None
+            config.graceful_timeout = 2.0
+            shutdown = trio.Event()
+            serving = server_config(ServerConfig(hypercorn=config, fast_path=fast_path))
+
+            async def run(task_status: trio.TaskStatus[list[str]]) -> None:
+                await serve(door, serving, shutdown=shutdown, task_status=task_status)
+
+            [url] = await nursery.start(run)
+            async with httpx2.AsyncClient(
+                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
+            ) as http:
+                yield Gateway(runtime, front, door, url, http)
+            shutdown.set()
