@@ -43,7 +43,7 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
         try:
             with turn.scope:
                 if session_id:
-                    await core.locks.acquire(session_id, turn.id)
+                    await core.locks.acquire(session_id, turn.id, turn.node)
                     locked = True
                 if start.run is None and start.inbox_ids:
                     await core.store.begin_turn(start)

@@ -142,14 +142,16 @@ class Completions:
         async with self._lock:
             while True:
                 for key in list(self._keys):
+                    # Taken off first: a wake-up that comes during the read puts it back.
+                    self._keys.pop(key, None)
                     rows = await self._core.store.take_inbox(key, 1)
                     if rows:
+                        self._keys[key] = None
                         row = rows[0]
                         with trio.CancelScope(shield=True):
                             await self._core.store.acknowledge([row.id])
                         self._core.note_delivered(row.root_id)
                         return row
-                    self._keys.pop(key, None)
                 if not self._keys:
                     self._wake = trio.Event()
                     with waiting("channel in-process"):

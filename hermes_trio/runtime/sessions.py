@@ -10,7 +10,7 @@ from collections import deque
 import trio
 
 from .errors import TooBusy
-from .tree import waiting
+from .tree import Node, waiting
 
 __all__ = ["Admission", "SessionLocks"]
 
@@ -24,7 +24,7 @@ class SessionLocks:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def acquire(self, session_id: str, holder: str) -> None:
+    async def acquire(self, session_id: str, holder: str, node: Node | None = None) -> None:
         """Take the lock of a session for `holder`, waiting in line. Cancelling leaves the line; without waiting there is no checkpoint."""
         held = self._held.get(session_id)
         if held is None:
@@ -33,7 +33,7 @@ class SessionLocks:
         other, line = held
         turn = trio.Event()
         line.append(turn)
-        with waiting(f"lock session {session_id} held by {other}"):
+        with waiting(f"lock session {session_id} held by {other}", node):
             try:
                 await turn.wait()
             except trio.Cancelled:

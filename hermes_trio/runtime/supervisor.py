@@ -133,7 +133,9 @@ class Job:
         child.plan.on_end = on_end
         if on_context is not None:
             on_context(child.context)
-        return await conduct(self._core, child)
+        outcome = await conduct(self._core, child)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return outcome
 
     # -- for everybody else ------------------------------------------------------------------------------------------------------
 

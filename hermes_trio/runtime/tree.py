@@ -276,18 +276,17 @@ def current_node() -> Node | None:
 
 
 class waiting:  # noqa: N801 - reads as a word: `with waiting("approval 7")`
-    """Say what the current node waits on, for the body of the `with`. Outside any node it does nothing."""
+    """Say what the current node (or another) waits on, for the body of the `with`. Outside any node it does nothing."""
 
     __slots__ = ("_node", "_words")
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, node: Node | None = None) -> None:
         self._words = words
-        self._node: Node | None = None
+        self._node = node
 
     def __enter__(self) -> None:
-        node = current_node()
+        node = self._node = self._node or current_node()
         if node is not None:
-            self._node = node
             if node.waits is None:
                 node.waits = []
             node.waits.append(self._words)

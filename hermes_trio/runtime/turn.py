@@ -192,7 +192,9 @@ class Turn:
         child.plan.on_end = on_end
         if on_context is not None:
             on_context(child.context)
-        return await conduct(self.core, child)
+        outcome = await conduct(self.core, child)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return outcome
 
     @property
     def owner(self) -> Owner:

@@ -1,0 +1,174 @@
+"""The plugin fails the very test that left something behind, and says what it was."""
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+CASES = {
+    "a task": (
+        """
+        import trio
+        async def test_it(runtime):
+            trio.lowlevel.spawn_system_task(trio.sleep_forever, name="my own task")
+        """,
+        "task my own task",
+    ),
+    "a job": (
+        """
+        from hermes_trio.testing.fakes import fake_job
+        async def test_it(runtime):
+            await runtime.supervisor.start(fake_job(3600), runtime.owner())
+        """,
+        "process job_",
+    ),
+    "a thread": (
+        """
+        import threading
+        async def test_it(runtime):
+            threading.Thread(target=threading.Event().wait, args=(5,), name="my own thread", daemon=True).start()
+        """,
+        "thread my own thread",
+    ),
+    "a call in a worker thread": (
+        """
+        import threading, trio
+        async def test_it(runtime):
+            async def give_up():
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(give_up)
+                    await runtime.threads.run_sync(threading.Event().wait, 3, name="deaf", grace=0.01)
+        """,
+        "in flight in worker threads",
+    ),
+    "a child process": (
+        """
+        import subprocess, sys
+        keep = []
+        async def test_it(runtime):
+            keep.append(subprocess.Popen(["sleep", "5"]))
+        """,
+        "(sleep 5)",
+    ),
+    "a descriptor": (
+        """
+        keep = []
+        async def test_it(runtime, tmp_path):
+            keep.append(open(tmp_path / "forgotten.txt", "w"))
+        """,
+        "forgotten.txt",
+    ),
+}
+
+
+def test_each_kind_of_leak_is_caught(pytester: pytest.Pytester):
+    """The test itself fails, with one line for the leak and the tree."""
+    for number, (source, _) in enumerate(CASES.values()):
+        pytester.makepyfile(**{f"test_leak_{number}": source})
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "trio_mode=true")
+    result.assert_outcomes(failed=len(CASES))
+    output = result.stdout.str()
+    for what, (_, words) in CASES.items():
+        assert words in output, what
+    assert output.count("the test left something behind") >= len(CASES)
+    assert "the tree:" in output
+
+
+def test_a_clean_test_passes_and_the_fixtures_work_together(pytester: pytest.Pytester):
+    """An embedded runtime on virtual time, a scripted agent, an adapter, and the stateless entry."""
+    pytester.makepyfile(
+        """
+        import trio
+        from hermes_trio import DeliveringTurn, SessionContext
+        from hermes_trio.testing.fakes import fake_job
+
+        async def test_it(runtime, scripted_agent, fake_adapter, stateless):
+            async def start(turn):
+                assert isinstance(turn, DeliveringTurn)
+                await turn.core.supervisor.start_watched(fake_job(24 * 3600, "done"), turn.owner, turn.channel)
+                return "started"
+
+            scripted_agent.then(start, "told")
+            await fake_adapter.say("go", chat="42")
+            first, second = await fake_adapter.wait_for(2)
+            assert (first.text, second.text, second.context.chat_id) == ("started", "told", "42")
+            assert trio.current_time() == 24 * 3600
+            assert (await stateless.run_turn("hi", SessionContext(session_id="s"))).text == "echo: hi"
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "trio_mode=true")
+    result.assert_outcomes(passed=1)
+
+
+def test_ambient_identity_is_refused_inside_a_turn_and_nowhere_else(pytester: pytest.Pytester):
+    """chdir, putenv and unsetenv fail in a turn; outside they are nobody's business."""
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+        from hermes_trio.testing.audit import AmbientIdentity
+
+        @pytest.mark.parametrize("act", [
+            lambda: os.chdir("."),
+            lambda: os.environ.__setitem__("X_TEST", "1"),
+            lambda: os.environ.__delitem__("X_THERE"),
+        ])
+        async def test_it(runtime, scripted_agent, monkeypatch, act):
+            monkeypatch.setenv("X_THERE", "1")
+            async def step(turn):
+                with pytest.raises(AmbientIdentity, match="would reach every other session"):
+                    act()
+                return "refused"
+            scripted_agent.then(step)
+            assert (await runtime.run_turn("x")).text == "refused"
+            act()
+            monkeypatch.delenv("X_TEST", raising=False)
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "trio_mode=true")
+    result.assert_outcomes(passed=3)
+
+
+def test_models_over_the_network_are_forbidden_unless_asked_for(pytester: pytest.Pytester):
+    """A test suite does not call a provider by accident."""
+    pytester.makepyfile(
+        """
+        import pytest
+        from hermes_trio.agent.models.network import NetworkModelForbidden
+        from hermes_trio.agent.models.routes import build_routes
+
+        SPEC = {"HERMES_MODEL": "openai/gpt-x", "OPENAI_API_KEY": "k" * 20}
+
+        async def test_forbidden(runtime):
+            with pytest.raises(NetworkModelForbidden):
+                build_routes({}, SPEC)
+
+        @pytest.mark.allow_network_models
+        async def test_allowed(runtime):
+            build_routes({}, SPEC).close()
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "trio_mode=true")
+    result.assert_outcomes(passed=2)
+
+
+def test_options_switch_the_check(pytester: pytest.Pytester):
+    """Off for all, on for all, and a marker for one."""
+    pytester.makepyfile(
+        """
+        import pytest, threading
+        def leak():
+            threading.Thread(target=threading.Event().wait, args=(3,), name="left", daemon=True).start()
+        async def test_plain():
+            leak()
+        @pytest.mark.allow_leaks
+        async def test_marked(runtime):
+            leak()
+        """
+    )
+    common = ("-p", "no:cacheprovider", "-o", "trio_mode=true")
+    pytester.runpytest_subprocess(*common).assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*common, "--hermes-leaks=all").assert_outcomes(passed=1, failed=1)
+    pytester.runpytest_subprocess(*common, "--hermes-leaks=off").assert_outcomes(passed=2)
