@@ -66,13 +66,15 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
     return ids
 
 
+_HEADS: Final = (
+    "SELECT min(id) AS id, state, next_at FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target"
+)
+"""The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
+
+
 def claim(db: Database, now: float, platform: str, limit: int) -> list[OutboxRow]:
     """The oldest unsent reply of each chat, where it is due; all of them are now being attempted."""
-    sql = (
-        "SELECT id FROM outbox o WHERE platform = ? AND settled_at IS NULL AND state = 'pending' AND next_at <= ?"
-        " AND NOT EXISTS (SELECT 1 FROM outbox e WHERE e.platform = o.platform AND e.target = o.target"
-        " AND e.settled_at IS NULL AND e.id < o.id) ORDER BY id LIMIT ?"
-    )
+    sql = f"SELECT id FROM ({_HEADS}) WHERE state = 'pending' AND next_at <= ? ORDER BY id LIMIT ?"
     ids = [number for (number,) in many(db, sql, (platform, now, limit))]
     claimed: list[OutboxRow] = []
     for number in ids:
@@ -87,9 +89,8 @@ def claim(db: Database, now: float, platform: str, limit: int) -> list[OutboxRow
 
 
 def next_due(db: Database, platform: str) -> float | None:
-    """When the next pending reply of a platform is due."""
-    sql = "SELECT min(next_at) FROM outbox WHERE platform = ? AND settled_at IS NULL AND state = 'pending'"
-    found = one(db, sql, (platform,))
+    """When the next reply of a platform can be claimed; one that waits behind another counts with that one."""
+    found = one(db, f"SELECT min(next_at) FROM ({_HEADS}) WHERE state = 'pending'", (platform,))
     return found[0] if found else None
 
 

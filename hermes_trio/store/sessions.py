@@ -1,7 +1,8 @@
 """Sessions: the durable conversation behind a key. Made, renamed, ended, reopened, branched, deleted, listed; never pruned while open.
 
-The first reason for an end wins. An ended session is reopened explicitly: by `reopen_session`, by `begin_turn` on it, and by
-`resolve_session` if it ended as `idle`. `finish_turn` never reopens: a session that ended while its last turn ran stays ended.
+The first reason for an end wins. An ended session is reopened explicitly: by `reopen_session`, or by `begin_turn` on it. A session that ended as
+`idle` is also reopened by `resolve_session` and `finish_turn`, because a message is the opposite of idleness; any other end that comes while a
+turn runs stands when that turn finishes.
 """
 
 from __future__ import annotations

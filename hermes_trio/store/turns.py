@@ -32,8 +32,8 @@ ON CONFLICT (id) DO UPDATE SET
     one_shot = max(one_shot, excluded.one_shot),
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
-    ended_at = NULL,
-    end_reason = NULL
+    end_reason = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN end_reason END,
+    ended_at = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN ended_at END
 """
 
 _FINISH: Final = """
@@ -47,8 +47,8 @@ ON CONFLICT (id) DO UPDATE SET
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
     preview = CASE preview WHEN '' THEN excluded.preview ELSE preview END,
-    end_reason = CASE WHEN ended_at IS NULL THEN excluded.end_reason ELSE end_reason END,
-    ended_at = coalesce(ended_at, excluded.ended_at),
+    end_reason = CASE WHEN ended_at IS NULL OR end_reason = 'idle' THEN excluded.end_reason ELSE end_reason END,
+    ended_at = CASE WHEN ended_at IS NULL OR end_reason = 'idle' THEN excluded.ended_at ELSE ended_at END,
     message_count = message_count + excluded.message_count,
     tool_call_count = tool_call_count + excluded.tool_call_count,
     input_tokens = input_tokens + excluded.input_tokens,
@@ -79,7 +79,7 @@ ALSO: Final[dict[type, Callable[[Database, float, object, int], None]]] = {
 
 
 def begin_turn(db: Database, now: float, start: TurnStart) -> None:
-    """Write down that a turn has begun. An ended session is reopened by it: a new message arrived."""
+    """Write down that a turn has begun. An ended session is reopened by it, for a new message arrived; a one-shot one is not."""
     context = start.context
     if start.run is not None:
         begin_run(db, now, start.run, start)

@@ -158,6 +158,31 @@ async def test_begin_reopens_and_finish_does_not(store: Store) -> None:
     assert (ended.end_reason, ended.message_count) == ("session_reset", 4)
 
 
+async def test_a_turn_on_an_idle_session_reopens_it(store: Store) -> None:
+    """A message is the opposite of idleness, also where only the end of its turn is written."""
+    await store.finish_turn(finish(start(), "q", "a"))
+    await store.end_session("s1", "idle")
+    await store.finish_turn(finish(start("turn_2"), "q2", "a2"))
+
+    session = await store.get_session("s1")
+    assert session is not None
+    assert (session.ended_at, session.end_reason) == (None, None)
+
+
+async def test_an_ended_one_shot_session_is_not_revived(store: Store) -> None:
+    """A late turn of a one-shot session does not take its end back."""
+    await store.finish_turn(finish(start(one_shot=True), "q", "a", end_session="cron_complete"))
+    await store.begin_turn(start("turn_2", one_shot=True))
+    late = await store.get_session("s1")
+    await store.begin_turn(start("turn_3"))
+    resumed = await store.get_session("s1")
+
+    assert late is not None
+    assert late.end_reason == "cron_complete"
+    assert resumed is not None
+    assert resumed.ended_at is None
+
+
 async def test_the_first_end_reason_wins_over_the_turns(store: Store) -> None:
     """A one-shot session that was ended early keeps that reason when its turn ends it too."""
     begun = start(one_shot=True)
