@@ -90,7 +90,7 @@ class Reader(WordReader):
                     break
                 if self._reserved() in stops:
                     break
-            if character in ";&|)":
+            if character in ";&|)" and not text.startswith("&>", self.position):
                 raise Unreadable(f"unexpected {character!r} at {self.position}")
             node = self._pipeline()
             operator = self._list_operator()

@@ -43,5 +43,6 @@ def second_opinion(text: str) -> SecondOpinion:
     if root.has_error:
         return SecondOpinion(readable=False, spans=())
     captures = QueryCursor(_COMMANDS).captures(root)
-    spans = tuple((node.start_byte, node.end_byte) for node in captures.get("command", ()))
+    # Captures come in no fixed order.
+    spans = tuple(sorted((node.start_byte, node.end_byte) for node in captures.get("command", ())))
     return SecondOpinion(readable=True, spans=spans)

@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_STEPS: Final = 20_000
+MAX_TEXT: Final = 400_000
+"""Characters of nested text and of array items that one inspection reads in all."""
 MAX_DEPTH: Final = 24
 MAX_OUTPUT: Final = 128_000
-MAX_COMMANDS: Final = 256
+MAX_COMMANDS: Final = 4_096
 
 _CODE_VARIABLES = frozenset(
     [
@@ -76,7 +78,7 @@ _CODE_VARIABLES = frozenset(
     ]
 )
 _STARTUP_VARIABLES = frozenset({"BASH_ENV", "ENV", "ZDOTDIR"})
-_KEYED = re.compile(r"\[[^\]]*\]\+?=")
+_KEYED = re.compile(r"\A\[[^\]]*\]\+?=")
 _READ_OPERATORS = frozenset({"<", "<>"})
 _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
 
@@ -99,6 +101,7 @@ class Shell:
         self.findings: dict[tuple[Category, str], Finding] = {}
         self.commands: dict[str, None] = {}
         self._steps = 0
+        self._characters = 0
         self._depth = 0
         self._muted = 0
         self._active: list[str] = []
@@ -123,6 +126,7 @@ class Shell:
 
     def run_text(self, text: str, stdin: str | None = None, *, positional: Iterable[str] | None = None) -> str:
         """Follow text that a shell would run; unreadable text with unknown parts is left to the findings."""
+        self._spend(len(text))
         self._origin(text, text)
         if (REMOTE in text or DECODED in text) and not plain(text).strip(HOLE + SOLID + "\n"):
             return HOLE
@@ -205,6 +209,11 @@ class Shell:
                 BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it"
             )
 
+    def _spend(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters > MAX_TEXT:
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command holds too much nested text to inspect")
+
     # -- scripts
 
     def script(self, items: list[Item], stdin: str | None) -> str:
@@ -229,7 +238,7 @@ class Shell:
             if output:
                 outputs.append(output)
             if state.cwds is not before:
-                self._settle_directory(before, chain_start, items, position)
+                chain_start = self._settle_directory(before, chain_start, items, position)
             elif item.operator not in ("&&", "||") and state.cwds is not chain_start and previous in ("&&", "||"):
                 state.cwds = _union(chain_start, state.cwds)
             previous = item.operator
@@ -237,15 +246,19 @@ class Shell:
 
     def _settle_directory(
         self, before: tuple[str, ...], chain_start: tuple[str, ...], items: list[Item], position: int
-    ) -> None:
-        """After a `cd`: what follows `&&` or `|| exit` runs only in the new directory, anything else maybe in both."""
+    ) -> tuple[str, ...]:
+        """After a `cd`: where what follows may run, and where it may run once the chain of `&&` and `||` is over.
+
+        What follows `&&` or `|| exit` runs only in the new directory, anything else maybe in the old one too.
+        """
         state = self.state
         item = items[position]
-        if state.errexit or item.operator == "&&":
-            return
-        if item.operator == "||" and position + 1 < len(items) and leaves(items[position + 1].node):
-            return
-        state.cwds = _union(_union(chain_start, before), state.cwds)
+        leaves_else = item.operator == "||" and position + 1 < len(items) and leaves(items[position + 1].node)
+        if state.errexit or leaves_else:
+            return state.cwds
+        if item.operator != "&&":
+            state.cwds = _union(_union(chain_start, before), state.cwds)
+        return chain_start
 
     def node(self, node: Node, stdin: str | None) -> str:
         """Follow one command of any kind."""
@@ -405,13 +418,18 @@ class Shell:
                 options = self.expander.fields(word)
                 if len(fields) * len(options) > MAX_ALTERNATIVES:
                     raise Blocked(BlockCategory.OVER_LIMIT, "an array has too many possible values to inspect")
-                fields = [left + right for left in fields for right in options]
+                if len(options) == 1:
+                    for items in fields:
+                        items.extend(options[0])
+                else:
+                    fields = [left + right for left in fields for right in options]
             values = [tuple(_KEYED.sub("", item) for item in items) for items in fields]
         else:
             parts = [] if assignment.value is None else assignment.value.parts
             values = list(self.expander.texts(parts, assignment=True))
         if assignment.append or assignment.index:
             grown = [_append(old, new) for old in state.lookup(assignment.name)[:32] for new in values[:32]]
+            self._spend(sum(map(len, grown)))
             values = [*values, *grown] if assignment.index else grown
         state.assign(assignment.name, values, certain=certain and not assignment.index)
         if assignment.name in _STARTUP_VARIABLES:
@@ -480,8 +498,8 @@ class Shell:
             return self._globbed(name, path, argv, stdin)
         raw = argv[1:]
         arguments = [plain(argument) for argument in raw]
-        if len(self.commands) < MAX_COMMANDS and not self._muted:
-            self.commands.setdefault(shown(" ".join([name, *arguments]))[:2_000])
+        if not self._muted:
+            self._record(name, arguments)
         outputs: list[str] = []
         if path in self.state.functions:
             outputs.append(self._enter_function(path, arguments, stdin))
@@ -501,6 +519,12 @@ class Shell:
         output = rule(Call(self, name, arguments, raw, stdin, path))
         outputs.append(HOLE if output is None else output)
         return outputs[0] if len(outputs) == 1 else _any_of(outputs)
+
+    def _record(self, name: str, arguments: list[str]) -> None:
+        self.commands.setdefault(shown(" ".join([name, *arguments]))[:4_000])
+        if len(self.commands) > MAX_COMMANDS:
+            # A command that is not listed could not be denied.
+            raise Blocked(BlockCategory.OVER_LIMIT, f"more than {MAX_COMMANDS} different commands in one text")
 
     def _dynamic(self, path: str, argv: list[str], stdin: str | None) -> tuple[str, bool]:
         folder, _, name = path.rpartition("/")

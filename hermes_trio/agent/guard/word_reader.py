@@ -30,9 +30,10 @@ _BRACED_RUN = re.compile(r"[^}$`'\"\\]+")
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _RESERVED = re.compile(
     r"(if|then|else|elif|fi|while|until|for|select|do|done|case|esac|function|coproc|time|in|\{|\}|\[\[|!(?=\())"
-    r"(?=[ \t\n|&;()<>]|\\\n|$|(?<=!)\()|(!)(?=[ \t\n]|\\\n)"
+    r"(?=(?:\\\n)*(?:[ \t\n|&;()<>]|\Z))|(!)(?=(?:\\\n)*[ \t\n<>])"
 )
 _PARAMETER = re.compile(r"(!?)(#?)([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!\-])")
+_CONTINUED_NAME = re.compile(r"(?:\\\n)+[A-Za-z0-9_]")
 _OPERATOR = re.compile(r":?[-=?+]|##?|%%?|/[/#%]?|\^\^?|,,?|~~?|@[A-Za-z]|:|[@*]")
 _LITERAL_QUOTE_OPERATORS = frozenset({"-", "=", "?", "+", ":-", ":=", ":?", ":+"})
 
@@ -229,7 +230,7 @@ class WordReader(ABC):
             else:
                 parts.append(Parameter(match.group(), quoted))
                 self.position = match.end()
-                if self.text.startswith("\\\n", self.position):
+                if _CONTINUED_NAME.match(self.text, self.position, self.end):
                     raise Unreadable(f"line continuation after a variable name at {self.position}")
 
     def _braced(self, *, quoted: bool) -> Part:
@@ -347,6 +348,8 @@ class WordReader(ABC):
         depth = 0
         text = self.text
         finder = _ARITHMETIC_SPECIAL
+        if text.find("))", position, self.end) < 0:
+            return None
         while True:
             match = finder.search(text, position, self.end)
             if match is None:

@@ -40,7 +40,9 @@ _CODE_FLAGS: dict[str, tuple[str, ...]] = {
 _STRING = re.compile(
     r"'''(.*?)'''|\"\"\"(.*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|`((?:[^`\\]|\\.)*)`", re.DOTALL
 )
-_PERL_QUOTE = re.compile(r"(?:\bq[qwx]?|%[xwWqQ])\s*(?:\{(.*?)\}|\((.*?)\)|\[(.*?)\]|([/|!~#])(.*?)\4)", re.DOTALL)
+_PERL_QUOTE = re.compile(
+    r"(?:\bq[qwx]?|%[xwWqQ])\s*(?:\{(.{0,500}?)\}|\((.{0,500}?)\)|\[(.{0,500}?)\]|([/|!~#])(.{0,500}?)\4)", re.DOTALL
+)
 _BARE_RUN = re.compile(r"\b(?:spawn|exec|system)\s+([^\"'();\n]+)")
 _WRITE_MODE = re.compile(r"[rb]*[wax+][wab+t]*\Z")
 _JOINED = re.compile(r"\s*[+.]?\s*\Z")
@@ -51,11 +53,11 @@ _DELETES = re.compile(
     r"rmtree|remove_tree|rm_rf|rm_r|remove_entry|rmSync|rmdirSync|rm\(|rmdir|removedirs|removeSync|rimraf|remove_dir_all|deleteDirectory|"
     r"delete_folder|recursive"
 )
-_FORK_BOMB = re.compile(
-    r"fork\s*(?:\(\s*\))?\s*while\s+fork|while\s*(?:\(?\s*(?:1|True|true)\s*\)?)?\s*[:{]?\s*(?:os\.)?fork\b"
-)
+_FORK_BOMB = re.compile(r"fork ?(?:\( ?\))? ?while fork|while ?\(? ?(?:1|True|true)? ?\)? ?[:{]? ?(?:os\.)?fork\b")
+_BLANKS = re.compile(r"\s+")
 _HOME_CALLS = re.compile(r"expanduser|Path\.home|homedir|Dir\.home|ENV\[|environ|getenv|process\.env\.HOME")
 _ENCODED = re.compile(r"[A-Za-z0-9+/_=-]{8,}\Z")
+_MAX_SED = 8_192
 _SHELL_VALUED = ("-o", "-O", "--rcfile", "--init-file", "+o", "+O")
 
 
@@ -203,7 +205,7 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
     if REMOTE in code:
         shell_walk.flag(Category.REMOTE_CODE, "runs downloaded text", excerpt)
     code = plain(code)
-    if _FORK_BOMB.search(code):
+    if "fork" in code and _FORK_BOMB.search(_BLANKS.sub(" ", code)):
         raise Blocked(BlockCategory.FORK_BOMB, "inline code starts copies of itself without end")
     literals = _literals(code)
     if any(map(is_raw_disk, literals)) and ("write" in code or any(map(_WRITE_MODE.match, literals))):
@@ -299,15 +301,13 @@ def sed(call: Call) -> str | None:
         for path in files:
             call.shell.write(path, None, call.excerpt)
     for script in scripts:
-        command = re.search(r"(?:^|[;{}\n]|\d|\$|/)\s*e\s+(\S.*)", script)
-        replaced = re.search(r"s(.)(?:(?!\1).|\\.)*\1((?:(?!\1).|\\.)*)\1[gpimI0-9]*e", script)
-        if command is not None or (replaced is not None and not replaced.group(1).isalnum()):
+        if len(script) > _MAX_SED:
+            call.flag(Category.EXEC_OPTION, "the sed script is too long to inspect")
+            continue
+        for text in _sed_commands(script):
             call.flag(Category.EXEC_OPTION, "sed is told to run another program")
             with call.shell.muted():
-                if command is not None:
-                    call.shell.run_text(command.group(1))
-                if replaced is not None:
-                    call.shell.run_text(re.sub(r"\\(.)", r"\1", replaced.group(2)))
+                call.shell.run_text(text)
         for written in re.findall(r"(?:^|[;}\n/])\s*w\s+(\S+)", script):
             call.shell.write(written, None, call.excerpt)
     if call.stdin is None:
@@ -317,6 +317,14 @@ def sed(call: Call) -> str | None:
         if literal is not None:
             return DECODED + call.stdin.replace(literal.group(2), literal.group(3))
     return HOLE + "\n" + call.stdin
+
+
+def _sed_commands(script: str) -> list[str]:
+    """The texts that a sed script hands to a shell: after its `e` command, and substitutions with the `e` flag."""
+    texts = re.findall(r"(?:^|[;{}\n]|\d|\$|/)[ \t]*e[ \t]+(\S.*)", script)
+    for match in re.finditer(r"s([^\w\s\\])(?:(?!\1)[^\\]|\\.)*\1((?:(?!\1)[^\\]|\\.)*)\1[gpimI0-9]*e", script):
+        texts.append(re.sub(r"\\(.)", r"\1", match.group(2)))
+    return texts
 
 
 def editor(call: Call) -> str | None:

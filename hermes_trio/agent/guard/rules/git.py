@@ -33,7 +33,7 @@ _DROP = re.compile(
 _TRUNCATE = re.compile(r"\btruncate\s+(?:table\s+)?[\w\"`.\[]", re.I)
 _DELETE = re.compile(r"\bdelete\s+from\s+[^;]*", re.I)
 _QUOTED_SQL = re.compile(r"'(?:[^']|'')*'")
-_COMMENTED_SQL = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_COMMENTED_SQL = re.compile(r"--[^\n]*|/\*.{0,500}?\*/", re.DOTALL)
 
 
 def git(call: Call) -> str | None:

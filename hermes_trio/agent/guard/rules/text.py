@@ -190,7 +190,7 @@ def decode_text(text: str, kind: str) -> str | None:
         return None
     try:
         if kind == "hex":
-            digits = re.sub(r"(?m)^\s*[0-9a-fA-F]{8}:|  .*$", "", text)
+            digits = re.sub(r"(?m)^[ \t]*[0-9a-fA-F]{8}:|  .*$", "", text)
             data = bytes.fromhex(re.sub(r"[^0-9a-fA-F]", "", digits))
         elif kind == "base32":
             data = base64.b32decode(compact + "=" * (-len(compact) % 8), casefold=True)

@@ -1,0 +1,171 @@
+"""Inspection is total: any text gets an answer, within bounds, and the same one each time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_trio.agent.guard import (
+    Verdict,
+    detaches,
+    exit_code_meaning,
+    inspect_command,
+    normalise,
+    simple_command_words,
+    strip_comments,
+)
+
+from .blocked_corpus import ROOT_DELETE
+from .everyday_corpus import EVERYDAY
+from .flagged_corpus import FLAGGED
+
+CORPUS = [*ROOT_DELETE.values(), *EVERYDAY, *(command for commands in FLAGGED.values() for command in commands)]
+
+# fmt: off
+FRAGMENTS = (
+    'rm', '-rf', '/', '~', '$HOME', '${x}', '${x:-/}', '$(echo', '`ls', '`', ')', '(', '{', '}', ';', '&', '&&',
+    '||', '|', '|&', '<', '>', '>>', '<<EOF', '<<-E', '<<<x', 'EOF', '\n', '\\\n', "'", '"', "$'", '$"', '\\', '#',
+    '!', '[[', ']]', '((', '))', '$((', 'if', 'then', 'else', 'fi', 'for', 'in', 'do', 'done', 'while', 'case',
+    'esac', ';;', 'f()', 'function', 'x=rm', 'x+=(a', 'x[1]=', '{a,b}', '{1..9}', '*', '?', '[a]', '@(a|b)', 'eval',
+    'sh', '-c', 'bash', 'source', '.', 'exec', 'sudo', 'env', 'xargs', 'find', '-exec', '{}', '+', '-delete', 'cat',
+    'tee', 'base64', '-d', 'python3', '-c', 'perl', '-e', 'curl', '/dev/sda', '/etc', 'kill', '-1', 'git', 'cd',
+    '..', 'time', 'coproc', 'read', '$@', '$1', '$_', '~+', '2>&1', '&>', '>(', '<(', '\t', '\x00', '\x1b[31m',
+    '\xe9', '\uff52\uff4d', '\u200b',
+)
+# fmt: on
+TOKENS = st.sampled_from(FRAGMENTS)
+
+
+def inspect(text: str) -> Verdict:
+    """Inspect as the tools do."""
+    return inspect_command(text, home="/home/dev", cwd="/home/dev/project")
+
+
+def check(text: str) -> None:
+    """Every entry point answers, and twice the same."""
+    verdict = inspect(text)
+    assert verdict == inspect(text)
+    assert verdict.clean == (verdict.blocked is None and not verdict.findings)
+    assert isinstance(verdict.description, str)
+    normalise(text)
+    strip_comments(text)
+    simple_command_words(text)
+    detaches(text)
+    exit_code_meaning(text, 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text(text: str) -> None:
+    """Random Unicode, surrogates excluded, never raises."""
+    check(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    """Random bytes, as they arrive from the operating system, never raise."""
+    check(data.decode("utf-8", "surrogateescape"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(TOKENS, st.sampled_from(["", " "])), max_size=30))
+def test_shell_like_text(pieces: list[tuple[str, str]]) -> None:
+    """Text made of shell fragments never raises."""
+    check("".join(piece + blank for piece, blank in pieces))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(CORPUS), st.integers(0, 80), st.integers(0, 4), TOKENS)
+def test_damaged_commands(command: str, position: int, removed: int, inserted: str) -> None:
+    """A real command with a piece cut out and another put in never raises."""
+    check(command[:position] + inserted + command[position + removed :])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(ROOT_DELETE.values())), st.sampled_from(EVERYDAY))
+def test_company_does_not_help(blocked: str, everyday: str) -> None:
+    """A blocked command stays blocked behind an ordinary one."""
+    assert inspect(f"{everyday}\n{blocked}").blocked is not None
+
+
+WRAPPINGS = [
+    "sudo {0}",
+    "env A=1 {0}",
+    "nohup {0}",
+    "timeout 5 {0}",
+    "({0})",
+    "{{ {0}\n}}",
+    "if true; then {0}\nfi",
+    "while false; do {0}\ndone",
+    "echo $({0}\n)",
+    'echo "$({0}\n)"',
+    "f() {{ {0}\n}}; f",
+    "bash <<'ENDOFTEXT'\n{0}\nENDOFTEXT",
+    "cat <<'ENDOFTEXT' | sh\n{0}\nENDOFTEXT",
+    "true && {{ {0}\n}}",
+    "case x in *) {0}\n;; esac",
+    "diff <({0}\n) x",
+]
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+@pytest.mark.parametrize(
+    "command", ["rm -rf /", "x=rm; $x -rf ~", "mkfs.ext4 /dev/sda", "reboot", "kill -9 -1", "cat x > /dev/sda"]
+)
+def test_wrapping_does_not_help(wrapping: str, command: str) -> None:
+    """A blocked command stays blocked inside every construct that would run it."""
+    if wrapping.startswith(("sudo", "env", "nohup", "timeout")) and ";" in command:
+        command = command.replace("x=rm; $x", "rm")
+    assert inspect(wrapping.format(command)).blocked is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 64_000,
+        "$(" * 40_000,
+        "{ " * 20_000,
+        "`" * 100_000,
+        '"$(' * 30_000,
+        "((" * 40_000,
+        "$((" * 30_000,
+        "eval " * 20_000,
+        "sudo " * 20_000,
+        "cat <<E\n" * 12_000,
+        "a|" * 40_000,
+        "x=$x$x;" * 3_000,
+        "{a,b}" * 600,
+        "while :; do " * 30 + ":" + "; done" * 30,
+        "".join(f"f{i}(){{ f{i - 1}; f{i - 1}; }};" for i in range(1, 500)) + "f499",
+        "python3 -c '" + "q{ " * 20_000 + "'",
+        "psql -c '" + "/* " * 20_000 + "'",
+        "sed '" + "s/\\\\" * 900 + "'",
+        "perl -e '" + "while " + " " * 40_000 + "'",
+        "echo " + "a " * 12_000 + "| xxd -r -p | sh",
+        "\n" * 100_000,
+        "\udcff" * 4_000,
+        "\0" * 4_000,
+    ],
+    ids=range(23),
+)
+def test_hostile_sizes(text: str) -> None:
+    """Deep, wide and long texts are answered, not chewed on."""
+    inspect(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=4_000, deadline=None)
+@given(st.lists(st.tuples(TOKENS, st.sampled_from(["", " "])), max_size=120))
+def test_shell_like_text_at_length(pieces: list[tuple[str, str]]) -> None:
+    """The same as the short fuzz, longer and more often."""
+    check("".join(piece + blank for piece, blank in pieces))
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(st.binary(min_size=1_000, max_size=8_000), st.integers(1, 100))
+def test_large_random_bytes(data: bytes, repeats: int) -> None:
+    """Texts of up to 128,000 characters and beyond are answered."""
+    inspect((data.decode("utf-8", "surrogateescape") * repeats)[:130_000])
