@@ -1,8 +1,9 @@
 """The adapter contract: what a platform must bring, and what the gateway gives to it.
 
-An `Adapter` is a `Front` of the runtime with a platform behind it. Its life has two scopes. `open()` is the outer one: whatever *sending* needs (an HTTP
-client); it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner one: *receiving*, until it is cancelled. The
-gateway supervises `run`, and may end it and start it again; a reply that was computed meanwhile goes out all the same.
+An `Adapter` is a platform behind a `Front` of the runtime, which the gateway makes for it. Its life has two scopes. `open()` is the outer one:
+whatever *sending* needs (an HTTP client); it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner
+one: *receiving*, until it is cancelled. The gateway supervises `run`, and may end it and start it again; a reply that was computed meanwhile goes out
+all the same.
 
 An adapter hands everything that comes in to `self.gateway` and never talks to a lane, a turn or the store by itself.
 """
@@ -17,7 +18,8 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import attrs
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.delivery import Front
+from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.turn import Turn
 
 from .chunking import Limit, split_text
 from .commands_text import Choice, LiteralText
@@ -207,11 +209,11 @@ class GatewayPort(Protocol):
         ...
 
 
-class Adapter(Front):
+class Adapter:
     """Subclass it for a platform: `platform`, `limit`, `run` and `send` are needed, the rest has a working default.
 
-    The prefix of typed commands is `command_prefix`. `typing_seconds` is how often `typing` must be repeated to stay visible; None means that there is no such
-    thing. With `supports_edit`, answers may be shown while they are being written (`edit`).
+    The prefix of typed commands is `command_prefix`. `typing_seconds` is how often `typing` must be repeated to stay visible; None means that there
+    is no such thing. With `supports_edit`, answers may be shown while they are being written (`edit`).
     """
 
     supports_async_delivery: ClassVar[Literal[True]] = True
@@ -223,9 +225,11 @@ class Adapter(Front):
     bot_name: str = ""
     """The name by which commands can be addressed to this bot (`/stop@name`); empty accepts every addressee."""
     interactive: bool = True
+    """Whether a person reads what is sent, and can answer an approval."""
+    platform: str = ""
 
     gateway: GatewayPort
-    """Put there by the gateway before `open` is entered."""
+    """Put there by the gateway before `run` is called."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -261,3 +265,9 @@ class Adapter(Front):
     def anchor(self, context: SessionContext) -> str:
         """The message that an answer in this context replies to; the inbound message by default (GW-194)."""
         return context.message_id
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        """Called before each turn of this platform's conversations."""
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        """Called once for each turn, after its commit."""
