@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio.tools.warden import ExitStatus, KillHow, KillReport, Stdin, Warden, open_warden
+from hermes_trio.tools.warden import ExitStatus, KillHow, KillReport, SpawnFailed, Stdin, open_warden
+from hermes_trio.tools.warden import custody as custody_module
+from hermes_trio.tools.warden import process as process_module
 from hermes_trio.tools.warden.daemon import descent
 from tests.tools.warden_witness import (
     NASTY,
@@ -170,23 +172,50 @@ async def test_kill_is_a_shield() -> None:
         assert (report.how, marked(mark)) == (KillHow.SIGTERM, [])
 
 
-async def _stop_keeper(warden: Warden, mark: str) -> None:
-    process = await warden.spawn(spec("sleep 60 & sleep 60", mark))
-    os.kill(process.keeper_pid, signal.SIGSTOP)
-
-
-async def test_a_keeper_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that stops its keeper gains nothing: the warden kills the keeper and ends the job."""
-    from hermes_trio.tools.warden import process as process_module
-
-    monkeypatch.setattr(process_module, "KEEPER_ANSWER_LIMIT", 0.2)
+@pytest.mark.parametrize("command", ["kill -STOP $PPID; sleep 60 & sleep 60", "while :; do kill -STOP $PPID; done"])
+async def test_a_command_that_stops_its_keeper(command: str) -> None:
+    """The warden continues a stopped keeper, so the job is ended like any other, however soon it tried."""
     mark = new_mark()
     with nothing_left():
         async with open_warden() as warden:
-            process = await warden.spawn(spec("kill -STOP $PPID; sleep 60 & sleep 60", mark))
+            process = await warden.spawn(spec(command, mark))
+            report = await process.kill(grace=0.1)
+            assert (report.survivors, marked(mark), process.empty) == (0, [], True)
+
+
+async def test_a_warden_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If neither keeper nor warden answers, the server kills both and ends the job itself."""
+    monkeypatch.setattr(process_module, "KEEPER_ANSWER_LIMIT", 0.2)
+    monkeypatch.setattr(process_module, "WARDEN_ANSWER_LIMIT", 0.2)
+    monkeypatch.setattr(custody_module, "KEEPER_PATIENCE", 0.2)
+    mark = new_mark()
+    with nothing_left():
+        async with open_warden() as warden:
+            process = await warden.spawn(spec("sleep 60 & sleep 60", mark))
+            assert warden.warden_pid is not None
+            os.kill(warden.warden_pid, signal.SIGSTOP)
+            os.kill(process.keeper_pid, signal.SIGSTOP)
             report = await process.kill(grace=0)
             assert (report.how, report.survivors, marked(mark)) == (KillHow.LOST, 0, [])
             assert (await process.wait()).lost
+
+
+async def test_a_start_through_a_stopped_warden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that nobody answers fails after a while, nothing runs, and the next start gets another warden."""
+    monkeypatch.setattr(process_module, "LAUNCH_LIMIT", 0.2)
+    monkeypatch.setattr(process_module, "KEEPER_ANSWER_LIMIT", 0.2)
+    monkeypatch.setattr(process_module, "WARDEN_ANSWER_LIMIT", 0.2)
+    mark = new_mark()
+    with nothing_left():
+        async with open_warden() as warden:
+            await (await warden.spawn(spec("true"))).wait_empty()
+            assert warden.warden_pid is not None
+            os.kill(warden.warden_pid, signal.SIGSTOP)
+            with pytest.raises(SpawnFailed, match=r"did not start within 0\.2 seconds"):
+                await warden.spawn(spec("sleep 60", mark))
+            assert (warden.running, marked(mark)) == (0, [])
+            monkeypatch.undo()
+            assert await (await warden.spawn(spec("exit 4"))).wait() == ExitStatus(code=4)
 
 
 def test_a_recycled_number_is_not_signalled() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, Warden, open_warden
+from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, Stdin, Warden, open_warden
 from tests.tools.warden_witness import (
     NASTY,
     appears,
@@ -156,7 +156,9 @@ async def test_a_command_that_kills_its_keeper() -> None:
     mark = new_mark()
     with nothing_left():
         async with open_warden() as warden:
-            process = await warden.spawn(spec("(trap '' TERM; setsid sleep 60) & kill -9 $PPID; sleep 60", mark))
+            command = "read go; (trap '' TERM; setsid sleep 60) & kill -9 $PPID; sleep 60"
+            process = await warden.spawn(spec(command, mark, stdin=Stdin.PIPE))
+            await process.write(b"\n")
             assert (await wait_for_loss(warden, process)).lost
             assert marked(mark) == []
 
@@ -180,7 +182,7 @@ async def test_an_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatc
     with nothing_left():
         async with open_warden() as warden:
             monkeypatch.setattr(sys, "executable", "/bin/false")
-            with pytest.raises(SpawnFailed, match="the warden died before it took the command"):
+            with pytest.raises(SpawnFailed, match="died before it took the command"):
                 await warden.spawn(spec("true"))
             monkeypatch.setattr(sys, "executable", "/no/such/python")
             with pytest.raises(SpawnFailed, match="the warden cannot be started: No such file"):

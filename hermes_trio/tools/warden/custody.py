@@ -53,8 +53,8 @@ class Custody:
     _dismissed: bool = attrs.field(init=False, default=False)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the warden has ended and nothing of it is left."""
-    dead: bool = attrs.field(init=False, default=False)
-    """The warden is known to have ended: it takes no more jobs."""
+    died: trio.Event = attrs.field(init=False, factory=trio.Event)
+    """Set when the warden takes no more jobs; it may have left something to clean up."""
 
     @classmethod
     async def begin(cls) -> "Custody":
@@ -85,7 +85,10 @@ class Custody:
         return self._process.pid
 
     async def hand_over(self, process: KeptProcess, descriptors: list[int]) -> None:
-        """Have a keeper forked for this process. Raises `NotTaken` if the warden is gone; cancelling sends nothing."""
+        """Have a keeper forked for this process. Cancelling sends nothing.
+
+        Raises `NotTaken` if the warden is gone, and `SpawnFailed` if the kernel does not pass the descriptors on.
+        """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         async with self._sending:
             self._kept[process.job] = process
@@ -93,7 +96,9 @@ class Custody:
                 await self._control.sendmsg([FRAME.pack(Kind.SPAWN, process.job, 0)], [rights])
             except OSError as error:
                 del self._kept[process.job]
-                raise NotTaken("the warden died before it took the command") from error
+                if isinstance(error, ConnectionError):
+                    raise NotTaken("the warden died before it took the command") from error
+                raise SpawnFailed(f"the warden cannot be given the streams of a process: {error.strerror}") from error
             except trio.Cancelled:
                 del self._kept[process.job]
                 raise
@@ -127,7 +132,7 @@ class Custody:
             process = self._kept.pop(job, None)
             if process is not None:
                 process.clear()
-        self.dead = True
+        self.died.set()
         with trio.move_on_after(1):
             await self._process.wait()
         self.condemn()

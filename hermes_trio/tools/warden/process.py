@@ -22,6 +22,9 @@ from hermes_trio.tools.warden.streams import OutputStream, OwnStreams
 KEEPER_ANSWER_LIMIT = 5.0
 """Seconds beyond the grace that a keeper may take to answer a kill; it reports survivors after 3."""
 
+LAUNCH_LIMIT = 30.0
+"""Seconds from handing over a command until it runs; only a slow file system takes more than a few milliseconds."""
+
 WARDEN_ANSWER_LIMIT = 2.0
 """Seconds that the warden may take to end the job of a keeper that did not answer."""
 
@@ -174,13 +177,18 @@ class KeptProcess:
             await self._send(FRAME.pack(Kind.KILL, round(grace * 1000), 0))
             await self._verdict.wait()
         if not self._verdict.is_set():
+            await self._force()
+
+    async def _force(self) -> None:
+        """End a job whose keeper does not answer: through the warden, or else through the server."""
+        with trio.CancelScope(shield=True):
             with trio.move_on_after(WARDEN_ANSWER_LIMIT):
                 await self._custodian.discard(self.job)
                 await self._verdict.wait()
-        if not self._verdict.is_set():
-            self._custodian.condemn()
-            with trio.move_on_after(LOSS_LIMIT):
-                await self._verdict.wait()
+            if not self._verdict.is_set():
+                self._custodian.condemn()
+                with trio.move_on_after(LOSS_LIMIT):
+                    await self._verdict.wait()
 
     async def _send(self, data: bytes) -> None:
         async with self._sending:
@@ -192,10 +200,13 @@ class KeptProcess:
 
     async def launch(self, plan: bytes) -> None:
         """Send the plan and wait until the command runs. Raises `SpawnFailed`. Cancelled: see `abandon`."""
-        await self._send(plan)
-        await self._launched.wait()
+        with trio.move_on_after(LAUNCH_LIMIT):
+            await self._send(plan)
+            await self._launched.wait()
         if self._failure is not None:
             raise self._failure
+        if not self._launched.is_set():
+            raise SpawnFailed(f"the command did not start within {LAUNCH_LIMIT:g} seconds")
 
     async def abandon(self) -> None:
         """Nobody will own it: the end of the link makes the keeper end whatever it may have started."""
@@ -206,7 +217,7 @@ class KeptProcess:
                 pass
             await self._empty.wait()
         if not self.empty:
-            await self.kill(0)
+            await self._force()
         await self.close_streams()
 
     async def close_streams(self) -> None:
@@ -226,7 +237,7 @@ class KeptProcess:
                 self._hear(*FRAME.unpack_from(unread))
                 unread = unread[FRAME.size :]
         if self.phase is Phase.PLANNED:
-            self._failure = NotTaken("the warden died before it took the command")
+            self._failure = NotTaken("the warden, or the keeper, died before it took the command")
         elif self.phase is not Phase.EMPTY:
             self._lose()
             await self._cleared.wait()

@@ -29,8 +29,11 @@ CLOSE_GRACE = 2.0
 DISMISS_LIMIT = 5.0
 """Seconds that a warden without jobs may take to end."""
 
-ABANDON_LIMIT = 25.0
+ABANDON_LIMIT = 20.0
 """Seconds that a `spawn` which failed or was cancelled may take to see the end of what it had begun."""
+
+DEATH_LIMIT = 2.0
+"""Seconds within which a warden that did not take a command is known to be dead, if it is."""
 
 ATTEMPTS = 3
 """How many wardens may die before they take a command until the command is refused."""
@@ -78,7 +81,7 @@ class Warden:
     @property
     def warden_pid(self) -> int | None:
         """The process number of the warden, if one is running."""
-        return None if self._custody is None or self._custody.dead else self._custody.pid
+        return None if self._custody is None or self._custody.died.is_set() else self._custody.pid
 
     async def spawn(self, spec: ProcessSpec) -> KeptProcess:
         """Start a command and return once it runs (its `exec` has happened).
@@ -129,18 +132,25 @@ class Warden:
                 await custody.hand_over(process, [other.fileno(), *descriptors])
             await process.launch(plan)
         except BaseException as error:
-            if isinstance(error, NotTaken):
-                custody.dead = True
             with trio.move_on_after(ABANDON_LIMIT, shield=True):
                 await process.abandon()
+                if isinstance(error, NotTaken):
+                    await self._confirm_death(custody)
             raise
         return process
+
+    async def _confirm_death(self, custody: Custody) -> None:
+        """A command that was not taken may be tried again, but not with the same warden."""
+        with trio.move_on_after(DEATH_LIMIT):
+            await custody.died.wait()
+        if not custody.died.is_set():
+            raise SpawnFailed("the keeper of the command ended before it could begin; the warden lives")
 
     async def _ready_custody(self) -> Custody:
         async with self._starting:
             if self._closing.is_set():
                 raise WardenClosed("the warden is closing: no process can be started any more")
-            if self._custody is None or self._custody.dead:
+            if self._custody is None or self._custody.died.is_set():
                 with trio.CancelScope(shield=True):
                     self._custody = await Custody.begin()
                     self._attend(self._custody.attend)
@@ -233,8 +243,10 @@ _subreaper_scopes = 0
 @contextlib.contextmanager
 def _subreaper() -> Generator[None]:
     global _subreaper_scopes
-    was_already = prctl.is_subreaper() and _subreaper_scopes == 0
-    _subreaper_scopes += 2 if was_already else 1
+    if _subreaper_scopes == 0 and prctl.is_subreaper():
+        # Somebody else made it one: counted as a scope that never ends.
+        _subreaper_scopes += 1
+    _subreaper_scopes += 1
     prctl.become_subreaper()
     try:
         yield

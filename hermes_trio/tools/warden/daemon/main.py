@@ -112,9 +112,13 @@ class Warden:
     def _reap(self) -> None:
         try:
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
                 if pid == 0:
                     return
+                if os.WIFSTOPPED(status):
+                    # A command may well stop the process that keeps it, but not for long.
+                    os.kill(pid, signal.SIGCONT)
+                    continue
                 job = self._keepers.pop(pid, None)
                 if job is not None and status == 0:
                     self._tell(Kind.CLOSED, job)
