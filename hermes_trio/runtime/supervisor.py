@@ -173,6 +173,14 @@ class Job:
         return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
 
 
+@attrs.define(eq=False)
+class _Session:
+    """The live jobs of one session, and their node."""
+
+    node: Node
+    jobs: dict[str, Job] = attrs.Factory(dict[str, Job])
+
+
 class Supervisor:
     """Owns every job. Opened by the runtime around everything that can start one."""
 
@@ -180,7 +188,7 @@ class Supervisor:
         self._core = core
         self._nursery: trio.Nursery | None = None
         self._jobs: dict[str, Job] = {}
-        self._sessions: dict[str, Node] = {}
+        self._sessions: dict[str, _Session] = {}
         self.node: Node = core.tree.root.open("supervisor", "supervisor")
 
     @asynccontextmanager
@@ -200,7 +208,10 @@ class Supervisor:
 
     def jobs(self, session_id: str | None = None) -> list[Job]:
         """The live jobs, of one session or of all, oldest first."""
-        return [job for job in self._jobs.values() if session_id is None or job.context.session_id == session_id]
+        if session_id is None:
+            return list(self._jobs.values())
+        session = self._sessions.get(session_id)
+        return [] if session is None else list(session.jobs.values())
 
     def find(self, job_id: str, *, session_id: str) -> Job:
         """A live job of this session, else `UnknownJob`: a session sees only its own."""
@@ -251,15 +262,20 @@ class Supervisor:
             raise Draining()
         if len(self._jobs) >= core.settings.max_jobs:
             raise JobRefused(f"{len(self._jobs)} jobs are running, which is the limit; stop some first")
-        if len(self.jobs(session_id)) >= core.settings.max_jobs_per_session:
+        session = self._sessions.get(session_id)
+        if session is not None and len(session.jobs) >= core.settings.max_jobs_per_session:
             raise JobRefused(
                 f"this session already runs {core.settings.max_jobs_per_session} jobs, which is the limit; wait for one or stop one"
             )
         owner.allowance.spend("jobs")
         id = spec.id or core.ids.make("job_", 12)
-        node = self._session_node(owner.context).open(spec.kind, id, name=spec.title[:200])
+        if session is None:
+            session = self._sessions[session_id] = _Session(
+                self.node.open("session", session_id or "(none)", owner=owner.context.session_key)
+            )
+        node = session.node.open(spec.kind, id, name=spec.title[:200])
         job = Job(core, spec, owner, channel, node, id)
-        self._jobs[id] = job
+        self._jobs[id] = session.jobs[id] = job
         owner.root.jobs += 1
         owner.root.watched += channel is not None
         core.roots.keep(owner.root)
@@ -271,13 +287,6 @@ class Supervisor:
             job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
             raise
         return job
-
-    def _session_node(self, context: SessionContext) -> Node:
-        node = self._sessions.get(context.session_id)
-        if node is None:
-            node = self.node.open("session", context.session_id or "(none)", owner=context.session_key)
-            self._sessions[context.session_id] = node
-        return node
 
     async def _live(self, job: Job) -> None:
         """The whole life of a job."""
@@ -385,9 +394,10 @@ class Supervisor:
         if not job.state.terminal:
             job.state = JobState.FAILED
         job.node.close("cancelled" if job.cause is not None else job.state.value)
-        node = self._sessions[job.context.session_id]
-        if not node.children:
-            node.close()
+        session = self._sessions[job.context.session_id]
+        del session.jobs[job.id]
+        if not session.jobs:
+            session.node.close()
             del self._sessions[job.context.session_id]
         root = job.owner.root
         root.jobs -= 1
