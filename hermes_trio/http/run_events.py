@@ -27,6 +27,10 @@ __all__ = ["TERMINAL", "follow", "parse_event_id"]
 TERMINAL: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 SETTLED: Final = "run.settled"
 PAGE: Final = 500
+COMMIT_SECONDS: Final = 0.1
+COMMIT_TRIES: Final = 3
+"""Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
+
 _ID: Final = re.compile(r"^(?P<epoch>[0-9a-f]{1,32})-(?P<number>[0-9]{1,15})$")
 
 
@@ -75,6 +79,10 @@ class _Reader:
             for row in rows:
                 if before is not None and row.number >= before:
                     return
+                if row.number != self.number + 1:
+                    if before is not None:
+                        return
+                    self.resync("gap")
                 self.put(row.epoch, row.number, row.event)
             if self._writer.is_full:
                 await self._writer.flush()
@@ -92,7 +100,8 @@ class _Reader:
             batch: list[LogEvent | Gap] | None = None
             if cursor.after >= log.last:
                 await self._writer.flush()
-                if (run.ended.is_set() and not self._until_settled) or log.closed:
+                over = (run.ended.is_set() and not self._until_settled) or log.closed
+                if over and cursor.after >= log.last:
                     return
             with trio.move_on_after(HEARTBEAT_SECONDS):
                 batch = await cursor.read()
@@ -110,7 +119,12 @@ class _Reader:
             await self._writer.flush()
 
     async def _close_gap(self, oldest: int) -> None:
-        await self.read_stored(before=oldest)
+        """Read what the memory has dropped from the store, to which it may still be on its way."""
+        for _ in range(COMMIT_TRIES):
+            await self.read_stored(before=oldest)
+            if self.done or self.number + 1 >= oldest:
+                return
+            await trio.sleep(COMMIT_SECONDS)
         if self.number + 1 < oldest:
             self.resync("gap")
             self.number = oldest - 1

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import h11
 import httpx2
 import trio
 
@@ -70,11 +71,30 @@ class Gateway:
         return answer.json()
 
     @asynccontextmanager
-    async def events(self, path: str, **more: Any) -> AsyncIterator[Events]:
-        """An open event stream."""
-        method = more.pop("method", "GET")
-        async with self.http.stream(method, path, **more) as response:
-            yield Events(response)
+    async def events(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        json: Any = None,
+        headers: dict[str, str] | None = None,
+        params: dict[str, str] | None = None,
+    ) -> AsyncIterator[Events]:
+        """An open event stream, on a connection of its own. Leaving the block is leaving the server."""
+        request = self.http.build_request(method, path, json=json, headers=headers, params=params)
+        stream = await trio.open_tcp_stream("127.0.0.1", request.url.port or 80)
+        async with stream:
+            connection = h11.Connection(h11.CLIENT)
+            head = h11.Request(method=method, target=request.url.raw_path, headers=request.headers.raw)
+            body = await request.aread()
+            await stream.send_all(
+                (connection.send(head) or b"")
+                + (connection.send(h11.Data(data=body)) or b"" if body else b"")
+                + (connection.send(h11.EndOfMessage()) or b"")
+            )
+            events = Events(stream, connection)
+            await events.open()
+            yield events
 
 
 @attrs.frozen
@@ -87,18 +107,48 @@ class Event:
     comment: str = ""
 
 
+class StreamHead:
+    """Status and headers of a stream."""
+
+    def __init__(self, response: h11.Response) -> None:
+        self.status_code = response.status_code
+        self.headers = httpx2.Headers(list(response.headers))
+
+
 class Events:
     """Reads a stream event by event."""
 
-    def __init__(self, response: httpx2.Response) -> None:
-        self.response = response
-        self._lines = response.aiter_lines()
+    def __init__(self, stream: trio.SocketStream, connection: h11.Connection) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._text = ""
+        self._over = False
+        self.response: StreamHead
+
+    async def _pull(self) -> Any:
+        while (event := self._connection.next_event()) is h11.NEED_DATA:
+            self._connection.receive_data(await self._stream.receive_some())
+        return event
+
+    async def open(self) -> None:
+        """Read the head."""
+        self.response = StreamHead(await self._pull())
+
+    async def _line(self) -> str | None:
+        while "\n" not in self._text and not self._over:
+            event = await self._pull()
+            if isinstance(event, h11.Data):
+                self._text += bytes(event.data).decode()
+            else:
+                self._over = True
+        line, newline, self._text = self._text.partition("\n")
+        return line if newline or line else None
 
     async def next(self) -> Event | None:
         """The next event or comment, or None at the end."""
         data: list[str] = []
         id = name = ""
-        async for line in self._lines:
+        while (line := await self._line()) is not None:
             if line.startswith(":"):
                 return Event(comment=line[1:].strip())
             if not line:
