@@ -62,6 +62,27 @@ async def test_a_process_that_cleans_up() -> None:
         await read_until(process, b"cleaned\n")
 
 
+async def test_cleaning_up_with_other_programs() -> None:
+    """What a process starts after SIGTERM, in order to clean up, is left alone within the grace."""
+    async with open_warden() as warden:
+        process = await warden.spawn(
+            spec("trap 'sleep 0.3 && echo cleaned; exit 9' TERM; echo ready; while :; do sleep 0.01; done")
+        )
+        await read_until(process, b"ready\n")
+        assert (await process.kill(grace=30)).how is KillHow.SIGTERM
+        await read_until(process, b"cleaned\n")
+        assert await process.wait() == ExitStatus(code=9)
+
+
+async def test_forks_during_a_kill() -> None:
+    """A process that is being forked while the others are told to end is told, too, and nobody waits out the grace."""
+    async with open_warden() as warden:
+        for _ in range(20):
+            process = await warden.spawn(spec("sleep 60 & (sleep 60 &) ; sleep 60"))
+            assert (await process.kill(grace=20)).how is KillHow.SIGTERM
+            await process.aclose()
+
+
 async def test_no_grace() -> None:
     """With a grace of 0 there is no SIGTERM at all."""
     async with open_warden() as warden:

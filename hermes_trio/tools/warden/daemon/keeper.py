@@ -19,8 +19,9 @@ import oom
 import prctl
 from wire import ABANDONED_GRACE, FRAME, Kind, Means, Plan, Stage, Streams
 
-TERM_PASSES = 5
-"""How often the tree is looked at again for processes that were forked while the others were being told to end."""
+SEARCH_TIME, SEARCH_PAUSE = 0.2, 0.02
+"""For so many seconds after an order to end, and so often in them, the tree is looked at for processes that were missed
+because they were being forked or changed their parent; later, only when a child has ended."""
 
 KILL_LIMIT = 3.0
 """Seconds of SIGKILL after which what is left is reported: it is not ours to signal, or stuck in the kernel."""
@@ -103,9 +104,12 @@ class Keeper:
         self._link = link
         self._life = life
         self._wake = wake
+        self._command = 0
         self._heard = b""
         self._served = True
         self._means = Means.NONE
+        self._told: set[tuple[int, int]] = set()
+        self._search_ends = 0.0
         self._grace_ends: float | None = None
         self._killing_since: float | None = None
         self._pause = FIRST_PAUSE
@@ -123,7 +127,8 @@ class Keeper:
         poll = select.poll()
         for descriptor in (self._link, self._life, self._wake):
             poll.register(descriptor, select.POLLIN)
-        while self._reap(command):
+        self._command = command
+        while self._reap():
             if not self._press():
                 return
             for descriptor, _ in poll.poll(self._patience()):
@@ -139,17 +144,20 @@ class Keeper:
                     self._end(ABANDONED_GRACE)
         self.tell(Kind.EMPTY, self._means)
 
-    def _reap(self, command: int) -> bool:
+    def _reap(self) -> bool:
         """Take every ended child; False when none is left, ended or not."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return True
-                if pid == command and os.WIFSIGNALED(status):
-                    self.tell(Kind.EXITED, -1, os.WTERMSIG(status))
-                elif pid == command:
-                    self.tell(Kind.EXITED, os.WEXITSTATUS(status), 0)
+                if pid == self._command:
+                    # Its number may come back, as that of another descendant.
+                    self._command = 0
+                    if os.WIFSIGNALED(status):
+                        self.tell(Kind.EXITED, -1, os.WTERMSIG(status))
+                    else:
+                        self.tell(Kind.EXITED, os.WEXITSTATUS(status), 0)
         except ChildProcessError:
             return False
 
@@ -172,30 +180,33 @@ class Keeper:
         ends = time.monotonic() + grace
         if self._grace_ends is None:
             self._grace_ends = ends
-            if grace > 0:
-                self._terminate()
+            self._search_ends = time.monotonic() + SEARCH_TIME
         else:
             self._grace_ends = min(self._grace_ends, ends)
         self._survivors_told = False
 
     def _terminate(self) -> None:
-        told: set[tuple[int, int]] = set()
-        for _ in range(TERM_PASSES):
-            found = descent.descendants(self._pid)
-            fresh = [one for one in found if one.alive and (one.pid, one.started) not in told]
-            if not fresh:
-                return
+        """SIGTERM to everybody who has not been told.
+
+        Spared is what a process that was told starts in order to clean up: it has a living parent that knows.
+        """
+        found = [one for one in descent.descendants(self._pid) if one.alive]
+        informed = {one.pid for one in found if (one.pid, one.started) in self._told}
+        fresh = [one for one in found if one.pid not in informed and one.parent not in informed]
+        for one in fresh:
             self._means = max(self._means, Means.SIGTERM)
-            for one in fresh:
-                told.add((one.pid, one.started))
-                descent.send(one, signal.SIGTERM)
-                # A stopped process would only hear SIGTERM once somebody continues it.
-                descent.send(one, signal.SIGCONT)
+            self._told.add((one.pid, one.started))
+            descent.send(one, signal.SIGTERM)
+            # A stopped process would only hear SIGTERM once somebody continues it.
+            descent.send(one, signal.SIGCONT)
 
     def _press(self) -> bool:
-        """A round of SIGKILL, if the grace is over; False when there is no point in going on."""
+        """What is due: nothing, SIGTERM, or a round of SIGKILL; False when there is no point in going on."""
         now = time.monotonic()
-        if self._grace_ends is None or now < self._grace_ends:
+        if self._grace_ends is None:
+            return True
+        if now < self._grace_ends:
+            self._terminate()
             return True
         if self._killing_since is None:
             self._killing_since = now
@@ -212,8 +223,10 @@ class Keeper:
         """Milliseconds until there is something to do although nothing happened."""
         if self._grace_ends is None:
             return None
+        now = time.monotonic()
         if self._killing_since is None:
-            return max(0.0, self._grace_ends - time.monotonic()) * 1000 + 1
+            pause = max(0.0, self._grace_ends - now) + 0.001
+            return 1000 * (min(pause, SEARCH_PAUSE) if now < self._search_ends else pause)
         pause, self._pause = self._pause, min(self._pause * 2, LAST_PAUSE)
         return pause * 1000
 
