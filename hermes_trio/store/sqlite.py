@@ -167,21 +167,18 @@ async def open_store(
         store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
         looks_after_itself = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(writer.run, name="store writer")
-                try:
-                    async with trio.open_nursery() as keepers:
-                        if looks_after_itself:
-                            keepers.start_soon(_look_after, store, sleep, name="store maintenance")
-                        try:
-                            yield store
-                        except Exception as error:
-                            failure = error
-                        keepers.cancel_scope.cancel()
-                finally:
-                    writer.close()
-        finally:
-            await worker.close()
+        async with worker, trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run, name="store writer")
+            try:
+                async with trio.open_nursery() as keepers:
+                    if looks_after_itself:
+                        keepers.start_soon(_look_after, store, sleep, name="store maintenance")
+                    try:
+                        yield store
+                    except Exception as error:
+                        failure = error
+                    keepers.cancel_scope.cancel()
+            finally:
+                writer.close()
         if failure is not None:
             raise failure

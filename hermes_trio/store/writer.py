@@ -61,7 +61,9 @@ class Worker(Protocol):
         """Run `work` to its end, whatever happens to the caller's scope; return its value or raise its error."""
         ...
 
-    async def close(self) -> None: ...
+    async def __aenter__(self) -> Worker: ...
+
+    async def __aexit__(self, *failure: object) -> None: ...
 
 
 @attrs.define(eq=False)
@@ -85,12 +87,23 @@ class WriterStatistics:
 
 
 class ThreadWorker:
-    """One thread of the store's own, daemonic so that a program that dies in the middle does not wait for it."""
+    """One thread of the store's own, for the body of the `async with`; on the way out it has ended.
+
+    It is daemonic, so that a program that dies in the middle does not wait for it.
+    """
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    async def __aenter__(self) -> ThreadWorker:
         self._thread.start()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._work.put(None)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._thread.join)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -111,22 +124,19 @@ class ThreadWorker:
         self._work.put(hop)
         return cast(T, await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED))
 
-    async def close(self) -> None:
-        """End the thread and wait until it has ended."""
-        self._work.put(None)
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._thread.join)
-
 
 class InlineWorker:
     """No thread: everything on the loop. For virtual time, property tests and databases in memory."""
 
+    async def __aenter__(self) -> InlineWorker:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        return None
+
     async def call(self, work: Callable[[], T], /) -> T:
         """Run `work` here and now."""
         return work()
-
-    async def close(self) -> None:
-        """Nothing to end."""
 
 
 class Writer:

@@ -18,7 +18,7 @@ from hermes_trio.store import open_store
 from hermes_trio.store.files import connect_reader
 from hermes_trio.store.rows import Database, many
 
-KILLS = int(os.environ.get("HERMES_TRIO_KILLS", "100"))
+KILLS = int(os.environ.get("KILLS", "100"))
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,7 +17,7 @@ from hermes_trio.store.files import connect_reader
 from .conftest import Clock
 from .turns import context, finish, job, message, run, start
 
-SESSIONS = int(os.environ.get("HERMES_TRIO_GROWTH_SESSIONS", "100000"))
+SESSIONS = int(os.environ.get("SESSIONS", "100000"))
 ALLOWED = 2 * 1024 * 1024
 DAY = 86_400.0
 TEXT = (
@@ -151,7 +151,7 @@ async def test_a_small_store_shrinks_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_large_store_shrinks_back(tmp_path: Path) -> None:
-    """100,000 sessions of every kind (or as many as HERMES_TRIO_GROWTH_SESSIONS says) leave at most 2 MiB."""
+    """100,000 sessions of every kind (or as many as SESSIONS says) leave at most 2 MiB."""
     empty, full, after = await grow_and_shrink(tmp_path, SESSIONS)
 
     assert full > 100 * empty

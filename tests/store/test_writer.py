@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import apsw
@@ -44,9 +45,10 @@ def numbers(db: Database) -> list[int]:
 
 
 @pytest.fixture(params=["inline", "threaded"])
-def worker(request: pytest.FixtureRequest) -> Worker:
+async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     """Both places where blocking work may run."""
-    return ThreadWorker("test store") if request.param == "threaded" else InlineWorker()
+    async with ThreadWorker("test store") if request.param == "threaded" else InlineWorker() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -71,7 +73,6 @@ async def test_concurrent_callers_share_commits(db: Database, worker: Worker) ->
             assert results == []
             outer.start_soon(writer.run)
         writer.close()
-    await worker.close()
 
     assert sorted(results) == list(range(100))
     assert numbers(db) == list(range(100))
@@ -106,7 +107,6 @@ async def test_a_failing_verb_takes_nothing_else_with_it(db: Database, worker: W
             await trio.testing.wait_all_tasks_blocked()
             outer.start_soon(writer.run)
         writer.close()
-    await worker.close()
 
     assert numbers(db) == [0, 3]
     assert {type(error) for error in errors} == {ValueError, StoreError}
@@ -127,7 +127,6 @@ async def test_a_verb_in_the_queue_runs_although_its_caller_left(db: Database, w
             await writer.submit(put, 2)
         outer.start_soon(writer.run)
         writer.close()
-    await worker.close()
 
     assert late.cancelled_caught
     assert numbers(db) == [1]
@@ -145,7 +144,6 @@ async def test_closing_writes_what_is_queued_and_refuses_the_rest(db: Database, 
     with pytest.raises(StoreClosed, match=r"w\.db"):
         await writer.submit(put, 2)
     writer.post(put, 3)
-    await worker.close()
 
     assert numbers(db) == [1]
 
@@ -166,7 +164,6 @@ async def test_heavy_and_bare_verbs_keep_their_place(db: Database, worker: Worke
         assert await writer.submit(outside, weight=Weight.BARE) is False
         assert await writer.submit(outside, weight=Weight.HEAVY) is True
         writer.close()
-    await worker.close()
 
     assert numbers(db) == [1, 4]
 
@@ -184,7 +181,6 @@ async def test_a_full_queue_makes_callers_wait(db: Database, worker: Worker, mon
             assert writer.statistics().waiting == 4
             outer.start_soon(writer.run)
         writer.close()
-    await worker.close()
 
     assert numbers(db) == list(range(20))
 
@@ -223,7 +219,6 @@ async def test_a_failed_commit_fails_all_of_its_callers(db: Database, worker: Wo
             outer.start_soon(writer.run)
         await writer.submit(put, 9)
         writer.close()
-    await worker.close()
 
     assert failures == ["StoreFull"] * 3
     assert numbers(db) == [9]
@@ -276,18 +271,20 @@ async def test_an_error_of_the_body_comes_out_unwrapped(tmp_path: Path, runner: 
 async def test_a_cancelled_store_still_writes_what_it_was_given(tmp_path: Path, runner: Runner) -> None:
     """Cancelling everything around an open store loses nothing that was in its queue."""
     called = 0
+    everybody = trio.Event()
     with trio.CancelScope() as scope:
         async with open_store(tmp_path / "s.db", runner=runner) as store, trio.open_nursery() as nursery:
 
             async def note(number: int) -> None:
                 nonlocal called
                 called += 1
+                if called == 50:
+                    everybody.set()
                 await store.set_meta(str(number), "x")
 
             for number in range(50):
                 nursery.start_soon(note, number)
-            while called < 50:
-                await trio.lowlevel.checkpoint()
+            await everybody.wait()
             scope.cancel()
 
     assert scope.cancelled_caught
