@@ -58,16 +58,20 @@ RunChild = Callable[..., Awaitable[Outcome]]
 
 
 class Delegation:
-    """Makes the tool. `inherit` is told of each child's context before it runs, so that it can start in its parent's directory."""
+    """Makes the tool. `inherit` is told of each child's context before it runs, so that it can start in its parent's directory; `forget` of each child's
+    session when it has ended.
+    """
 
     def __init__(
         self,
         settings: DelegationSettings | None = None,
         *,
         inherit: Callable[[SessionContext, SessionContext], None] | None = None,
+        forget: Callable[[str], None] | None = None,
     ) -> None:
         self.settings: DelegationSettings = DelegationSettings() if settings is None else settings
         self._inherit = inherit
+        self._forget = forget
         self._background = 0
         self._function = FunctionTool(self.delegate_task)
 
@@ -189,6 +193,11 @@ class Delegation:
         if self._inherit is not None:
             self._inherit(parent, child)
 
+    def forget(self, session_id: str) -> None:
+        """A child's session is over."""
+        if self._forget is not None:
+            self._forget(session_id)
+
 
 def _batch_of(goal: str, context: str, tasks: list[Task] | str | None, role: str) -> list[Task] | str:
     """The tasks, or what is wrong with them."""
@@ -230,6 +239,7 @@ class _Batch:
 
         async def remember(outcome: Outcome) -> None:
             ended.append(outcome)
+            self._delegation.forget(outcome.session_id)
 
         def inherit(context: SessionContext) -> None:
             self._delegation.inherit(self._parent, context)

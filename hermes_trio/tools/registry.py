@@ -15,7 +15,7 @@ from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import Tool, error_result
 from hermes_trio.runtime.turn import Turn
 
-__all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "tool"]
+__all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "schema_of", "tool"]
 
 SUBAGENT_KEY: Final = "subagent"
 """Where a child turn's input says that it is one: `{"role": …, "depth": …}`."""
@@ -35,7 +35,7 @@ class FunctionTool:
         self._arguments = _arguments_of(function, name or function.__name__)
         described = description or inspect.getdoc(function) or ""
         self._spec = ToolSpec(
-            name=name or function.__name__, description=described.strip(), parameters=_schema_of(self._arguments)
+            name=name or function.__name__, description=described.strip(), parameters=schema_of(self._arguments)
         )
 
     @property
@@ -98,7 +98,8 @@ def _arguments_of(function: Callable[..., Any], name: str) -> type[msgspec.Struc
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
 
 
-def _schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of a tool's arguments."""
     (_,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     own = dict(components.pop(arguments.__name__))
     own.pop("title", None)

@@ -1,0 +1,65 @@
+"""Where a tool is used: in a turn, or by a program that has a Runtime open. Says whose work it is and whether its end can be told later."""
+
+from __future__ import annotations
+
+import attrs
+
+from hermes_trio.runtime.channel import CompletionChannel
+from hermes_trio.runtime.context import SessionContext, current_context
+from hermes_trio.runtime.core import SUBAGENT, Core
+from hermes_trio.runtime.runtime import current_runtime
+from hermes_trio.runtime.turn import DeliveringTurn, Owner, Turn
+
+__all__ = ["Place"]
+
+STATELESS: str = (
+    "this interface cannot deliver anything after the turn: the process runs, but nobody will be told of it;"
+    " look at it with process(action='poll')"
+)
+CHILD: str = (
+    "a child's processes end with the child, so nobody would be left to be told; wait for it with process(action='wait'),"
+    " or look at it with process(action='poll')"
+)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Place:
+    """`channel` is what a promise needs; without one, `unsupported` says why and what to do instead."""
+
+    core: Core
+    owner: Owner
+    turn: Turn | None = None
+    channel: CompletionChannel | None = None
+    unsupported: str = ""
+
+    @property
+    def context(self) -> SessionContext:
+        """The session that everything started here belongs to."""
+        return self.owner.context
+
+    @property
+    def session_id(self) -> str:
+        """The id of that session."""
+        return self.owner.context.session_id
+
+    @classmethod
+    def of(cls, turn: Turn | None) -> Place:
+        """The place of a turn; outside any, that of the open Runtime, whose own channel carries what is promised. Raises `NoRuntime`."""
+        if turn is None:
+            return cls._in_program()
+        if turn.plan.source == SUBAGENT:
+            return cls(core=turn.core, owner=turn.owner, turn=turn, unsupported=CHILD)
+        if isinstance(turn, DeliveringTurn):
+            return cls(core=turn.core, owner=turn.owner, turn=turn, channel=turn.channel)
+        return cls(core=turn.core, owner=turn.owner, turn=turn, unsupported=STATELESS)
+
+    @classmethod
+    def _in_program(cls) -> Place:
+        runtime = current_runtime()
+        context = current_context()
+        if context is not None and context.session_id:
+            if not context.session_key:
+                context = attrs.evolve(context, session_key=context.session_id)
+        else:
+            context = None
+        return cls(core=runtime.core, owner=runtime.owner(context), channel=runtime.channel)

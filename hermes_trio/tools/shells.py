@@ -1,0 +1,315 @@
+"""What a session's shell remembers between two commands: its directory, its variables, its functions and aliases.
+
+`Shells` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
+the state and writes what became of it into a private file of its own; the change, not the whole, is then merged, so commands that run side by side do not
+undo each other. State is forgotten when it was idle for long or there are too many sessions, never while a command holds a lease on it (H29).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, final
+
+import attrs
+
+from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
+from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE
+
+__all__ = ["Lease", "Shell", "Shells", "base_environment", "open_shells"]
+
+BASHES: Final = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+
+MAX_SESSIONS: Final = 4096
+IDLE_SECONDS: Final = 24 * 3600.0
+
+MAX_STATE: Final = 256 * 1024
+"""Bytes of variables, and of definitions, that a session may leave behind; beyond it a command changes nothing."""
+
+PASSED_ON: Final = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)
+"""What of the server's environment a command gets; everything else, the server's keys above all, stays with the server."""
+
+_OURS: Final = frozenset({*ENVIRONMENT_NAMES, TOKEN_VARIABLE, "PWD", "SHLVL", "_", "BASH_EXECUTION_STRING"})
+"""Never remembered: identity comes from the turn, the rest belongs to each shell."""
+
+_END: Final = "#"
+"""The last record of a state file; without it the shell was cut off while it wrote, and nothing is taken from it."""
+
+# `trap` is a function so that a command's own EXIT handler runs after ours instead of replacing it. Everything is kept in the main shell only
+# (BASHPID is $$), also after `exit`, after `set -e` ended the shell, with `set -u` and with noclobber.
+_KEEPING: Final = r"""
+__hermes_file=$1 __hermes_text=$3
+shopt -s expand_aliases
+[[ -n $2 ]] && . "$2" 2>/dev/null
+set --
+__hermes_status() { return "$1"; }
+__hermes_keep() {
+  [[ $BASHPID == "$$" ]] || return 0
+  local IFS=$'\n' __hermes_name
+  {
+    builtin printf '%s\0' "$(builtin pwd)"
+    for __hermes_name in $(builtin compgen -e); do builtin printf '%s=%s\0' "$__hermes_name" "${!__hermes_name-}"; done
+    builtin printf '#\0'
+  } >| "$__hermes_file.env"
+  ( builtin unset -f trap __hermes_keep __hermes_status; builtin declare -f; builtin declare -Fx; builtin alias -p ) >| "$__hermes_file.def"
+} 2>/dev/null
+__hermes_first='__hermes_code=$?; set +eu; __hermes_keep; __hermes_status "$__hermes_code"'
+builtin trap "$__hermes_first" EXIT
+trap() {
+  builtin trap "$@"
+  local __hermes_result=$? __hermes_now
+  if [[ $BASHPID == "$$" ]]; then
+    __hermes_now=$(builtin trap -p EXIT)
+    if [[ $__hermes_now != *__hermes_keep* ]]; then
+      eval "set -- $__hermes_now"
+      builtin trap "$__hermes_first"$'\n'"${3-}" EXIT
+    fi
+  fi
+  return "$__hermes_result"
+}
+eval "$__hermes_text"
+"""
+
+_USING: Final = r"""
+__hermes_text=$2
+shopt -s expand_aliases
+[[ -n $1 ]] && . "$1" 2>/dev/null
+set --
+eval "$__hermes_text"
+"""
+
+
+def base_environment(server: Mapping[str, str], passed_on: Sequence[str] = ()) -> dict[str, str]:
+    """The environment that every command starts from: an allow-list of the server's, and what `passed_on` (names or globs) adds to it."""
+    allowed = (*PASSED_ON, *passed_on)
+    found = {name: value for name, value in server.items() if any(fnmatchcase(name, glob) for glob in allowed)}
+    found.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    found.setdefault("HOME", str(Path("~").expanduser()))
+    found.setdefault("LANG", "C.UTF-8")
+    for name in _OURS:
+        found.pop(name, None)
+    return found
+
+
+@attrs.define(eq=False)
+class Shell:
+    """One session's state. `changes` are the variables that differ from the base environment; None for one that was removed."""
+
+    cwd: str
+    changes: dict[str, str | None] = attrs.Factory(dict[str, "str | None"])
+    definitions: bytes = b""
+    leases: int = 0
+    used_at: float = 0.0
+
+
+@final
+@attrs.define(eq=False)
+class Lease:
+    """A session's state in the hands of one command: what it starts with, and where it leaves what became of it."""
+
+    _shells: Shells
+    _shell: Shell
+    cwd: str
+    environment: dict[str, str]
+    _definitions: bytes
+    _file: Path | None = None
+
+    def argv(self, command: str, *, keep: bool) -> tuple[str, ...]:
+        """How to run `command` with this state. With `keep` the shell writes down what it changes, for `take_back`."""
+        bash = self._shells.bash
+        if bash is None:
+            return ("/bin/sh", "-c", command)
+        options = ("-l",) if self._shells.login else ("--noprofile", "--norc")
+        file = self._file = self._shells.new_file()
+        before = ""
+        if self._definitions:
+            before = f"{file}.before"
+            Path(before).write_bytes(self._definitions)
+        if keep:
+            return (bash, *options, "-c", _KEEPING, "bash", str(file), before, command)
+        return (bash, *options, "-c", _USING, "bash", before, command)
+
+    def take_back(self) -> None:
+        """Merge what the command changed into the session. Nothing is changed if it could not, or was not asked to, write it down."""
+        if self._file is None:
+            return
+        records = _read(Path(f"{self._file}.env")).decode("utf-8", "surrogateescape").split("\0")
+        if records[-2:] != [_END, ""]:
+            return
+        shell = self._shell
+        if records[0] != self.cwd and records[0].startswith("/"):
+            shell.cwd = records[0]
+        after = dict(record.split("=", 1) for record in records[1:-2] if "=" in record)
+        self._merge_variables(after)
+        definitions = _read(Path(f"{self._file}.def"))
+        if definitions != self._definitions:
+            shell.definitions = definitions
+
+    def _merge_variables(self, after: Mapping[str, str]) -> None:
+        base, changes = self._shells.base, self._shell.changes
+        for name in (self.environment.keys() | after.keys()) - _OURS:
+            value = after.get(name)
+            if value == self.environment.get(name):
+                continue
+            if value == base.get(name):
+                changes.pop(name, None)
+            else:
+                changes[name] = value
+
+    def clean_up(self) -> None:
+        """Remove the files. Harmless without any."""
+        if self._file is not None:
+            for end in ("env", "def", "before"):
+                Path(f"{self._file}.{end}").unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    """A file's bytes; nothing if it is missing or larger than a session may leave behind."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_STATE + 1)
+    except OSError:
+        return b""
+    return data if len(data) <= MAX_STATE else b""
+
+
+@final
+class Shells:
+    """The shells of all sessions. `open_shells` makes it and removes its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: Mapping[str, str],
+        cwd: str,
+        clock: Callable[[], float],
+        *,
+        login: bool = False,
+        bash: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._cwd = cwd
+        self._sessions: OrderedDict[str, Shell] = OrderedDict()
+        self._files = 0
+        self.base: dict[str, str] = dict(base)
+        self.login = login
+        self.bash: str | None = bash or next((path for path in BASHES if os.access(path, os.X_OK)), None)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def home(self) -> str:
+        """The home directory of every command."""
+        return self.base["HOME"]
+
+    def cwd_of(self, context: SessionContext) -> str:
+        """The directory in which the session's next command would start."""
+        return self._of(context).cwd
+
+    @contextmanager
+    def lease(self, context: SessionContext, *, cwd: str = "") -> Iterator[Lease]:
+        """The session's state for one command; `cwd` overrides its directory. The state lives at least as long as the lease."""
+        shell = self._of(context)
+        environment = dict(self.base)
+        for name, value in shell.changes.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        lease = Lease(self, shell, cwd or self._standing(shell), environment, shell.definitions)
+        shell.leases += 1
+        try:
+            yield lease
+        finally:
+            shell.leases -= 1
+            shell.used_at = self._clock()
+            lease.clean_up()
+
+    def inherit(self, parent: SessionContext, child: SessionContext) -> None:
+        """A child starts in its parent's directory; where it goes from there is its own affair."""
+        self._of(child).cwd = self._of(parent).cwd
+
+    def forget(self, session_id: str) -> None:
+        """The session is over: forget its state, unless a command still uses it."""
+        shell = self._sessions.get(session_id)
+        if shell is not None and not shell.leases:
+            del self._sessions[session_id]
+
+    def new_file(self) -> Path:
+        """A name for the files of one command."""
+        self._files += 1
+        return self._folder / str(self._files)
+
+    def _of(self, context: SessionContext) -> Shell:
+        shell = self._sessions.get(context.session_id)
+        if shell is None:
+            shell = Shell(cwd=context.cwd if os.path.isabs(context.cwd) and os.path.isdir(context.cwd) else self._cwd)
+            self._sessions[context.session_id] = shell
+        shell.used_at = self._clock()
+        self._sessions.move_to_end(context.session_id)
+        self._prune()
+        return shell
+
+    def _standing(self, shell: Shell) -> str:
+        """The session's directory; the default again if it has been removed, or no command could ever run again."""
+        return shell.cwd if os.path.isdir(shell.cwd) else self._cwd
+
+    def _prune(self) -> None:
+        """Drop what is too old or too much, the longest unused first."""
+        now = self._clock()
+        newest = next(reversed(self._sessions))
+        for session_id, shell in list(self._sessions.items()):
+            idle = now - shell.used_at > IDLE_SECONDS
+            if not idle and len(self._sessions) <= MAX_SESSIONS:
+                return
+            if not shell.leases and session_id != newest:
+                del self._sessions[session_id]
+
+
+_FOLDER: Final = "hermes-trio-shells-"
+
+
+@contextmanager
+def open_shells(
+    base: Mapping[str, str], cwd: str, clock: Callable[[], float], *, login: bool = False
+) -> Iterator[Shells]:
+    """`Shells` for the body of the `with`, in a private folder that goes with it. Folders of servers that were killed are swept."""
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+    try:
+        yield Shells(folder, base, cwd, clock, login=login)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        try:
+            dead = pid.isdigit() and not os.path.exists(f"/proc/{pid}") and folder.stat().st_uid == os.getuid()
+        except OSError:
+            continue
+        if dead:
+            shutil.rmtree(folder, ignore_errors=True)

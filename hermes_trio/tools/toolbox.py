@@ -1,0 +1,118 @@
+"""All tools of an agent, opened around the supervisor: the warden and its processes, the shells, delegation, and the links to MCP servers.
+
+`open_toolbox` is made to be entered in a stage of the Runtime, inside the store and around everything that can start a job. Leaving it ends every process and
+every link; by then the supervisor has stopped the jobs, so there is nothing left to end unless something went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, final
+
+import attrs
+import trio
+
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.consent import Consent, ConsentSettings, ModelReviewer
+from hermes_trio.agent.tool import Tool
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.turn import Turn
+
+from .delegate import Delegation, DelegationSettings
+from .output import mask_secrets
+from .process_tool import ProcessTool
+from .processes import OutputLog, Processes
+from .registry import Tools
+from .settings import ToolSettings
+from .shells import Shells, base_environment, open_shells
+from .terminal import Terminal
+from .warden import Warden, open_warden
+
+__all__ = ["Toolbox", "open_toolbox"]
+
+NAMES: Final = ("terminal", "process", "delegate_task")
+
+
+@final
+@attrs.frozen(kw_only=True, eq=False)
+class Toolbox:
+    """The tools of one runtime. For an agent it is the `ToolBox`; programs and commands use its parts."""
+
+    terminal: Terminal
+    process: ProcessTool
+    delegation: Delegation
+    processes: Processes
+    shells: Shells
+    consent: Consent
+    warden: Warden
+    tools: Tools
+
+    def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
+        """What this turn may use."""
+        return self.tools.for_turn(turn)
+
+
+@asynccontextmanager
+async def open_toolbox(
+    runtime: Runtime,
+    settings: ToolSettings | None = None,
+    *,
+    approvals: Approvals | None = None,
+    consent: ConsentSettings | None = None,
+    reviewer: ModelReviewer | None = None,
+    bypass: bool = False,
+    environment: Mapping[str, str] | None = None,
+    output_log: OutputLog | None = None,
+    more: Iterable[Tool] = (),
+) -> AsyncIterator[Toolbox]:
+    """The tools for the body of the `async with`.
+
+    `environment` is the server's, of which commands get an allow-list; `output_log` keeps the last output of watched jobs (the runtime's store does, if it
+    can). Cancelled or not, leaving ends every process and link in a bounded time.
+    """
+    settings = ToolSettings() if settings is None else settings
+    server = os.environ if environment is None else environment
+    terminal = settings.terminal
+    base = base_environment(server, terminal.pass_environment)
+    cwd = _directory(terminal.cwd)
+    log = output_log if output_log is not None else _log_of(runtime.store)
+    async with open_warden(max_processes=terminal.max_processes) as warden:
+        with open_shells(base, cwd, trio.current_time, login=terminal.login_shell) as shells:
+            processes = Processes(warden, shells, terminal, log)
+            judge = Consent(approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass)
+            delegation = Delegation(
+                DelegationSettings(
+                    max_concurrent_children=settings.delegation.max_concurrent_children,
+                    max_spawn_depth=settings.delegation.max_spawn_depth,
+                    orchestrators=settings.delegation.orchestrators,
+                    child_seconds=settings.delegation.child_seconds,
+                    paused=settings.delegation.paused,
+                ),
+                inherit=shells.inherit,
+                forget=shells.forget,
+            )
+            run_commands = Terminal(warden, shells, processes, judge, terminal)
+            look_after = ProcessTool(processes)
+            own: list[Tool] = [run_commands, look_after, delegation]
+            tools = Tools([*(one for one in own if one.spec.name not in settings.disabled), *more])
+            yield Toolbox(
+                terminal=run_commands,
+                process=look_after,
+                delegation=delegation,
+                processes=processes,
+                shells=shells,
+                consent=judge,
+                warden=warden,
+                tools=tools,
+            )
+
+
+def _directory(configured: str) -> str:
+    return os.path.abspath(os.path.expanduser(configured)) if configured else os.getcwd()
+
+
+def _log_of(store: Any) -> OutputLog | None:
+    """The runtime knows its store by fewer verbs than it has."""
+    return store if hasattr(store, "note_job_output") else None
