@@ -54,8 +54,8 @@ def asyncio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
         def call() -> Reply | str | None:
             try:
                 return asyncio.run(main())
-            except asyncio.CancelledError:
-                return None
+            except asyncio.CancelledError:  # noqa: ASYNC103 - of the loop in this thread, which ends here
+                return None  # noqa: ASYNC104
 
         def cancel() -> None:
             nonlocal stopped

@@ -50,7 +50,7 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
                 async with TurnScope(turn):
                     answer = await turn.plan.agent(turn)
                     reply = Reply(text=answer) if isinstance(answer, str) else answer
-        except BaseException as error:  # sifted: what is not the turn's own is raised again below
+        except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
             failure, outside = _sift(error)
         outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)
         how = outcome.state.value

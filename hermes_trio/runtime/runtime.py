@@ -120,7 +120,7 @@ class Runtime:
     async def __aexit__(self, *error: Any) -> bool | None:
         assert self._manager is not None
         _binding.reset(self._binding_token)
-        return await self._manager.__aexit__(*error)
+        return await self._manager.__aexit__(*error)  # noqa: ASYNC102 - waits for the tree, which ends in its own order
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Runtime]:
@@ -135,7 +135,7 @@ class Runtime:
             # Whoever opened the runtime expects the exceptions of its own body as they were raised.
             alone = group.exceptions
             if len(alone) == 1:
-                raise alone[0] from alone[0].__cause__
+                raise alone[0] from alone[0].__cause__  # noqa: ASYNC123 - it is the caller's own exception
             raise
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:

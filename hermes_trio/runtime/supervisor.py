@@ -302,7 +302,7 @@ class Supervisor:
                     async with trio.open_nursery() as nursery:
                         job.nursery = nursery
                         state = await job.spec.run(job) or JobState.EXITED
-            except BaseException as error:
+            except BaseException as error:  # noqa: ASYNC103 - the end of a job is recorded; what ends the program goes on
                 job.error = first_cause(error)
                 if not isinstance(error, Exception):
                     if isinstance(error, trio.Cancelled):

@@ -289,6 +289,6 @@ class TurnScope:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> bool | None:
         try:
-            return await self._manager.__aexit__(kind, error, tb)
+            return await self._manager.__aexit__(kind, error, tb)  # noqa: ASYNC102 - a nursery ends when its tasks have
         finally:
             _binding.reset(self._token)
