@@ -44,7 +44,7 @@ class Supervised:
     _connected_at: float | None = None
 
     async def run(self) -> None:
-        """Keep the adapter running until cancelled. Returns only after a permanent error."""
+        """Keep the adapter running until cancelled. After a permanent error it stays off, and stays visible."""
         platform = self.adapter.platform
         with working("adapter", platform) as node:
             while True:
@@ -58,7 +58,8 @@ class Supervised:
                     if node is not None:
                         node.note = f"fatal: {problem}"
                     logger.error("%s is off until its settings are changed: %s", platform, problem)
-                    return
+                    with waiting("its settings to be changed, and a restart"):
+                        await trio.sleep_forever()
                 delay = self._delay(problem)
                 self.retry_at = self.clock() + delay
                 self._move(AdapterState.RETRYING)

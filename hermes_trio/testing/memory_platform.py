@@ -1,0 +1,181 @@
+"""A chat platform in memory: people write with `say`, and what the agent sends is in `sent`. Faults can be put in the way.
+
+It is an adapter like any other, so that a gateway with it takes the real way in and out; only the network is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from hermes_trio.adapters.chunking import Limit
+from hermes_trio.adapters.commands_text import Choice, LiteralText
+from hermes_trio.adapters.contract import Adapter, Incoming, Outgoing, PlatformError, Reception, SendResult
+from hermes_trio.adapters.session_keys import Source
+
+__all__ = ["Delivered", "MemoryPlatform"]
+
+
+@attrs.define(eq=False)
+class Delivered:
+    """A message in a chat. `edits` are the texts that it had before, oldest first."""
+
+    message_id: str
+    chat: str
+    thread: str
+    text: str
+    reply_to: str
+    message: Outgoing
+    edits: list[str] = attrs.Factory(list[str])
+
+
+class MemoryPlatform(Adapter):
+    """See the module. `connect_faults` and `send_faults` are raised one by one; None lets one attempt pass."""
+
+    def __init__(
+        self, platform: str = "memory", *, limit: int = 4000, edits: bool = False, typing: float | None = None
+    ):
+        self.platform = platform
+        self.limit = Limit(limit)
+        self.supports_edit = edits
+        self.typing_seconds = typing
+        self.sent: list[Delivered] = []
+        self.connect_times: list[float] = []
+        self.typed: list[tuple[str, str]] = []
+        self.connect_faults: deque[BaseException | None] = deque()
+        self.send_faults: deque[BaseException | None] = deque()
+        self.refuses: Callable[[Outgoing], PlatformError | None] = lambda message: None
+        self.gate: trio.Event | None = None
+        """While set to an event that is not set, sends wait for it after the platform has taken the message."""
+        self._changed = trio.Event()
+        self._events = 0
+        self._broken = trio.Event()
+        self._breaks: BaseException | None = None
+
+    @property
+    def connects(self) -> int:
+        """How often a connection was tried."""
+        return len(self.connect_times)
+
+    # -- the adapter -----------------------------------------------------------------------------------------------------------------
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        self.connect_times.append(trio.current_time())
+        self._tell()
+        self._broken = trio.Event()
+        self._breaks = None
+        fault = self.connect_faults.popleft() if self.connect_faults else None
+        if fault is not None:
+            raise fault
+        connected()
+        self._tell()
+        await self._broken.wait()
+        if self._breaks is not None:
+            raise self._breaks
+
+    async def send(self, message: Outgoing) -> SendResult:
+        await trio.lowlevel.checkpoint()
+        fault = self.send_faults.popleft() if self.send_faults else None
+        if fault is not None:
+            raise fault
+        refusal = self.refuses(message)
+        if refusal is not None:
+            raise refusal
+        if message.edits:
+            shown = next(one for one in self.sent if one.message_id == message.edits)
+            shown.edits.append(shown.text)
+            shown.text = message.text
+        else:
+            shown = Delivered(
+                f"{self.platform}-{len(self.sent) + 1}",
+                message.chat_id,
+                message.thread_id,
+                message.text,
+                message.reply_to,
+                message,
+            )
+            self.sent.append(shown)
+        self._tell()
+        if self.gate is not None:
+            await self.gate.wait()
+        return SendResult.sent(shown.message_id)
+
+    async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
+        await trio.lowlevel.checkpoint()
+        for shown in self.sent:
+            if shown.message_id == message_id:
+                shown.edits.append(shown.text)
+                shown.text = text
+                self._tell()
+        return SendResult.sent(message_id)
+
+    async def typing(self, chat_id: str, thread_id: str) -> None:
+        self.typed.append((chat_id, thread_id))
+        self._tell()
+
+    # -- the people ------------------------------------------------------------------------------------------------------------------
+
+    def source(
+        self, *, chat: str = "1", user: str = "u1", name: str = "Ann", thread: str = "", kind: str = "dm", id: str = ""
+    ) -> Source:
+        """Where somebody is."""
+        return Source(
+            platform=self.platform,
+            chat_type=kind,
+            chat_id=chat,
+            user_id=user,
+            user_name=name,
+            thread_id=thread,
+            message_id=id,
+        )
+
+    async def say(
+        self,
+        text: str | LiteralText,
+        *,
+        chat: str = "1",
+        user: str = "u1",
+        name: str = "Ann",
+        thread: str = "",
+        kind: str = "dm",
+        event_id: str | None = None,
+        addressed: bool = True,
+        **payload: Any,
+    ) -> Reception:
+        """Somebody writes. Each call is another event, unless it says which one it repeats."""
+        self._events += 1
+        identity = f"e{self._events}" if event_id is None else event_id
+        source = self.source(chat=chat, user=user, name=name, thread=thread, kind=kind, id=f"in-{identity}")
+        incoming = Incoming(source=source, text=text, event_id=identity, addressed=addressed, payload=payload)
+        return await self.gateway.receive(self, incoming)
+
+    async def click(self, approval_id: str, choice: Choice, *, chat: str = "1", user: str = "u1") -> str:
+        """Somebody presses a button."""
+        return await self.gateway.approval_clicked(self, self.source(chat=chat, user=user), approval_id, choice)
+
+    def disconnect(self, error: BaseException | None = None) -> None:
+        """The connection breaks."""
+        self._breaks = error
+        self._broken.set()
+
+    def texts(self, chat: str | None = None, thread: str = "") -> list[str]:
+        """What the agent has said, in one chat or in all of them."""
+        return [one.text for one in self.sent if chat is None or (one.chat == chat and one.thread == thread)]
+
+    async def wait_sent(self, count: int) -> list[Delivered]:
+        """Wait until `count` messages have been sent in all, and return them."""
+        await self.until(lambda: len(self.sent) >= count)
+        return self.sent
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something that this platform sees has come true."""
+        while not condition():
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()

@@ -1,0 +1,117 @@
+"""A gateway on a store in memory, with platforms in memory, for tests: the real way in and out, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from hermes_trio import Agent, Runtime, Settings, Turn
+from hermes_trio.adapters.contract import Adapter
+from hermes_trio.adapters.directory import Directory, Member
+from hermes_trio.adapters.gateway import MessageGateway
+from hermes_trio.adapters.outbox import Senders
+from hermes_trio.adapters.settings import OutboxSettings, PlatformSettings
+from hermes_trio.agent.approvals import Approvals, Question
+from hermes_trio.runtime.turn import DeliveringTurn
+from hermes_trio.store import Runner, Store, open_store
+from hermes_trio.testing.fakes import ScriptedAgent, fake_job
+from hermes_trio.testing.memory_platform import MemoryPlatform
+
+OPEN = PlatformSettings(allow_all=True)
+
+
+@attrs.frozen
+class World:
+    """Everything that a test of the gateway looks at."""
+
+    runtime: Runtime
+    store: Store
+    gateway: MessageGateway
+    senders: Senders
+    approvals: Approvals
+
+    async def idle(self) -> None:
+        """Wait until no lane lives and nothing waits in the outbox."""
+        while self.runtime.lanes or await self.store.outbox_unsent():  # noqa: ASYNC110 - two things that end in other tasks
+            await trio.sleep(0.01)
+
+
+def memory_store(path: Path | None = None) -> AbstractAsyncContextManager[Store]:
+    """A store whose clock is the loop's."""
+    return open_store(path, runner=Runner.INLINE, clock=trio.current_time, maintenance=False)
+
+
+@asynccontextmanager
+async def open_world(
+    agent: Agent,
+    *platforms: Adapter | Member,
+    settings: PlatformSettings = OPEN,
+    path: Path | None = None,
+    runtime_settings: Settings | None = None,
+    outbox: OutboxSettings | None = None,
+    approval_seconds: float = 60,
+    seed: int = 1,
+) -> AsyncIterator[World]:
+    """A running gateway for the body of the `async with`."""
+    members = [one if isinstance(one, Member) else Member(one, settings) for one in platforms]
+    directory = Directory(members)
+    senders = Senders([member.adapter for member in members], outbox)
+    runtime = Runtime(
+        agent=agent,
+        store=memory_store(path),
+        settings=runtime_settings or Settings(watchdog_seconds=0),
+        stages=[senders.stage],
+        seed=seed,
+    )
+    async with runtime:
+        store: Any = runtime.store
+        approvals = Approvals(store, seconds=approval_seconds)
+        gateway = MessageGateway(runtime, directory, senders, approvals)
+        async with gateway.open():
+            yield World(runtime, store, gateway, senders, approvals)
+
+
+def starts_job(seconds: float = 10, text: str = "done", answer: str = "started") -> Callable[[Turn], Awaitable[str]]:
+    """An agent step that starts a watched job and answers."""
+
+    async def step(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        await turn.core.supervisor.start_watched(fake_job(seconds, text), turn.owner, turn.channel)
+        return answer
+
+    return step
+
+
+def works(seconds: float, answer: str = "worked") -> Callable[[Turn], Awaitable[str]]:
+    """An agent step that takes some time."""
+
+    async def step(turn: Turn) -> str:
+        await trio.sleep(seconds)
+        return answer
+
+    return step
+
+
+def asks(world: Callable[[], World], command: str = "rm -rf x") -> Callable[[Turn], Awaitable[str]]:
+    """An agent step that asks for an approval and answers with what came of it."""
+
+    async def step(turn: Turn) -> str:
+        answer = await world().approvals.ask(turn, Question(shown=command, description="deletes files"))
+        return f"{'allowed' if answer.allowed else 'refused'}: {answer.reason}".rstrip(": ")
+
+    return step
+
+
+def scripted(*steps: Any) -> ScriptedAgent:
+    """An agent that plays steps, then echoes."""
+    return ScriptedAgent(*steps)
+
+
+def platforms(*names: str) -> Sequence[MemoryPlatform]:
+    """Several platforms."""
+    return [MemoryPlatform(name) for name in names]
