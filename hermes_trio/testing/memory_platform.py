@@ -5,6 +5,7 @@ It is an adapter like any other, so that a gateway with it takes the real way in
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from hermes_trio.adapters.contract import Adapter, Incoming, Outgoing, PlatformE
 from hermes_trio.adapters.session_keys import Source
 
 __all__ = ["Delivered", "MemoryPlatform"]
+
+_instances = itertools.count(1)
 
 
 @attrs.define(eq=False)
@@ -53,6 +56,7 @@ class MemoryPlatform(Adapter):
         """While set to an event that is not set, sends wait for it after the platform has taken the message."""
         self._changed = trio.Event()
         self._events = 0
+        self._instance = next(_instances)
         self._broken = trio.Event()
         self._breaks: BaseException | None = None
 
@@ -148,8 +152,9 @@ class MemoryPlatform(Adapter):
     ) -> Reception:
         """Somebody writes. Each call is another event, unless it says which one it repeats."""
         self._events += 1
-        identity = f"e{self._events}" if event_id is None else event_id
-        source = self.source(chat=chat, user=user, name=name, thread=thread, kind=kind, id=f"in-{identity}")
+        # A platform that was restarted has other events than before.
+        identity = f"{self._instance}.{self._events}" if event_id is None else event_id
+        source = self.source(chat=chat, user=user, name=name, thread=thread, kind=kind, id=f"in-{self._events}")
         incoming = Incoming(source=source, text=text, event_id=identity, addressed=addressed, payload=payload)
         return await self.gateway.receive(self, incoming)
 

@@ -25,7 +25,7 @@ async def test_a_message_becomes_a_turn_and_its_reply_goes_to_the_chat_and_threa
         reception = await chat.say("hello", chat="42", thread="7")
         (reply,) = await chat.wait_sent(1)
     assert reception.receipt is Receipt.ACCEPTED
-    assert (reply.text, reply.chat, reply.thread, reply.reply_to) == ("echo: hello", "42", "7", "in-e1")
+    assert (reply.text, reply.chat, reply.thread, reply.reply_to) == ("echo: hello", "42", "7", "in-1")
 
 
 async def test_background_work_reports_back_to_its_own_chat_and_thread_hours_later() -> None:
@@ -36,7 +36,7 @@ async def test_background_work_reports_back_to_its_own_chat_and_thread_hours_lat
         _, notice = await chat.wait_sent(2)
         assert trio.current_time() >= 7200
     assert "built" in notice.text
-    assert (notice.chat, notice.thread, notice.reply_to) == ("42", "7", "in-e1")
+    assert (notice.chat, notice.thread, notice.reply_to) == ("42", "7", "in-1")
 
 
 async def test_an_adapter_that_cannot_connect_backs_off_alone_and_is_visible() -> None:
