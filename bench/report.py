@@ -15,7 +15,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from rich.console import Console
@@ -60,11 +60,12 @@ def progress() -> Progress:
 
 
 def arguments_for(what: str | None) -> ArgumentParser:
-    """A parser with the options that every benchmark has: `--quick`, `--strict` and `--results`."""
+    """A parser with the options that every benchmark has: `--quick`, `--strict`, `--results` and `--no-plot`."""
     parser = ArgumentParser(description=what, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less work, for a first look")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a bound is missed")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for the figures and the plot")
+    parser.add_argument("--no-plot", dest="plot", action="store_false", help="figures only")
     return parser
 
 
@@ -85,6 +86,7 @@ class Report:
 
     name: str
     folder: Path = RESULTS
+    plots: bool = True
     figures: dict[str, Any] = attrs.Factory(dict[str, Any])
     bounds: list[Bound] = attrs.Factory(list[Bound])
 
@@ -108,6 +110,8 @@ class Report:
 
     def plot(self, draw: Callable[[Any], None], *, panels: int = 1, height: float = 4.0) -> None:
         """Write `NAME.png`: `draw` gets the panels (matplotlib's axes; one alone, or a sequence)."""
+        if not self.plots:
+            return
         import matplotlib as mpl
 
         mpl.use("Agg")
@@ -117,7 +121,7 @@ class Report:
         try:
             draw(axes)
             self.folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(self.folder / f"{self.name}.png", dpi=110, metadata={"Software": None})
+            cast(Any, figure).savefig(self.folder / f"{self.name}.png", dpi=110, metadata={"Software": None})
         finally:
             pyplot.close(figure)
 
