@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import apsw
 import structlog
@@ -128,7 +128,7 @@ async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[Non
 async def open_store(
     path: str | Path | None,
     *,
-    runner: Runner = Runner.THREADED,
+    runner: Runner | Literal["threaded", "inline"] = Runner.THREADED,
     retention: Retention = DEFAULT_RETENTION,
     clock: Callable[[], float] = time.time,
     token: Callable[[int], str] = secrets.token_hex,
@@ -158,10 +158,10 @@ async def open_store(
                 enter_wal(db, name)
         except apsw.Error as error:
             raise translate(error, name) from error
-        shared = in_memory or runner is Runner.INLINE
+        shared = in_memory or Runner(runner) is Runner.INLINE
         reads: Reads = SharedReads(db, name) if shared else OwnReads(lambda: connect_reader(name), name, READER_THREADS)
         stack.callback(reads.close)
-        threaded = runner is Runner.THREADED and not in_memory
+        threaded = not shared
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
         writer = Writer(db, worker, name, slices=threaded)
         store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
