@@ -391,7 +391,6 @@ class _SessionEvents:
     ) -> None:
         self.captured = Captured()
         self._session_id = record.id
-        self._input = input
         self._writer = writer
         self._headers = headers
         self._run_id = request.front.ids.make("turn_", 32)
@@ -399,6 +398,10 @@ class _SessionEvents:
         self._number = 0
         self._said = False
         self._text: list[str] = []
+        # Numbered first: the turn may speak before the stream is open.
+        self._first = self._encode(
+            "run.started", user_message={"role": "user", "content": input.prompt}
+        ) + self._encode("message.started", message={"id": self._message_id, "role": "assistant"})
 
     def _encode(self, name: str, **fields: Any) -> bytes:
         self._number += 1
@@ -446,9 +449,7 @@ class _SessionEvents:
 
     async def open(self) -> None:
         """`run.started` and `message.started`."""
-        first = self._encode("run.started", user_message={"role": "user", "content": self._input.prompt})
-        second = self._encode("message.started", message={"id": self._message_id, "role": "assistant"})
-        await self._writer.open(first + second, self._headers)
+        await self._writer.open(self._first, self._headers)
 
     async def write(self) -> None:
         """What was taken."""

@@ -37,6 +37,14 @@ async def echo(turn: Turn) -> str:
     return text
 
 
+async def eventually(check: Callable[[], Awaitable[object]]) -> None:
+    """Wait until a condition holds; the test's own bound ends it otherwise."""
+    while True:
+        if await check():
+            return
+        await trio.sleep(0.001)
+
+
 @attrs.define
 class Gateway:
     """What a test talks to. `http` is a client with the admin key."""
@@ -69,6 +77,14 @@ class Gateway:
         answer = await self.http.get(f"/v1/runs/{run_id}", params={"wait": wait, "timeout": "20"})
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    async def idle(self) -> None:
+        """Wait until no turn is alive."""
+
+        async def check() -> bool:
+            return not self.runtime.stateless.active
+
+        await eventually(check)
 
     @asynccontextmanager
     async def events(

@@ -10,7 +10,7 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, Reply
 from hermes_trio.runtime.turn import StatelessTurn, Turn
 
-from .gateway import Gateway, open_gateway
+from .gateway import open_gateway
 
 
 async def test_a_plain_completion(fast_path: bool) -> None:
@@ -309,18 +309,12 @@ async def test_a_client_that_leaves_cancels_its_turn(fast_path: bool) -> None:
                 await started.wait()
                 nursery.cancel_scope.cancel()
             await ended.wait()
-            await _idle(gateway)
+            await gateway.idle()
             messages = (await gateway.http.get(f"/api/sessions/left-{stream}/messages")).json()["data"]
             assert [(message["role"], message["content"]) for message in messages] == [
                 ("user", "hello"),
                 ("assistant", "so far"),
             ]
-
-
-async def _idle(gateway: Gateway) -> None:
-    """Wait until no turn is alive."""
-    while gateway.runtime.stateless.active:
-        await trio.sleep(0.001)
 
 
 async def test_usage_is_that_of_the_whole_turn() -> None:

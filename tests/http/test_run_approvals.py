@@ -11,7 +11,7 @@ import trio
 from hermes_trio.agent.approvals import Answer, Approvals, Question
 from hermes_trio.runtime.turn import Turn
 
-from .gateway import Gateway, open_gateway
+from .gateway import Gateway, eventually, open_gateway
 
 
 class Asking:
@@ -51,8 +51,11 @@ async def asking(count: int, seconds: float = 20.0) -> AsyncIterator[tuple[Gatew
     agent = Asking(seconds)
     async with open_gateway(agent, approvals=agent) as gateway:
         run_id = await gateway.start(str(count))
-        while len((await gateway.http.get(f"/v1/runs/{run_id}")).json().get("approvals", [])) < count:
-            await trio.sleep(0.001)
+
+        async def all_asked() -> bool:
+            return len((await gateway.http.get(f"/v1/runs/{run_id}")).json().get("approvals", [])) == count
+
+        await eventually(all_asked)
         yield gateway, run_id
 
 
@@ -121,8 +124,11 @@ async def test_a_run_answers_only_for_itself() -> None:
     async with asking(1) as (gateway, run_id):
         other = await gateway.start("1")
         approval = (await gateway.http.get(f"/v1/runs/{run_id}")).json()["approvals"][0]["approval_id"]
-        while not (await gateway.http.get(f"/v1/runs/{other}")).json().get("approvals"):
-            await trio.sleep(0.001)
+
+        async def asked() -> object:
+            return (await gateway.http.get(f"/v1/runs/{other}")).json().get("approvals")
+
+        await eventually(asked)
         crossed = await gateway.http.post(
             f"/v1/runs/{other}/approval", json={"choice": "once", "approval_id": approval}
         )

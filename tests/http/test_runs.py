@@ -12,7 +12,7 @@ from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn import StatelessTurn, Turn
 
-from .gateway import open_gateway
+from .gateway import eventually, open_gateway
 
 
 async def test_a_run_from_start_to_end(fast_path: bool) -> None:
@@ -217,8 +217,11 @@ async def test_stop_answers_at_once_or_with_a_receipt(fast_path: bool) -> None:
 
     async with open_gateway(agent, fast_path=fast_path) as gateway:
         run_id = await gateway.start()
-        while not (await gateway.http.get(f"/v1/runs/{run_id}/tree")).json()["nodes"][0]["children"]:
-            await trio.sleep(0.001)
+
+        async def works() -> object:
+            return (await gateway.http.get(f"/v1/runs/{run_id}/tree")).json()["nodes"][0]["children"]
+
+        await eventually(works)
         answer = await gateway.http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})
         assert answer.status_code == 200
         assert ended.is_set()
@@ -390,7 +393,6 @@ async def test_two_turns_on_one_session_are_serialised() -> None:
             for number in range(4):
                 nursery.start_soon(lambda: gateway.chat("c", headers={"X-Hermes-Session-Id": "one"}))
                 nursery.start_soon(lambda number=number: gateway.start(f"r{number}", session_id="one"))
-        while gateway.runtime.stateless.active:
-            await trio.sleep(0.001)
+        await gateway.idle()
         assert most == 1
         assert sorted(len(history) for history in seen) == [2 * number for number in range(8)]

@@ -1,0 +1,178 @@
+"""What a client can find out: health, models, capabilities, metrics, the OpenAPI document and its page."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hermes_trio.http.front import CronPort
+
+from .gateway import open_gateway
+
+
+async def test_health(fast_path: bool) -> None:
+    """Health is open, cheap, and the same on both paths; HEAD works, too."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        for path in ("/health", "/v1/health"):
+            answer = await gateway.http.get(path, headers={"Authorization": ""})
+            assert answer.json() == {"status": "ok", "platform": "api_server", "version": "test"}
+        head = await gateway.http.head("/health")
+        assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_detailed_health() -> None:
+    """The detailed health names its checks, what runs, and whether the server can be drained."""
+    async with open_gateway() as gateway:
+        body = (await gateway.http.get("/health/detailed")).json()
+        assert body["status"] in ("ok", "degraded")
+        assert set(body["readiness"]["checks"]) == {
+            "state_db",
+            "config",
+            "model",
+            "disk",
+            "gateway",
+            "background_queues",
+        }
+        assert body["readiness"]["checks"]["state_db"]["status"] == "ok"
+        assert (body["gateway_state"], body["active_agents"], body["gateway_drainable"]) == ("running", 0, True)
+
+
+async def test_models(fast_path: bool) -> None:
+    """The list begins with the advertised name; one model can be asked for; an unknown one is 404."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        body = (await gateway.http.get("/v1/models")).json()
+        assert body["object"] == "list"
+        model = body["data"][0]
+        assert (model["id"], model["object"], model["root"], model["parent"]) == (
+            "hermes-trio",
+            "model",
+            "hermes-trio",
+            None,
+        )
+        assert (await gateway.http.get("/v1/models/hermes-trio")).json()["id"] == "hermes-trio"
+        unknown = await gateway.http.get("/v1/models/nope")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_capabilities() -> None:
+    """The capabilities name every route that there is, and say that nothing is delivered later."""
+    async with open_gateway() as gateway:
+        body = (await gateway.http.get("/v1/capabilities")).json()
+        assert body["features"]["async_delivery"] is False
+        assert body["features"]["jobs"] is False
+        assert body["auth"] == {"type": "bearer", "required": True}
+        assert body["endpoints"]["runs_start"] == {"method": "POST", "path": "/v1/runs"}
+        assert len(body["endpoints"]) == len(gateway.front.routes)
+
+
+async def test_metrics() -> None:
+    """Requests are counted by route and status; gauges say what is alive; no client chooses a label."""
+    async with open_gateway() as gateway:
+        await gateway.chat()
+        await gateway.http.get("/v1/runs/run_odd")
+        answer = await gateway.http.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert 'hermes_http_requests_total{route="chat_completions",status="200"} 1.0' in answer.text
+        assert 'hermes_http_requests_total{route="run",status="404"} 1.0' in answer.text
+        assert "hermes_turns_active 0.0" in answer.text
+        assert 'hermes_tree_nodes{kind="runtime"} 1.0' in answer.text
+        assert "run_odd" not in answer.text
+
+
+async def test_the_openapi_document_describes_every_route() -> None:
+    """Every route of the table is in the document, every reference in it leads somewhere, and every error has the envelope."""
+    async with open_gateway(cron=_Cron()) as gateway:
+        body = (await gateway.http.get("/openapi.json", headers={"Authorization": ""})).json()
+        assert body["openapi"].startswith("3.1")
+        for route in gateway.front.routes:
+            operation = body["paths"][route.path][route.method.lower()]
+            assert operation["operationId"] == route.name
+            assert operation["summary"]
+            assert str(route.status) in operation["responses"]
+            assert ("401" in operation["responses"]) is (route.access.value != "open")
+        references = set(re.findall(r'"#/components/schemas/([^"]+)"', (await gateway.http.get("/openapi.json")).text))
+        assert references <= set(body["components"]["schemas"])
+
+
+async def test_the_docs_page_loads_nothing() -> None:
+    """The page is HTML without scripts or links to other hosts, and says so in its policy."""
+    async with open_gateway() as gateway:
+        answer = await gateway.http.get("/docs", headers={"Authorization": ""})
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "<script" not in answer.text
+        assert not re.search(r"(src|href)=['\"]?(https?:)?//", answer.text)
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "/v1/runs" in answer.text
+
+
+class _Cron(CronPort):
+    """A scheduler that remembers jobs."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, dict[str, Any]] = {}
+
+    async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]:
+        return [job for job in self.jobs.values() if include_disabled or job["enabled"]]
+
+    async def create_job(self, tenant: str, fields: Any) -> dict[str, Any]:
+        if fields["schedule"] == "never":
+            raise ValueError("never is not a schedule; try `every 5m`")
+        job = {"id": f"{len(self.jobs):012x}", "enabled": True, **fields}
+        self.jobs[job["id"]] = job
+        return job
+
+    async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        return self.jobs.get(job_id)
+
+    async def update_job(self, tenant: str | None, job_id: str, fields: Any) -> dict[str, Any] | None:
+        if job_id in self.jobs:
+            self.jobs[job_id] |= fields
+        return self.jobs.get(job_id)
+
+    async def delete_job(self, tenant: str | None, job_id: str) -> bool:
+        return self.jobs.pop(job_id, None) is not None
+
+    async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        return await self.update_job(tenant, job_id, {"enabled": False})
+
+    async def resume_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        return await self.update_job(tenant, job_id, {"enabled": True})
+
+    async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        return self.jobs.get(job_id)
+
+
+async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
+    """Without a scheduler there are no job routes; with one they make, change, pause, run and delete jobs."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        assert (await gateway.http.get("/api/jobs")).status_code == 404
+    async with open_gateway(fast_path=fast_path, cron=_Cron()) as gateway:
+        body = {"name": "daily", "schedule": "0 9 * * *", "prompt": "say hello"}
+        job = (await gateway.http.post("/api/jobs", json=body)).json()["job"]
+        path = f"/api/jobs/{job['id']}"
+        assert (await gateway.http.get(path)).json()["job"]["deliver"] == "local"
+        changed = await gateway.http.patch(path, json={"name": "weekly", "odd": 1})
+        assert (changed.json()["job"]["name"], "odd" in changed.json()["job"]) == ("weekly", False)
+        assert (await gateway.http.post(f"{path}/pause")).json()["job"]["enabled"] is False
+        assert (await gateway.http.get("/api/jobs")).json() == {"jobs": []}
+        assert len((await gateway.http.get("/api/jobs", params={"include_disabled": "1"})).json()["jobs"]) == 1
+        assert (await gateway.http.post(f"{path}/resume")).json()["job"]["enabled"] is True
+        assert (await gateway.http.post(f"{path}/run")).status_code == 200
+        assert (await gateway.http.delete(path)).json() == {"ok": True}
+        for method, where in (("GET", path), ("PATCH", path), ("DELETE", path), ("POST", f"{path}/run")):
+            assert (await gateway.http.request(method, where, json={"name": "x"})).status_code == 404
+        for wrong in (
+            {},
+            {"name": "x"},
+            {"name": "", "schedule": "x"},
+            {"name": "x" * 201, "schedule": "x"},
+            {"name": "x", "schedule": "never"},
+            {"name": "x", "schedule": 5},
+            {"name": "x", "schedule": "x", "prompt": "p" * 5001},
+            {"name": "x", "schedule": "x", "repeat": 0},
+        ):
+            answer = await gateway.http.post("/api/jobs", json=wrong)
+            assert answer.status_code == 400, wrong
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await gateway.http.get("/api/jobs/NOT-HEX")).status_code == 400
+        assert (await gateway.http.patch(path, json={"odd": 1})).status_code == 400

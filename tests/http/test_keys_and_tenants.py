@@ -1,0 +1,185 @@
+"""Who may do what: keys on every route, scopes, tenants, revocation, and the key of a first start."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import trio
+
+from hermes_trio.http.auth import UnsafeKey, admin_key, is_loopback
+from hermes_trio.runtime.turn import Turn
+
+from .gateway import KEY, open_gateway
+
+
+async def test_every_route_but_the_open_ones_needs_a_key(fast_path: bool) -> None:
+    """Without a key, with a wrong one, or with another scheme, every route of the table is 401, with four keys."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        del gateway.http.headers["Authorization"]
+        for route in gateway.front.routes:
+            path = route.path.replace("{", "").replace("}", "")
+            for value in (None, "Bearer wrong-key-0123456789", f"bearer {KEY}", f"Basic {KEY}", "Bearer"):
+                headers = {} if value is None else {"Authorization": value}
+                answer = await gateway.http.request(route.method, path, headers=headers)
+                if route.access.value == "open":
+                    assert answer.status_code == 200
+                    continue
+                assert answer.status_code == 401, (route.name, value)
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert error["code"] == "invalid_api_key"
+
+
+async def test_scopes(fast_path: bool) -> None:
+    """A key opens the routes of its scopes and no others; admin opens all."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        tries = {
+            "chat": ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            "runs": ("POST", "/v1/runs", {"input": "x"}),
+            "sessions": ("GET", "/api/sessions", None),
+            "admin": ("GET", "/v1/tree", None),
+        }
+        for scope in tries:
+            headers = await gateway.key(scope)
+            for wanted, (method, path, body) in tries.items():
+                answer = await gateway.http.request(method, path, json=body, headers=headers)
+                allowed = scope in (wanted, "admin")
+                assert (answer.status_code < 300) is allowed, (scope, wanted)
+                if not allowed:
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+            assert (await gateway.http.get("/v1/models", headers=headers)).status_code == 200
+        await gateway.idle()
+
+
+async def test_a_key_sees_only_what_it_created() -> None:
+    """Runs, sessions and responses of one key do not exist for another; the admin sees them all."""
+    async with open_gateway() as gateway:
+        scopes = ("chat", "runs", "sessions")
+        mine, theirs = await gateway.key(*scopes, name="a"), await gateway.key(*scopes, name="b")
+        run_id = (await gateway.http.post("/v1/runs", json={"input": "x"}, headers=mine)).json()["run_id"]
+        await gateway.ended(run_id)
+        session = "mine-1"
+        await gateway.chat("secret", headers={**mine, "X-Hermes-Session-Id": session})
+        response = (await gateway.http.post("/v1/responses", json={"input": "x"}, headers=mine)).json()["id"]
+        for path in (f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/events", f"/v1/runs/{run_id}/tree"):
+            assert (await gateway.http.get(path, headers=theirs)).status_code == 404
+            assert (await gateway.http.get(path, headers=mine)).status_code == 200
+            assert (await gateway.http.get(path)).status_code == 200
+        for path in (f"/api/sessions/{session}", f"/api/sessions/{session}/messages", f"/v1/responses/{response}"):
+            assert (await gateway.http.get(path, headers=theirs)).status_code == 404
+            assert (await gateway.http.get(path, headers=mine)).status_code == 200
+        assert (await gateway.http.get("/v1/runs", headers=theirs)).json()["data"] == []
+        assert (await gateway.http.get("/api/sessions", headers=theirs)).json()["data"] == []
+        assert len((await gateway.http.get("/v1/runs", headers=mine)).json()["data"]) == 1
+        assert len((await gateway.http.get("/v1/runs")).json()["data"]) == 1
+        for method, path in (
+            ("POST", f"/v1/runs/{run_id}/stop"),
+            ("POST", f"/v1/runs/{run_id}/approval"),
+            ("DELETE", f"/api/sessions/{session}"),
+            ("PATCH", f"/api/sessions/{session}"),
+            ("POST", f"/api/sessions/{session}/fork"),
+            ("POST", f"/api/sessions/{session}/chat"),
+            ("DELETE", f"/v1/responses/{response}"),
+        ):
+            answer = await gateway.http.request(method, path, json={"choice": "once", "message": "x"}, headers=theirs)
+            assert answer.status_code == 404, path
+
+
+async def test_a_session_id_cannot_be_used_to_reach_another_tenant() -> None:
+    """Naming another tenant's session is 404 on every way in, also while that session is only in the making."""
+    inside, go = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        if turn.input.text == "hold":
+            inside.set()
+            await go.wait()
+        return "ok"
+
+    async with open_gateway(agent) as gateway:
+        mine, theirs = await gateway.key("chat", "runs", name="a"), await gateway.key("chat", "runs", name="b")
+
+        async def hold() -> None:
+            assert (await gateway.chat("hold", headers={**mine, "X-Hermes-Session-Id": "s"})).status_code == 200
+
+        async def refused() -> None:
+            answer = await gateway.chat("x", headers={**theirs, "X-Hermes-Session-Id": "s"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
+            answer = await gateway.http.post("/v1/runs", json={"input": "x", "session_id": "s"}, headers=theirs)
+            assert answer.status_code == 404
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await inside.wait()
+            await refused()
+            go.set()
+        await refused()
+
+
+async def test_derived_sessions_have_a_tenant() -> None:
+    """The same opening from two keys is two sessions, and a session key of one cannot be the other's."""
+    keys: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        keys.append(turn.context.session_key)
+        return "ok"
+
+    async with open_gateway(agent) as gateway:
+        ids: list[str] = []
+        for name in ("a", "b"):
+            headers = {**await gateway.key("chat", name=name), "X-Hermes-Session-Key": "agent:main:telegram:dm:42"}
+            ids.append((await gateway.chat("hello", headers=headers)).headers["x-hermes-session-id"])
+        assert len(set(ids)) == 2
+        assert len(set(keys)) == 2
+        assert "agent:main:telegram:dm:42" not in keys
+
+
+async def test_keys_are_made_listed_and_revoked_by_the_admin() -> None:
+    """A key is shown once, is listed without itself, and is refused from the moment in which it is revoked."""
+    async with open_gateway() as gateway:
+        made = await gateway.http.post("/admin/keys", json={"name": "ci", "scopes": ["chat"]})
+        assert made.status_code == 201
+        key = made.json()
+        headers = {"Authorization": f"Bearer {key['key']}"}
+        assert (await gateway.chat(headers=headers)).status_code == 200
+        listed = await gateway.http.get("/admin/keys")
+        assert [entry["name"] for entry in listed.json()["data"]] == ["ci"]
+        assert key["key"] not in listed.text
+        assert (await gateway.http.delete(f"/admin/keys/{key['id']}")).status_code == 200
+        assert (await gateway.chat(headers=headers)).status_code == 401
+        assert (await gateway.http.delete(f"/admin/keys/{key['id']}")).status_code == 404
+        for body in ({"name": ""}, {"name": "x", "scopes": ["root"]}, {"name": "x", "scopes": []}, {}):
+            assert (await gateway.http.post("/admin/keys", json=body)).status_code == 400
+        expired = await gateway.http.post("/admin/keys", json={"name": "short", "scopes": ["chat"], "days": 1e-9})
+        headers = {"Authorization": f"Bearer {expired.json()['key']}"}
+        assert (await gateway.chat(headers=headers)).status_code == 401
+
+
+def test_the_first_start_makes_a_key_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    """The generated key is kept with mode 0600 and found again by the next start."""
+    first = admin_key("", tmp_path, ["127.0.0.1"])
+    assert first.made
+    assert first.path is not None
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
+    assert first.value not in repr(first)
+    again = admin_key("", tmp_path, ["::1", "localhost"])
+    assert (again.value, again.made) == (first.value, False)
+
+
+def test_other_addresses_need_a_real_key(tmp_path: Path) -> None:
+    """A public address without a key, a short key and a placeholder are refused, and nothing is written."""
+    for hosts in (["0.0.0.0"], ["127.0.0.1", "192.168.1.5"], ["::"], ["example.org"]):
+        with pytest.raises(UnsafeKey, match="API_SERVER_KEY"):
+            admin_key("", tmp_path, hosts)
+    for key in ("short", "your-secret-key-here", "a" * 32, "has a space in the middle"):
+        with pytest.raises(UnsafeKey):
+            admin_key(key, tmp_path, ["127.0.0.1"])
+    assert admin_key(" 0123456789abcdef ", tmp_path, ["0.0.0.0"]).value == "0123456789abcdef"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loopback_addresses() -> None:
+    """Only addresses that stay on this machine are loopback."""
+    assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org"))

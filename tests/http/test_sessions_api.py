@@ -1,0 +1,253 @@
+"""Sessions over HTTP: made, listed, changed, branched, deleted, and talked to."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from hermes_trio.runtime.errors import AgentFailed
+from hermes_trio.runtime.ports import Message, Reply
+from hermes_trio.runtime.turn import Turn
+
+from .gateway import Gateway, eventually, open_gateway
+
+
+async def test_a_session_from_birth_to_death(fast_path: bool) -> None:
+    """Create, read, rename, end, delete; prompts are never shown."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        body = {"id": "s1", "title": "First", "system_prompt": "be kind", "model": "m"}
+        made = await gateway.http.post("/api/sessions", json=body)
+        assert made.status_code == 201
+        session = made.json()["session"]
+        assert made.json()["object"] == "hermes.session"
+        assert (session["id"], session["title"], session["source"], session["model"]) == (
+            "s1",
+            "First",
+            "api_server",
+            "m",
+        )
+        assert session["has_system_prompt"] is True
+        assert "be kind" not in made.text
+        assert (await gateway.http.get("/api/sessions/s1")).json()["session"] == session
+        renamed = await gateway.http.patch("/api/sessions/s1", json={"title": "Second"})
+        assert renamed.json()["session"]["title"] == "Second"
+        assert (await gateway.http.patch("/api/sessions/s1", json={"title": ""})).json()["session"]["title"] is None
+        ended = await gateway.http.patch("/api/sessions/s1", json={"end_reason": "done"})
+        assert ended.json()["session"]["end_reason"] == "done"
+        again = await gateway.http.patch("/api/sessions/s1", json={"end_reason": "other"})
+        assert again.json()["session"]["end_reason"] == "done"
+        gone = await gateway.http.delete("/api/sessions/s1")
+        assert gone.json() == {"object": "hermes.session.deleted", "id": "s1", "deleted": True}
+        for path in ("", "/messages"):
+            assert (await gateway.http.get(f"/api/sessions/s1{path}")).status_code == 404
+
+
+async def test_a_session_without_a_body_gets_an_id() -> None:
+    """A POST without a body makes a session with an id of ours."""
+    async with open_gateway() as gateway:
+        made = await gateway.http.post("/api/sessions")
+        assert made.status_code == 201
+        assert made.json()["session"]["id"].startswith("api_")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"id": "../x"}, "invalid_session_id"),
+        ({"id": " "}, "invalid_session_id"),
+        ({"title": "t" * 101}, "invalid_title"),
+        ({"title": 5}, "invalid_title"),
+        ({"title": "taken"}, "invalid_title"),
+        ({"system_prompt": 5}, "invalid_system_prompt"),
+    ],
+)
+async def test_what_cannot_be_made(body: object, code: str) -> None:
+    """Wrong ids, titles and prompts are 400 and make nothing; an id that exists is 409."""
+    async with open_gateway() as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "known", "title": "taken"})
+        answer = await gateway.http.post("/api/sessions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+        exists = await gateway.http.post("/api/sessions", json={"id": "known"})
+        assert (exists.status_code, exists.json()["error"]["code"]) == (409, "session_exists")
+        assert len((await gateway.http.get("/api/sessions")).json()["data"]) == 1
+
+
+async def test_patches_that_cannot_be_made() -> None:
+    """Other fields are 400 unsupported_session_field; a long title is 400 invalid_title; an unknown session is 404."""
+    async with open_gateway() as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        for body, code in (({"model": "x"}, "unsupported_session_field"), ({"title": "t" * 101}, "invalid_title")):
+            answer = await gateway.http.patch("/api/sessions/s", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+        assert (await gateway.http.patch("/api/sessions/nope", json={"title": "x"})).status_code == 404
+        assert (await gateway.http.patch("/api/sessions/s", json=[])).status_code == 400
+
+
+async def test_lists_are_paged() -> None:
+    """The newest activity is first; wrong limits and offsets are the defaults; has_more is exact."""
+    async with open_gateway() as gateway:
+        for number in range(3):
+            await gateway.http.post("/api/sessions", json={"id": f"s{number}"})
+        page = (await gateway.http.get("/api/sessions", params={"limit": "2"})).json()
+        assert [session["id"] for session in page["data"]] == ["s2", "s1"]
+        assert (page["limit"], page["offset"], page["has_more"]) == (2, 0, True)
+        rest = (await gateway.http.get("/api/sessions", params={"limit": "2", "offset": "2"})).json()
+        assert ([session["id"] for session in rest["data"]], rest["has_more"]) == (["s0"], False)
+        odd = (await gateway.http.get("/api/sessions", params={"limit": "-1", "offset": "x"})).json()
+        assert (odd["limit"], odd["offset"]) == (50, 0)
+        assert (await gateway.http.get("/api/sessions", params={"limit": "9999"})).json()["limit"] == 200
+        assert (await gateway.http.get("/api/sessions", params={"source": "telegram"})).json()["data"] == []
+
+
+async def test_talking_to_a_session(fast_path: bool) -> None:
+    """A chat adds to the transcript, uses the session's prompt and history, and answers with usage."""
+    seen: list[tuple[str, list[str]]] = []
+
+    async def agent(turn: Turn) -> str:
+        seen.append((turn.input.instructions, [message.text for message in await turn.history()]))
+        return f"answer to {turn.input.text}"
+
+    async with open_gateway(agent, fast_path=fast_path) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s", "system_prompt": "be kind"})
+        answer = await gateway.http.post("/api/sessions/s/chat", json={"message": "one"})
+        assert answer.json() == {
+            "object": "hermes.session.chat.completion",
+            "session_id": "s",
+            "message": {"role": "assistant", "content": "answer to one"},
+            "usage": {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0},
+        }
+        assert answer.headers["x-hermes-session-id"] == "s"
+        await gateway.http.post("/api/sessions/s/chat", json={"input": "two", "system_message": "be brief"})
+        assert seen == [("be kind", []), ("be kind\nbe brief", ["one", "answer to one"])]
+        messages = (await gateway.http.get("/api/sessions/s/messages")).json()
+        assert [message["content"] for message in messages["data"]] == ["one", "answer to one", "two", "answer to two"]
+        for body, code in (({}, "missing_message"), ({"message": "x", "instructions": 5}, "invalid_system_message")):
+            wrong = await gateway.http.post("/api/sessions/s/chat", json=body)
+            assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, code)
+        assert (await gateway.http.post("/api/sessions/nope/chat", json={"message": "x"})).status_code == 404
+
+
+async def test_the_events_of_a_session_stream(fast_path: bool) -> None:
+    """Named events in order, each with session, run, number and time; always `done`."""
+
+    async def agent(turn: Turn) -> Reply:
+        turn.emit("message.delta", delta="hel")
+        turn.emit("tool.started", tool="t", preview="p", tool_call_id="c", arguments="{}")
+        turn.emit("tool.completed", tool="t", tool_call_id="c", error=True, result="x")
+        turn.emit("message.delta", delta="lo")
+        return Reply(text="hello", messages=(Message(role="assistant", content="hello"),))
+
+    async with open_gateway(agent, fast_path=fast_path) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        async with gateway.events("/api/sessions/s/chat/stream", method="POST", json={"message": "x"}) as events:
+            assert events.response.headers["x-hermes-session-id"] == "s"
+            found = await events.all()
+        assert [event.name for event in found] == [
+            "run.started",
+            "message.started",
+            "assistant.delta",
+            "tool.started",
+            "tool.failed",
+            "assistant.delta",
+            "assistant.completed",
+            "run.completed",
+            "done",
+        ]
+        assert [event.data["seq"] for event in found] == list(range(1, 10))
+        assert {event.data["session_id"] for event in found} == {"s"}
+        assert found[6].data["content"] == "hello"
+        assert found[7].data["messages"] == [{"role": "assistant", "content": "hello"}]
+
+
+async def test_a_failing_session_stream_says_error() -> None:
+    """A turn that fails is an `error` event, then `done`; plain it is 502."""
+
+    async def agent(turn: Turn) -> str:
+        raise AgentFailed("no model")
+
+    async with open_gateway(agent) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        async with gateway.events("/api/sessions/s/chat/stream", method="POST", json={"message": "x"}) as events:
+            found = await events.all()
+        assert [event.name for event in found][-2:] == ["error", "done"]
+        assert found[-2].data["message"] == "no model"
+        assert (await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})).status_code == 502
+
+
+async def test_leaving_a_session_stream_cancels_the_turn() -> None:
+    """The agent is not left working unseen (API-118)."""
+    ended = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        turn.emit("message.delta", delta="x")
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with open_gateway(agent) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        async with gateway.events("/api/sessions/s/chat/stream", method="POST", json={"message": "x"}) as events:
+            await events.next()
+        await ended.wait()
+        await gateway.idle()
+
+
+async def test_branches(fast_path: bool) -> None:
+    """A branch has a copy of the messages, a parent and a numbered title; the old session ends as branched."""
+    async with open_gateway(fast_path=fast_path) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s", "title": "Plan"})
+        await gateway.http.post("/api/sessions/s/chat", json={"message": "one"})
+        branch = await gateway.http.post("/api/sessions/s/fork", json={"id": "b"})
+        assert branch.status_code == 201
+        session = branch.json()["session"]
+        assert (session["id"], session["parent_session_id"], session["title"]) == ("b", "s", "Plan #2")
+        assert len((await gateway.http.get("/api/sessions/b/messages")).json()["data"]) == 2
+        assert (await gateway.http.get("/api/sessions/s")).json()["session"]["end_reason"] == "branched"
+        assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "b"})).status_code == 409
+        assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "a/b"})).status_code == 400
+        assert (await gateway.http.post("/api/sessions/s/fork")).status_code == 201
+
+
+async def test_the_tree_shows_what_runs() -> None:
+    """The tree, its parts and its differences: a turn is seen to open and to close."""
+    go = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        await go.wait()
+        return "ok"
+
+    async with open_gateway(agent) as gateway:
+        async with gateway.events("/v1/tree/events") as events:
+            first = await events.next()
+            assert first is not None
+            assert first.data["event"] == "snapshot"
+            run_id = await gateway.start()
+            opened = await events.next()
+            assert opened is not None
+            assert (opened.data["event"], opened.data["node"]["kind"]) == ("opened", "turn")
+            tree = (await gateway.http.get("/v1/tree")).json()
+            assert tree["object"] == "hermes.tree"
+            assert opened.data["node"]["id"] in _ids(tree["tree"])
+            mine = (await gateway.http.get(f"/v1/runs/{run_id}/tree")).json()
+            assert [node["id"] for node in mine["nodes"]] == [opened.data["node"]["id"]]
+            go.set()
+            while (event := await events.next()) is not None and event.data["event"] != "closed":
+                pass
+            assert event is not None
+            assert event.data["node"]["id"] == opened.data["node"]["id"]
+        assert (await gateway.ended(run_id))["settled"] is True
+        await _idle_tree(gateway)
+
+
+def _ids(node: dict[str, object]) -> list[object]:
+    return [node["id"], *(id for child in node["children"] for id in _ids(child))]  # type: ignore[attr-defined]
+
+
+async def _idle_tree(gateway: Gateway) -> None:
+    async def idle() -> bool:
+        tree = (await gateway.http.get("/v1/tree")).json()["tree"]
+        return not any(str(id).startswith("turn_") for id in _ids(tree))
+
+    await eventually(idle)
