@@ -112,12 +112,15 @@ def take_rows(db: Database, turn_id: str, session_id: str, ids: Sequence[int]) -
 
 
 def settle_rows(db: Database, now: float, turn_id: str, taken: Sequence[int], told: Sequence[int]) -> None:
-    """A turn ends: what it told is delivered, and so are the messages that it took, however it ended."""
+    """A turn ends: what it told is delivered, and so are the messages that it took, however it ended.
+
+    A notice that was superseded or abandoned while the turn was telling it has been told: that is what its row says.
+    """
     if told:
         write_many(
             db,
-            "UPDATE inbox SET state = 'delivered', turn_id = ?, settled_at = ?"
-            " WHERE id = ? AND state IN ('pending', 'taken')",
+            "UPDATE inbox SET state = 'delivered', reason = '', turn_id = ?, settled_at = ?"
+            " WHERE id = ? AND state IN ('pending', 'taken', 'superseded', 'abandoned')",
             [(turn_id, now, number) for number in told],
         )
     rest = [number for number in taken if number not in told] if told else taken

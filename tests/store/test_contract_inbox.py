@@ -7,7 +7,7 @@ from hermes_trio.runtime.ports import InboxKind, JobFinish, NoticeKind
 from hermes_trio.store import NewSession, Store
 
 from .conftest import Clock
-from .turns import KEY, job, message, notice
+from .turns import KEY, finish, job, message, notice, start
 
 
 async def test_a_message_waits_with_all_that_it_brought(store: Store, clock: Clock) -> None:
@@ -140,3 +140,15 @@ async def test_jobs_are_listed_by_session_and_life(store: Store, clock: Clock) -
     assert len(noted.output_tail) == 4_000
     assert late is not None
     assert late.output_tail == ""
+
+
+async def test_what_a_turn_has_told_is_delivered(store: Store) -> None:
+    """A notice that was abandoned or superseded while a turn was telling it counts as told when that turn commits."""
+    abandoned = await store.add_notice(notice(job_id="p1"))
+    superseded = await store.add_notice(notice(session_id="s2", job_id="p2"))
+    await store.abandon(session_id="s1", reason="session_ended")
+    await store.supersede("p2")
+    await store.finish_turn(finish(start(), "q", "a", acknowledged=(abandoned, superseded)))
+
+    states = await store.inbox_states([abandoned, superseded])
+    assert states == {abandoned: ("delivered", ""), superseded: ("delivered", "")}
