@@ -12,6 +12,7 @@ from .arithmetic import evaluate
 from .braces import expand_braces
 from .marks import HOLE, PRIVATE, QUOTED, REMOTE, SOLID, SPLIT
 from .parameters import apply_operator
+from .pruning import prune
 from .state import State, Value
 from .syntax import (
     Arithmetic,
@@ -23,9 +24,9 @@ from .syntax import (
     Substitution,
     Word,
 )
-from .verdict import BlockCategory, Blocked
 
 MAX_ALTERNATIVES = 512
+_FEW = 20
 
 _FIRST_DESCRIPTOR = 63
 _PLAIN = re.compile(r"[^~{]*\Z")
@@ -34,11 +35,12 @@ _ORIGINS = re.compile(PRIVATE)
 
 
 class Expander:
-    """Expands words in one `State`; `run` gives the output of a script that a substitution holds."""
+    """Expands words in one `State`; `run` gives the output of a substituted script, `feed` gives one its input."""
 
-    def __init__(self, state: State, run: Callable[[list[Item]], str]) -> None:
+    def __init__(self, state: State, run: Callable[[list[Item]], str], feed: Callable[[list[Item], str], None]) -> None:
         self._state = state
         self._run = run
+        self._feed = feed
 
     def fields(self, word: Word) -> list[list[str]]:
         """The alternatives for one word, each a list of fields (none, one or several)."""
@@ -54,7 +56,9 @@ class Expander:
                 for result in results:
                     result.extend(options[0])
                 continue
-            _bound(len(results) * len(options))
+            if len(results) * len(options) > MAX_ALTERNATIVES:
+                results = prune(results, _FEW, " ".join, [HOLE])
+                options = prune(options, _FEW, " ".join, [HOLE])
             results = [result + option for result in results for option in options]
         return results
 
@@ -70,7 +74,9 @@ class Expander:
             if len(options) == 1:
                 texts = [text + options[0] for text in texts]
             else:
-                _bound(len(texts) * len(options))
+                if len(texts) * len(options) > MAX_ALTERNATIVES:
+                    texts = prune(texts, _FEW, str, HOLE)
+                    options = prune(options, _FEW, str, HOLE)
                 texts = [text + option for text in texts for option in options]
         return texts
 
@@ -113,7 +119,7 @@ class Expander:
         return "/home/" + prefix[1:] + slash + rest
 
     def _parameter(self, part: Parameter) -> list[str]:
-        values = self._state.lookup(part.name)
+        values: list[Value] = self._state.lookup(part.name)
         if part.indirect:
             values = self._indirect(values, part)
         if part.index is not None or part.name in ("@", "*"):
@@ -124,7 +130,9 @@ class Expander:
             return [str(len(v)) if isinstance(v, str) and not _ORIGINS.search(v) else SOLID for v in values]
         if part.operator:
             arguments = self.texts(part.argument)
-            _bound(len(values) * len(arguments))
+            if len(values) * len(arguments) > MAX_ALTERNATIVES:
+                values = prune(values, _FEW, str, HOLE)
+                arguments = prune(arguments, _FEW, str, HOLE)
             values = [
                 result
                 for value in values
@@ -170,6 +178,7 @@ class Expander:
         path = f"/dev/fd/{_FIRST_DESCRIPTOR + len(state.files) + len(state.sinks)}"
         if part.writes:
             state.sinks[path] = part.body
+            self._feed(part.body, HOLE)
         else:
             state.files[path] = self._run(part.body)
         return path
@@ -195,8 +204,3 @@ def _number(text: str) -> str:
     if result is not None:
         return str(result)
     return SOLID if REMOTE not in text else REMOTE + SOLID
-
-
-def _bound(count: int) -> None:
-    if count > MAX_ALTERNATIVES:
-        raise Blocked(BlockCategory.OVER_LIMIT, "a word has too many possible values to inspect")

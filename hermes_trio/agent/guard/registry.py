@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .rules import builtins, code, deletes, files, git, machine, text, wrappers
+from .rules import builtins, code, deletes, exec_options, files, git, machine, text, wrappers
 
 if TYPE_CHECKING:
     from .call import Call
@@ -24,9 +24,10 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("mv gmv", deletes.move),
     ("mkfs mke2fs mkdosfs mkntfs newfs mkreiserfs", machine.make_filesystem),
     ("dd gdd dcfldd", machine.dd),
-    ("fdisk sfdisk cfdisk gdisk sgdisk parted wipefs blkdiscard hdparm cryptsetup mkswap pvcreate vgremove lvremove diskutil",
+    ("fdisk sfdisk cfdisk gdisk sgdisk parted wipefs blkdiscard hdparm cryptsetup mkswap pvcreate vgremove lvremove "
+     "diskutil badblocks nvme zpool zfs btrfs mdadm",
      machine.partition),
-    ("shutdown reboot halt poweroff openrc-shutdown", machine.power),
+    ("shutdown reboot halt poweroff openrc-shutdown rtcwake", machine.power),
     ("init telinit", machine.init),
     ("systemctl", machine.systemctl),
     ("service rc-service supervisorctl launchctl loginctl pm2 initctl", machine.service),
@@ -41,32 +42,35 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("chmod gchmod", files.chmod),
     ("chown chgrp gchown", files.chown),
     ("tee sponge gtee", files.tee),
-    ("cp gcp install ln scp", files.copy),
+    ("cp gcp install", files.copy),
+    ("ln gln", files.link),
+    ("mount", files.mount),
     ("truncate patch", files.write_operands),
     ("curl wget aria2c fetch http https", files.download),
     ("crontab", files.crontab),
     ("echo", text.echo),
     ("printf", text.printf),
     ("cat gcat bat pv tail head", text.cat),
-    ("sort uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
-     "zstd gzcat jq yq uniq shuf od hexdump split less more", text.transform),
-    ("rg ag ack tar sort man", text.search),
+    ("uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
+     "zstd gzcat jq yq uniq shuf od hexdump less more", text.transform),
+    (" ".join(exec_options.NAMES), exec_options.with_exec_options),
     ("rev", text.reverse),
     ("cut", text.cut),
     ("realpath readlink yes", text.prints_operands),
     ("tac", text.tac),
     ("tr gtr", text.translate),
     ("base64 gbase64 base32 xxd openssl uudecode basenc", text.decode),
-    ("which type whereis hash", text.which),
+    ("which type whereis", text.which),
+    ("hash", builtins.remember_path),
     ("ls gls dir", text.names_only),
     ("basename dirname", text.basename),
     ("pwd", text.working_directory),
-    ("true false : test [ [[ exit return break continue wait sleep mkdir touch unset shopt ulimit umask popd getopts "
+    ("true false : test [ [[ exit return break continue wait sleep mkdir touch unset shopt ulimit umask getopts "
      "disown bg fg jobs let times enable history complete compgen compopt bind suspend logout local typeset", text.silent),
-    ("apt apt-get aptitude dnf yum zypper pacman apk brew snap flatpak cargo go gem gh glab whatis apropos info "
-     "help diff cmp file stat wc cmake ninja pytest ruff mypy vi nano emacs code ps top df du free uname date cal id "
+    ("aptitude dnf yum zypper pacman apk brew snap flatpak cargo go gem gh glab whatis apropos info "
+     "help diff cmp file stat wc cmake ninja pytest ruff mypy vi nano code ps top df du free uname date cal id "
      "whoami hostname uptime lsof netstat ss ping dig nslookup traceroute tree locate nproc seq expr bc dc "
-     "notify-send logger wall mail sendmail zip unzip 7z gpg ssh-keygen ssh-add terraform ansible helm",
+     "notify-send logger wall mail sendmail unzip 7z gpg ssh-keygen ssh-add terraform ansible helm",
      text.inert),
     ("sh bash dash zsh ksh mksh ash fish csh tcsh rbash rzsh yash posh pdksh", code.shell),
     ("eval", code.evaluate),
@@ -85,13 +89,13 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("sudo sudoedit", wrappers.sudo),
     ("command", wrappers.command),
     ("exec", wrappers.execute),
-    ("watch ssh entr", wrappers.joined),
+    ("watch entr", wrappers.joined),
     ("su runuser script flock at batch", wrappers.texted),
-    ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap gdb npx", wrappers.text_arguments),
+    ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap npx", wrappers.text_arguments),
     ("npm yarn pnpm bunx", wrappers.package_run),
     ("make gmake", wrappers.make),
     ("trap", wrappers.builtin_run),
-    ("cd pushd chdir", builtins.change_directory),
+    ("cd pushd popd chdir", builtins.change_directory),
     ("set", builtins.set_options),
     ("read mapfile readarray", builtins.read),
     ("alias", builtins.alias),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import re
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from .call import MAX_EXCERPT, Call, excerpt_of
 from .expansion import MAX_ALTERNATIVES, Expander
 from .marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain, shown
 from .paths import fold, is_raw_disk, write_category
+from .pruning import prune
 from .reader import Reader, Unreadable
 from .registry import ALL_NAMES, RUNNERS, find_rule
 from .state import State, Value
@@ -39,6 +41,7 @@ from .syntax import (
     Redirect,
     Simple,
 )
+from .values import any_of, append, bounded, chunks, items_of, union
 from .verdict import BlockCategory, Blocked, Category, Finding
 
 if TYPE_CHECKING:
@@ -48,7 +51,6 @@ MAX_STEPS: Final = 20_000
 MAX_TEXT: Final = 400_000
 """Characters of nested text and of array items that one inspection reads in all."""
 MAX_DEPTH: Final = 24
-MAX_OUTPUT: Final = 128_000
 MAX_COMMANDS: Final = 4_096
 
 _CODE_VARIABLES = frozenset(
@@ -78,6 +80,10 @@ _CODE_VARIABLES = frozenset(
     ]
 )
 _STARTUP_VARIABLES = frozenset({"BASH_ENV", "ENV", "ZDOTDIR"})
+_SUBSCRIPT = re.compile(r"\[[^\[]{0,200}(?:\$\(|`)")
+_EVALUATORS = frozenset(
+    {"let", "test", "[", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset"}
+)
 _KEYED = re.compile(r"\A\[[^\]]*\]\+?=")
 _READ_OPERATORS = frozenset({"<", "<>"})
 _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
@@ -97,14 +103,16 @@ class Shell:
     def __init__(self, *, home: str, cwd: str, sudo_password_configured: bool) -> None:
         self.state = State(home=home, cwds=(cwd,))
         self.sudo_password_configured = sudo_password_configured
-        self.expander = Expander(self.state, self._substitute)
+        self.expander = Expander(self.state, self._substitute, self.run_sink)
         self.findings: dict[tuple[Category, str], Finding] = {}
         self.commands: dict[str, None] = {}
         self._steps = 0
         self._characters = 0
         self._depth = 0
         self._muted = 0
+        self._guesses = 0
         self._active: list[str] = []
+        self.dangerous_names = ALL_NAMES
         self.bulk = 0
         """How many searches (`find`, `xargs`) feed the command at hand."""
 
@@ -135,6 +143,11 @@ class Shell:
                 items = Reader(plain(text)).read()
             except Unreadable as problem:
                 if self._muted or is_dynamic(text):
+                    return HOLE
+                if self._guesses:
+                    # One of several possible texts; it need not be one that ever runs.
+                    excerpt = shown(text)[:MAX_EXCERPT]
+                    self.flag(Category.DYNAMIC_COMMAND, "runs text that is put together at run time", excerpt)
                     return HOLE
                 raise Blocked(BlockCategory.UNPARSEABLE, f"a nested shell text cannot be read: {problem}") from None
             if positional is None:
@@ -179,7 +192,7 @@ class Shell:
             raise Blocked(BlockCategory.RAW_DISK_WRITE, reason)
         sink = self.state.sinks.get(path)
         if sink is not None:
-            self.script(sink, HOLE if text is None else text)
+            self.run_sink(sink, HOLE if text is None else text)
             return
         if path.startswith("/dev/"):
             if path.startswith(("/dev/tcp/", "/dev/udp/")):
@@ -199,7 +212,7 @@ class Shell:
         fresh = HOLE if text is None else text
         if known is not None and known != fresh:
             fresh = known + "\n" + fresh
-        self.state.files[key] = fresh[:MAX_OUTPUT]
+        self.state.files[key] = bounded(fresh)
 
     def step(self) -> None:
         """Count one unit of work."""
@@ -240,9 +253,9 @@ class Shell:
             if state.cwds is not before:
                 chain_start = self._settle_directory(before, chain_start, items, position)
             elif item.operator not in ("&&", "||") and state.cwds is not chain_start and previous in ("&&", "||"):
-                state.cwds = _union(chain_start, state.cwds)
+                state.cwds = union(chain_start, state.cwds)
             previous = item.operator
-        return "".join(outputs)[:MAX_OUTPUT]
+        return bounded("".join(outputs))
 
     def _settle_directory(
         self, before: tuple[str, ...], chain_start: tuple[str, ...], items: list[Item], position: int
@@ -253,12 +266,18 @@ class Shell:
         """
         state = self.state
         item = items[position]
-        leaves_else = item.operator == "||" and position + 1 < len(items) and leaves(items[position + 1].node)
-        if state.errexit or leaves_else:
+        stops = state.errexit and self._depth == 1 and item.operator in (";", "\n", "")
+        if stops or (item.operator == "||" and position + 1 < len(items) and self._leaves(items[position + 1])):
             return state.cwds
         if item.operator != "&&":
-            state.cwds = _union(_union(chain_start, before), state.cwds)
+            state.cwds = union(union(chain_start, before), state.cwds)
         return chain_start
+
+    def _leaves(self, item: Item) -> bool:
+        """Whether nothing behind this command runs: it exits, nobody redefined exit, and it is not in the background."""
+        if "exit" in self.state.functions or "exit" in self.state.aliases or item.operator == "&":
+            return False
+        return leaves(item.node, in_function=bool(self._active))
 
     def node(self, node: Node, stdin: str | None) -> str:
         """Follow one command of any kind."""
@@ -286,16 +305,17 @@ class Shell:
             return output
         if isinstance(node, Condition):
             for word in node.words:
-                self.expander.fields(word)
+                for fields in self.expander.fields(word):
+                    self._subscripts(fields)
             return ""
         with state.maybe():
             if isinstance(node, Branches):
                 outputs = [self._script(script, stdin) for script in node.scripts]
-                return _any_of(outputs)
+                return any_of(outputs)
             if isinstance(node, Case):
                 for word in (node.subject, *node.patterns):
                     self.expander.fields(word)
-                return _any_of([self._script(body, stdin) for body in node.bodies])
+                return any_of([self._script(body, stdin) for body in node.bodies])
             if isinstance(node, ForEach):
                 return self._for_each(node, stdin)
             self.expander.texts(node.header)
@@ -307,18 +327,20 @@ class Shell:
     def _for_each(self, node: ForEach, stdin: str | None) -> str:
         values: list[Value] = []
         if node.words is None:
-            values.extend(item for value in self.state.lookup("@") for item in _items(value))
+            values.extend(item for value in self.state.lookup("@") for item in items_of(value))
         else:
             for word in node.words:
                 for alternative in self.expander.fields(word):
                     values.extend(alternative)
         outputs: list[str] = []
-        for chunk in _chunks(list(dict.fromkeys(values)) or [HOLE], 128):
+        before = self.state.lookup(node.variable)
+        for chunk in chunks(list(dict.fromkeys(values)) or [HOLE], 128):
             self.state.variables[node.variable] = chunk
             outputs.append(self._script(node.body, stdin))
             if len(chunk) > 1 or len(node.body) > 1:
                 outputs[-1] = self._script(node.body, stdin)
-        return "".join(outputs)[:MAX_OUTPUT]
+        self.state.variables[node.variable] = list(dict.fromkeys([*before, *values]))[-512:]
+        return bounded("".join(outputs))
 
     def _pipeline(self, node: Pipeline, stdin: str | None) -> str:
         if len(node.commands) == 1:
@@ -359,7 +381,7 @@ class Shell:
         self._active.append(name)
         try:
             with self.state.maybe(), self._deeper():
-                return "".join([self.node(body, stdin) for body in self.state.functions[name][-8:]])[:MAX_OUTPUT]
+                return bounded("".join([self.node(body, stdin) for body in self.state.functions[name][-8:]]))
         finally:
             self._active.pop()
             self.state.positional = saved
@@ -374,15 +396,26 @@ class Shell:
             self._assign(assignment, certain=not words or literal_name(node) in ("export", "declare", "readonly"))
             if words and any("-n" in fields for option in alternatives for fields in option):
                 self._refer(assignment.name)
+            if words and (
+                literal_name(node) == "readonly" or any("-r" in fields for option in alternatives for fields in option)
+            ):
+                self.state.fixed.add(assignment.name)
         redirected = self._redirects(node.redirects, stdin) if node.redirects else Redirected(stdin, [])
         if not words:
             text = self._read_through(node, redirected)
             return self._deliver(text, redirected.targets, "redirection")
-        outputs = [self.call(argv, redirected.stdin) for argv in self._choices(alternatives)]
+        if len(words) == 1 and literal_name(node) == "exec" and redirected.stdin is not stdin:
+            self.state.stdin = redirected.stdin
+        choices = self._choices(alternatives)
+        self._guesses += len(choices) > 1
+        try:
+            outputs = [self.call(argv, redirected.stdin) for argv in choices]
+        finally:
+            self._guesses -= len(choices) > 1
         last = [alternative[-1] for alternative in alternatives[-1] if alternative]
         if last:
             self.state.variables["_"] = list(last[:64])
-        output = outputs[0] if len(outputs) == 1 else _any_of(list(dict.fromkeys(outputs)))
+        output = outputs[0] if len(outputs) == 1 else any_of(list(dict.fromkeys(outputs)))
         if not redirected.targets:
             return output
         return self._deliver(output, redirected.targets, " ".join(f for a in alternatives for f in a[0])[:MAX_EXCERPT])
@@ -395,16 +428,17 @@ class Shell:
         return ""
 
     def _choices(self, alternatives: list[list[list[str]]]) -> list[list[str]]:
-        count = 1
-        for alternative in alternatives:
-            count *= len(alternative)
+        count = math.prod(map(len, alternatives))
         if count == 1:
             return [[field for alternative in alternatives for field in alternative[0]]]
         if count > MAX_ALTERNATIVES:
             names = {fields[0] for fields in alternatives[0] if fields}
-            if any(is_dynamic(name) or find_rule(_base(name)) is not None for name in names) or not names:
+            if names and not any(is_dynamic(name) or find_rule(_base(name)) is not None for name in names):
+                return [[field for alternative in alternatives for field in alternative[0]]]
+            alternatives = [prune(alternative, 6, " ".join, [HOLE]) for alternative in alternatives]
+            count = math.prod(map(len, alternatives))
+            if count > MAX_ALTERNATIVES * 4:
                 raise Blocked(BlockCategory.OVER_LIMIT, "a command has too many possible spellings to inspect")
-            return [[field for alternative in alternatives for field in alternative[0]]]
         return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*alternatives)]
 
     def _assign(self, assignment: Assignment, *, certain: bool) -> None:
@@ -417,7 +451,8 @@ class Shell:
             for word in assignment.elements:
                 options = self.expander.fields(word)
                 if len(fields) * len(options) > MAX_ALTERNATIVES:
-                    raise Blocked(BlockCategory.OVER_LIMIT, "an array has too many possible values to inspect")
+                    fields = prune(fields, 20, " ".join, [HOLE])
+                    options = prune(options, 20, " ".join, [HOLE])
                 if len(options) == 1:
                     for items in fields:
                         items.extend(options[0])
@@ -426,9 +461,12 @@ class Shell:
             values = [tuple(_KEYED.sub("", item) for item in items) for items in fields]
         else:
             parts = [] if assignment.value is None else assignment.value.parts
-            values = list(self.expander.texts(parts, assignment=True))
+            texts = self.expander.texts(parts, assignment=True)
+            self._subscripts(texts)
+            values = list(texts)
         if assignment.append or assignment.index:
-            grown = [_append(old, new) for old in state.lookup(assignment.name)[:32] for new in values[:32]]
+            old_values: list[Value] = prune(state.lookup(assignment.name), 24, str, HOLE)
+            grown = [append(old, new) for old in old_values for new in prune(values, 24, str, HOLE)]
             self._spend(sum(map(len, grown)))
             values = [*values, *grown] if assignment.index else grown
         state.assign(assignment.name, values, certain=certain and not assignment.index)
@@ -446,20 +484,30 @@ class Shell:
         if isinstance(target, str) and target.isidentifier() and target != name:
             self.state.references[name] = target
 
+    def _subscripts(self, texts: list[str]) -> None:
+        """Arithmetic evaluates array subscripts again: `x='a[$(cmd)]'; ((x))` runs the command."""
+        for text in texts:
+            if "[" in text and _SUBSCRIPT.search(text):
+                with self.muted(), self.state.maybe():
+                    self.run_text(": " + text)
+
     def _redirects(self, redirects: list[Redirect], stdin: str | None) -> Redirected:
         result = Redirected(stdin, [])
         for redirect in redirects:
             operator = redirect.operator
-            if operator in ("<<", "<<-"):
-                result.stdin = "".join(self.expander.texts(redirect.target.parts))
-                continue
-            if operator == "<<<":
-                result.stdin = "\n".join(self.expander.texts(redirect.target.parts)) + "\n"
+            if operator in ("<<", "<<-", "<<<"):
+                texts = self.expander.texts(redirect.target.parts)
+                result.stdin = "\n".join(texts) + "\n" if operator == "<<<" else "".join(texts)
+                self._open(redirect.descriptor, result.stdin)
                 continue
             targets = ["".join(fields) for fields in self.expander.fields(redirect.target)]
             if operator in _READ_OPERATORS:
                 texts = [self.file_text(target) for target in targets]
                 result.stdin = HOLE if None in texts else "\n".join(text for text in texts if text is not None)
+                self._open(redirect.descriptor, result.stdin)
+            elif operator == "<&":
+                known = self.state.files.get("/dev/fd/" + targets[0].rstrip("-")) if targets else None
+                result.stdin = HOLE if known is None else known
             if operator in _WRITE_OPERATORS:
                 names = [target for target in targets if not (operator == ">&" and _is_descriptor(target))]
                 if redirect.descriptor in ("", "1") or not redirect.descriptor.isdigit():
@@ -469,12 +517,23 @@ class Shell:
                         self.write(name, None, f"{redirect.descriptor}{operator} {shown(name)}")
         return result
 
+    def _open(self, descriptor: str, text: str) -> None:
+        if descriptor.isdigit() and descriptor != "0":
+            self.state.files["/dev/fd/" + descriptor] = text
+
     def _deliver(self, output: str, targets: list[str], what: str) -> str:
         if not targets:
             return output
         for target in targets:
             self.write(target, output, shown(f"{what} > {target}")[:MAX_EXCERPT])
         return output if any(plain(t) in ("/dev/stdout", "/dev/tty", "/dev/fd/1") for t in targets) else ""
+
+    def run_sink(self, items: list[Item], text: str) -> None:
+        """Follow the script behind `>(…)` with the text it reads."""
+        directory = self.state.cwds
+        with self.state.maybe():
+            self.script(items, text)
+        self.state.cwds = directory
 
     def _substitute(self, items: list[Item]) -> str:
         directory = self.state.cwds
@@ -500,7 +559,12 @@ class Shell:
         arguments = [plain(argument) for argument in raw]
         if not self._muted:
             self._record(name, arguments)
+        if stdin is None:
+            stdin = self.state.stdin
+        if name in _EVALUATORS:
+            self._subscripts(arguments)
         outputs: list[str] = []
+        before = self.state.cwds
         if path in self.state.functions:
             outputs.append(self._enter_function(path, arguments, stdin))
         for alias in self.state.aliases.get(path, ())[:8]:
@@ -512,13 +576,18 @@ class Shell:
                     self._active.pop()
         if "/" in path and (self.state.files or self.state.executables):
             self._run_path(path, stdin, arguments)
+        if self.state.programs and (program := self.state.programs.get(name)) is not None and program != name:
+            outputs.append(self.call([program, *raw], stdin))
         rule = find_rule(name)
         if rule is None:
             self._unknown(name, arguments, stdin)
-            return _any_of(outputs) if outputs else HOLE
+            return any_of(outputs) if outputs else HOLE
         output = rule(Call(self, name, arguments, raw, stdin, path))
+        if outputs and self.state.cwds is not before:
+            # Redefined, it may not have changed the directory at all.
+            self.state.cwds = union(before, self.state.cwds)
         outputs.append(HOLE if output is None else output)
-        return outputs[0] if len(outputs) == 1 else _any_of(outputs)
+        return outputs[0] if len(outputs) == 1 else any_of(outputs)
 
     def _record(self, name: str, arguments: list[str]) -> None:
         self.commands.setdefault(shown(" ".join([name, *arguments]))[:4_000])
@@ -543,7 +612,9 @@ class Shell:
     def _globbed(self, name: str, path: str, argv: list[str], stdin: str | None) -> str:
         self.flag(Category.DYNAMIC_COMMAND, "the command name is a pattern", excerpt_of(argv))
         if len(name) < 64:
-            for candidate in sorted(ALL_NAMES):
+            # A pattern without any letter fits every name; then only programs that need arguments to harm are tried.
+            names = ALL_NAMES if any(map(str.isalnum, name)) else RUNNERS
+            for candidate in sorted(names):
                 if fnmatch.fnmatchcase(candidate, name):
                     self.call([candidate, *argv[1:]], stdin)
         return HOLE
@@ -599,34 +670,5 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-    merged = tuple(dict.fromkeys(left + right))
-    if len(merged) > 32:
-        raise Blocked(BlockCategory.OVER_LIMIT, "the working directory has too many possible values to inspect")
-    return merged
-
-
 def _is_descriptor(target: str) -> bool:
     return target == "-" or target.rstrip("-").isdigit()
-
-
-def _append(old: Value, new: Value) -> Value:
-    if isinstance(old, str) and isinstance(new, str):
-        return ("" if old == HOLE else old) + new
-    return _items(old) + _items(new)
-
-
-def _items(value: Value) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else () if value in ("", HOLE) else (value,)
-
-
-def _chunks(values: list[Value], size: int) -> Iterable[list[Value]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
-
-
-def _any_of(outputs: list[str]) -> str:
-    """One text for several possible ones: unknown first, so that no spelling is taken for certain."""
-    known = [output for output in outputs if output]
-    if len(known) < 2:
-        return known[0] if known else ""
-    return (HOLE + "\n" + "\n".join(known))[:MAX_OUTPUT]

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import attrs
 
 from .marks import HOLE, SOLID
+from .paths import fold
+from .pruning import prune
 from .syntax import Item, Node
 from .verdict import BlockCategory, Blocked
 
-MAX_CANDIDATES = 512
+MAX_CANDIDATES = 256
 MAX_VALUE = 128_000
 PROCESS_SELF = SOLID + "self"
 """What `$$`, `$PPID` and `$BASHPID` read as: some number, known to be this process or its parent."""
@@ -52,6 +54,16 @@ class State:
     """Names declared with -n: each stands for another variable."""
     detached: dict[str, frozenset[str]] = attrs.Factory(dict[str, frozenset[str]])
     """Which functions each function starts beside itself."""
+    fixed: set[str] = attrs.Factory(set[str])
+    """Read-only variables: a later assignment fails, so the old value stays possible."""
+    visited: tuple[str, ...] = ()
+    """Every directory that was ever the working one, for `cd -` and popd."""
+    links: dict[str, str] = attrs.Factory(dict[str, str])
+    """Folders that lead elsewhere: symbolic links, bind mounts, container volumes."""
+    programs: dict[str, str] = attrs.Factory(dict[str, str])
+    """Files that are copies of, or links to, a program that has a rule."""
+    stdin: str | None = None
+    """What commands read that are given nothing else, after `exec <`."""
     uncertain: int = 0
     errexit: bool = False
 
@@ -82,6 +94,8 @@ class State:
             return [self.home or HOLE]
         if name == "PWD":
             return [cwd or SOLID for cwd in self.cwds]
+        if name == "OLDPWD":
+            return [*self.visited, HOLE]
         if name in ("USER", "LOGNAME"):
             return [self.home.rpartition("/")[2] or SOLID]
         if name in _PROCESSES:
@@ -93,17 +107,35 @@ class State:
     def assign(self, name: str, values: Iterable[Value], *, certain: bool = True) -> None:
         """Give the variable these possible values, beside its old ones unless the assignment surely happens."""
         fresh = list(dict.fromkeys(values))
-        if not certain or self.uncertain:
+        if not certain or self.uncertain or name in self.fixed:
             fresh = list(dict.fromkeys([*self.lookup(name), *fresh]))
-        if len(fresh) > MAX_CANDIDATES:
-            raise Blocked(BlockCategory.OVER_LIMIT, f"variable {name} has too many possible values to inspect")
+        fresh = prune(fresh, MAX_CANDIDATES, _text, HOLE)
         for value in fresh:
             if (len(value) if isinstance(value, str) else sum(map(len, value))) > MAX_VALUE:
                 raise Blocked(BlockCategory.OVER_LIMIT, f"variable {name} is too long to inspect")
         self.variables[name] = fresh
+
+    def enter(self, directories: tuple[str, ...]) -> None:
+        """Change to one of these directories, remembering where the shell was."""
+        self.visited = tuple(dict.fromkeys((*self.visited, *self.cwds)))[-64:]
+        self.cwds = directories
+
+    def resolve(self, path: str) -> list[str]:
+        """The path, and where it leads through links that this command line made."""
+        spellings = [path]
+        for link, target in self.links.items():
+            for cwd in self.cwds:
+                full = "/" + "/".join(fold(path, cwd))
+                if full == link or full.startswith(link.rstrip("/") + "/"):
+                    spellings.append(target.rstrip("/") + full[len(link.rstrip("/")) :] or "/")
+        return spellings
 
     def separators(self) -> str:
         """Every character that may split an unquoted expansion."""
         if "IFS" not in self.variables:
             return " \t\n"
         return " \t\n" + "".join(value for value in self.variables["IFS"] if isinstance(value, str))
+
+
+def _text(value: Value) -> str:
+    return value if isinstance(value, str) else " ".join(value)

@@ -39,11 +39,14 @@ def literal_name(node: Simple) -> str:
     return parts[0].text if len(parts) == 1 and isinstance(parts[0], Literal) else ""
 
 
-def leaves(node: Node) -> bool:
-    """Whether a command surely ends the script or the function it is in."""
+def leaves(node: Node, *, in_function: bool) -> bool:
+    """Whether a command surely ends the script, or the function it is in."""
     if isinstance(node, Group):
-        return bool(node.body) and leaves(node.body[-1].node)
-    return isinstance(node, Simple) and literal_name(node) in ("exit", "return")
+        if node.subshell or not node.body:
+            return False
+        certain = len(node.body) == 1 or node.body[-2].operator not in ("&&", "||")
+        return certain and node.body[-1].operator != "&" and leaves(node.body[-1].node, in_function=in_function)
+    return isinstance(node, Simple) and literal_name(node) in (("exit", "return") if in_function else ("exit",))
 
 
 def inner_scripts(node: Node) -> list[list[Item]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hermes_trio.agent.guard import BlockCategory, inspect_command
@@ -29,7 +31,7 @@ def test_blocked(category: BlockCategory, command: str) -> None:
 @pytest.mark.parametrize("cwd", ["/home/dev/project", ""], ids=["known-cwd", "unknown-cwd"])
 def test_evasion_is_blocked(command: str, cwd: str) -> None:
     """A spelling made to evade the guard is blocked, wherever it runs."""
-    if not cwd and ("cd .." in command or "pwd" in command or "PWD" in command or "~+" in command):
+    if not cwd and re.search(r"cd \.\.|pwd|PWD|~+|self/cwd", command):
         cwd = "/srv"
     assert inspect_command(command, home="/home/dev", cwd=cwd).blocked is not None
 

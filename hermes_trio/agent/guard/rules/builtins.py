@@ -18,8 +18,11 @@ def change_directory(call: Call) -> str:
     operands = [word for word in call.arguments if not word.startswith("-") or word == "-"]
     state = call.shell.state
     target = operands[0] if operands else state.home if call.name == "cd" else ""
-    if target in ("", "-") or (is_dynamic(target) and HOLE not in target):
-        state.cwds = ("",)
+    if call.name == "popd" or target == "-":
+        state.enter((*state.visited, ""))
+        return ""
+    if not target or (is_dynamic(target) and HOLE not in target):
+        state.enter(("",))
         return ""
     spellings = [target]
     if not target.startswith("/") and "CDPATH" in state.variables:
@@ -32,10 +35,12 @@ def change_directory(call: Call) -> str:
     for spelling in spellings:
         for cwd in state.cwds:
             if not spelling or (not cwd and not spelling.startswith("/")):
+                found.extend(place for place in state.resolve(spelling)[1:] if spelling)
                 found.append("" if ".." not in spelling else "/" + "/".join(fold(spelling, "")))
             else:
                 found.append("/" + "/".join(fold(spelling, cwd)))
-    state.cwds = tuple(dict.fromkeys(path if SOLID not in path else "" for path in found))[:16]
+    led = [place for path in found for place in (state.resolve(path) if path else [path])]
+    state.enter(tuple(dict.fromkeys(path if SOLID not in path else "" for path in led))[:64])
     return ""
 
 
@@ -44,10 +49,9 @@ def set_options(call: Call) -> str:
     words = list(call.raw)
     while words and words[0][:1] in "-+" and words[0] not in ("--", "-", ""):
         flag = words.pop(0)
-        if flag.startswith("-") and "e" in flag and not flag.startswith("--") and not call.shell.state.uncertain:
-            call.shell.state.errexit = True
-        if flag.endswith("o") and words:
-            words.pop(0)
+        option = words.pop(0) if flag.endswith("o") and words else ""
+        if "e" in flag.lstrip("-+") or option == "errexit":
+            call.shell.state.errexit = flag.startswith("-") and not call.shell.state.uncertain
     if words and words[0] in ("--", "-"):
         words.pop(0)
         call.shell.state.positional = tuple(words)
@@ -116,6 +120,16 @@ def declare(call: Call) -> str:
         name, equals, text = word.partition("=")
         if equals and name.isidentifier():
             call.shell.state.assign(name, [text], certain=False)
+    return ""
+
+
+def remember_path(call: Call) -> str:
+    """hash -p gives a program another name."""
+    options = scan(call.arguments, ("-p",))
+    path = options.value("-p")
+    if path is not None:
+        for name in options.operands:
+            call.shell.state.programs[name.lower()] = path.rpartition("/")[2].lower()
     return ""
 
 

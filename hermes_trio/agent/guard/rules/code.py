@@ -73,7 +73,7 @@ def shell(call: Call) -> str | None:
         return call.shell.run_text(text, call.stdin, positional=operands[1:])
     if operands and not reads_stdin:
         output = call.shell.run_file(operands[0], call.stdin, operands[1:])
-        if output is None and plain(operands[0]) in ("/dev/stdin", "/proc/self/fd/0", "/dev/fd/0", "-"):
+        if output is None and re.search(r"/dev/stdin\Z|/fd/0\Z|^-\Z", plain(operands[0])):
             return _run_stdin(call, operands[1:])
         return output
     return _run_stdin(call, operands)
@@ -153,7 +153,9 @@ def interpreter(call: Call) -> str | None:
     operands = scan(call.raw, ("-m", "-W", "-X", "-I", "-r", "--require", "-S"), permute=False)
     if operands.has("-m") and language in ("python", "pypy"):
         return None
-    files = [word for word in operands.operands if word not in ("-", "run")]
+    files = [
+        word for word in operands.operands if word not in ("-", "run", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+    ]
     if files:
         text = call.shell.file_text(files[0])
         if text is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hermes_trio.agent.guard.marks import HOLE, SOLID, is_dynamic, plain
@@ -35,7 +36,9 @@ _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 def refuse_precious(call: Call, target: str) -> None:
     """Block the recursive delete of a root, in whatever spelling."""
-    root = precious(target, call.shell.state.cwds, call.shell.state.home)
+    state = call.shell.state
+    spellings = state.resolve(target) if state.links else [target]
+    root = next((r for r in (precious(s, state.cwds, state.home) for s in spellings) if r is not None), None)
     if root is not None:
         reason = f"{call.name} would delete {root} and all below it; name the exact folder to delete"
         if HOLE in target:
@@ -47,7 +50,7 @@ def rm(call: Call) -> str:
     """Recursive or absolute deletes are asked about; roots are never deleted; one relative file is everyday work."""
     options = scan(call.arguments)
     unknown = any(is_dynamic(flag) for flag in options.flags) or any(
-        operand.startswith((HOLE, SOLID)) and "/" not in operand for operand in options.operands[:1]
+        operand.startswith((HOLE, SOLID)) and "/" not in operand for operand in options.operands
     )
     recursive = options.has("-r", "-R", "--recursive")
     if recursive or unknown or options.has("--no-preserve-root"):
@@ -95,6 +98,12 @@ def find(call: Call) -> str:
     narrow = _is_narrow(rest)
     shell = call.shell
     found = [_below(start) if narrow else start for start in starts]
+    # A path pattern that names a root is as wide as that root.
+    found += [
+        pattern
+        for option, pattern in pairwise(rest)
+        if option in ("-path", "-ipath", "-wholename", "-iwholename") and pattern.startswith("/") and narrow
+    ]
     if "-delete" in rest:
         for start in found:
             refuse_precious(call, start)
@@ -261,12 +270,23 @@ def move(call: Call) -> str:
     return ""
 
 
+def remember_program(call: Call, sources: list[str], target: str) -> None:
+    """A copy of rm under another name is still rm."""
+    for source in sources[:32]:
+        program = source.rstrip("/").rpartition("/")[2].lower()
+        if program in call.shell.dangerous_names:
+            name = target.rstrip("/").rpartition("/")[2].lower()
+            for alias in (name, program):
+                call.shell.state.programs[alias] = program
+
+
 def copy_target(call: Call, operands: list[str], folder: str | None) -> None:
     """Judge the write that cp, mv, install and ln do; a folder target is judged with the names that land in it."""
     target = folder if folder is not None else operands[-1] if len(operands) > 1 else None
     if target is None:
         return
     sources = operands if folder is not None else operands[:-1]
+    remember_program(call, sources, target)
     text = call.shell.file_text(sources[0]) if len(sources) == 1 else None
     call.shell.write(target, text, call.excerpt)
     for source in sources[:32]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hermes_trio.agent.guard.marks import HOLE, REMOTE
 from hermes_trio.agent.guard.options import scan
-from hermes_trio.agent.guard.paths import precious
+from hermes_trio.agent.guard.paths import fold, precious
 from hermes_trio.agent.guard.verdict import Category
 
 from .deletes import copy_target
@@ -65,6 +65,38 @@ def copy(call: Call) -> str:
     )
     copy_target(call, options.operands, options.value("-t", "--target-directory"))
     return ""
+
+
+def link(call: Call) -> str:
+    """A symbolic link makes one path lead to another."""
+    options = scan(call.arguments, ("-t", "--target-directory", "-S", "--suffix"))
+    operands = options.operands
+    if options.has("-s", "--symbolic") and operands:
+        target = operands[0]
+        name = operands[1] if len(operands) > 1 else target.rstrip("/").rpartition("/")[2] or "."
+        folder = options.value("-t", "--target-directory")
+        lead_to(call, f"{folder}/{name}" if folder else name, target)
+    copy_target(call, operands, options.value("-t", "--target-directory"))
+    return ""
+
+
+def mount(call: Call) -> str | None:
+    """A bind mount does the same."""
+    options = scan(call.arguments, ("-o", "--options", "-t", "--types"))
+    binds = options.has("--bind", "-B", "--rbind", "-R") or "bind" in (options.value("-o", "--options") or "")
+    if binds and len(options.operands) > 1:
+        lead_to(call, options.operands[1], options.operands[0])
+    return None
+
+
+def lead_to(call: Call, path: str, target: str) -> None:
+    """Remember that `path` leads to `target`, and below it."""
+    state = call.shell.state
+    if not target.startswith("/"):
+        target = "/" + "/".join(fold(target, state.cwds[-1]))
+    key = call.shell.file_key(path)
+    if key != target and len(state.links) < 64:
+        state.links[key] = target
 
 
 def write_operands(call: Call) -> str:

@@ -11,6 +11,8 @@ from hermes_trio.agent.guard.paths import is_raw_disk
 from hermes_trio.agent.guard.state import PROCESS_SELF
 from hermes_trio.agent.guard.verdict import BlockCategory, Blocked, Category
 
+from .files import lead_to
+
 if TYPE_CHECKING:
     from hermes_trio.agent.guard.call import Call
 
@@ -67,6 +69,12 @@ def partition(call: Call) -> str | None:
     """Partition and disk tools: asked about, blocked when they wipe a disk outright."""
     options = scan(call.arguments)
     disks = [operand for operand in options.operands if is_raw_disk(operand)]
+    if call.name in ("zpool", "zfs", "btrfs", "nvme", "mdadm"):
+        destroys = ("destroy", "delete", "format", "sanitize", "labelclear", "--zero-superblock")
+        lists_only = not any(word in destroys for word in call.arguments)
+        if not lists_only:
+            call.flag(Category.DISK_ACCESS, "destroys volumes or disks")
+        return None
     lists_only = options.has("-l", "--list", "--help", "--version", "-n", "--no-act") or not call.arguments
     if call.name in ("blkdiscard", "wipefs") and disks and not lists_only and (call.name != "wipefs" or options.flags):
         raise Blocked(BlockCategory.RAW_DISK_WRITE, f"{call.name} would wipe the raw disk {disks[0]}")
@@ -77,6 +85,8 @@ def partition(call: Call) -> str | None:
 
 def power(call: Call) -> str:
     """shutdown, reboot, halt and poweroff."""
+    if call.name == "rtcwake" and not {"off", "disable"}.intersection(call.arguments):
+        return ""
     if call.arguments in (["--help"], ["--version"]) or (call.name == "shutdown" and call.arguments[:1] == ["-c"]):
         return ""
     raise Blocked(BlockCategory.SHUTDOWN, f"{call.name} would stop the machine")
@@ -176,7 +186,9 @@ def kill_by_name(call: Call) -> str:
         call.flag(Category.PROCESS_KILL, "kills processes by name or pattern without asking them")
     elif call.name == "fuser" and options.has("-k", "--kill"):
         call.flag(Category.PROCESS_KILL, "kills whatever uses a file or port")
-    elif options.operands and options.operands[-1] in (".", ".*", "", "^"):
+    elif (options.operands and options.operands[-1] in (".", ".*", "", "^")) or (
+        options.has("-u", "-U", "--user", "--euid") and not options.operands
+    ):
         call.flag(Category.PROCESS_KILL, "kills every process that can be matched")
     return ""
 
@@ -225,6 +237,10 @@ def _inside_container(call: Call, words: list[str]) -> None:
     valued = "-e --env --env-file -u --user -w --workdir -v --volume --mount -p --publish --name --network --entrypoint"
     more = "-h --hostname -m --memory --cpus -l --label --platform --add-host --index --gpus --shm-size --ulimit --dns"
     options = scan(words, (*valued.split(), *more.split()), permute=False)
+    for volume in (*options.values.get("-v", []), *options.values.get("--volume", [])):
+        source, _, target = volume.partition(":")
+        if source.startswith("/") and target:
+            lead_to(call, target.partition(":")[0], source)
     entry = options.value("--entrypoint")
     command = options.operands[1:]
     if entry:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hermes_trio.agent.guard.marks import DECODED, HOLE, is_dynamic, plain
 from hermes_trio.agent.guard.options import scan
 from hermes_trio.agent.guard.quoting import unescape
-from hermes_trio.agent.guard.verdict import Category
 
 if TYPE_CHECKING:
     from hermes_trio.agent.guard.call import Call
@@ -256,18 +255,3 @@ def silent(call: Call) -> str:
 def inert(call: Call) -> str | None:
     """Programs whose arguments are data, whatever they look like."""
     return None
-
-
-def search(call: Call) -> str | None:
-    """Read tools that can run a program for each file."""
-    for word in call.arguments:
-        if re.match(
-            r"--pre(?:=|\Z)|--checkpoint-action=exec|--compress-program|--use-compress-program|--to-command|--open-files-in-pager",
-            word,
-        ):
-            call.flag(Category.EXEC_OPTION, "a read tool is told to run another program")
-            program = word.partition("=")[2].removeprefix("exec=")
-            if program:
-                with call.shell.muted():
-                    call.shell.run_text(program)
-    return transform(call) if call.stdin is not None else None

@@ -79,6 +79,7 @@ _SUBCOMMANDS = {
     "bundle": "exec",
     "direnv": "exec",
 }
+_EXPORTED_FUNCTION = re.compile(r"BASH_FUNC_([\w.-]+)(?:%%|\(\))=")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -108,9 +109,13 @@ def env(call: Call) -> str | None:
     options = scan(call.raw, ("-u", "--unset", "-C", "--chdir", "-S", "--split-string", "-P"), permute=False)
     words = list(options.operands)
     text = options.value("-S", "--split-string")
-    while words and _ASSIGNMENT.match(words[0]):
+    while words and (_ASSIGNMENT.match(words[0]) or _EXPORTED_FUNCTION.match(words[0])):
         name, _, value = words.pop(0).partition("=")
-        call.shell.state.assign(name, [value], certain=False)
+        function = _EXPORTED_FUNCTION.match(name + "=")
+        if function is not None:
+            call.shell.run_text(f"{function.group(1)} {value}")
+        else:
+            call.shell.state.assign(name, [value], certain=False)
     if text is not None:
         return call.shell.run_text(" ".join([text, *words]), call.stdin)
     return call.shell.call(words, call.stdin) if words else None
