@@ -229,12 +229,13 @@ class Connection:
         self._phase = Phase.BODY
         try:
             while not request.chunks and not request.complete and self.ending is None:
+                if self._reader.fault is not None:
+                    self.end(Ending.BAD_FRAMING)
+                    return
                 self.due = self._body_since + config.body_timeout + request.received / config.body_rate
                 await trio.lowlevel.wait_readable(self._descriptor)
                 if not self._pull():
                     self.end(Ending.CLIENT_LEFT)
-                elif self._reader.fault is not None and not request.complete:
-                    self.end(Ending.BAD_FRAMING)
         finally:
             self._phase = _HANDLING
             self.due = inf
@@ -243,7 +244,7 @@ class Connection:
 
     def worth_draining(self, request: Request) -> bool:
         """Whether an incomplete body is small enough to be read to its end after an early answer."""
-        if request.expects_continue:
+        if request.expects_continue or self._reader.fault is not None:
             return False
         return request.length is None or request.length - request.received <= self.worker.config.drain_bytes
 
@@ -351,17 +352,15 @@ class Connection:
     async def _take_leave(self, fault: ProtocolFault | None) -> None:
         """Say why the connection closes, if the client can still be told, and see that it can read that."""
         exchange = self._exchange
-        if self.ending in {Ending.CLIENT_LEFT, Ending.SLOW_READER, Ending.IDLE}:
+        ending = self.ending
+        if ending in {Ending.CLIENT_LEFT, Ending.SLOW_READER, Ending.IDLE}:
             return
-        if exchange is not None:
-            if exchange.answer in {Answer.STREAMING, Answer.DONE}:
-                fault = None
-            elif fault is None:
-                fault = FAULT_OF_ENDING.get(self.ending) if self.ending is not None else UNANSWERED
-                if self.ending is Ending.BAD_FRAMING:
-                    fault = self._reader.fault
+        if exchange is not None and exchange.answer in {Answer.STREAMING, Answer.DONE}:
+            fault = None
+        elif ending is not None:
+            fault = self._reader.fault if ending is Ending.BAD_FRAMING else FAULT_OF_ENDING.get(ending)
         elif fault is None:
-            fault = FAULT_OF_ENDING.get(self.ending) if self.ending is not None else self._reader.fault
+            fault = UNANSWERED if exchange is not None else self._reader.fault
         if fault is not None:
             self.ending = None
             self.try_send(exchange.refusal(fault) if exchange is not None else self._refusal(fault))

@@ -136,7 +136,7 @@ class Exchange:
         if not request.complete and not request.chunks:
             await self._connection.read_body(request)
             if self.fate.ending is not None:
-                return {"type": "http.disconnect"}
+                return await self._departure()
         self._delivered = complete = request.complete
         return {"type": "http.request", "body": request.take(), "more_body": not complete}
 

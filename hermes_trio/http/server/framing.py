@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hermes_trio.http.server.config import ServerConfig
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# llhttp stops at the preface before it has seen all of it; no HTTP/1 request begins with these bytes.
-_HTTP2_SIGN = HTTP2_PREFACE[:16]
 
 # llhttp also knows the methods of RTSP and Icecast; those are not requests to this server.
 _METHODS = {
@@ -203,7 +201,7 @@ class RequestReader:
         except httptools.HttpParserError as error:
             if self._request is None:
                 opening = self._opening + data
-                if opening.startswith(_HTTP2_SIGN):
+                if opening.startswith(HTTP2_PREFACE):
                     self.http2, self.fault = opening, _SPEAKS_HTTP2
                     return
             # A client that announced its last request and sends on is not answered, and is no fault either.
@@ -213,7 +211,7 @@ class RequestReader:
                 self.fault = _malformed(str(error) or "it cannot be parsed")
             return
         if progress == self._progress:
-            if self._request is None and self._pending < len(_HTTP2_SIGN):
+            if self._request is None and self._pending < len(HTTP2_PREFACE):
                 self._opening += data
             self._pending += len(data)
             if self._pending > self._head_bytes:

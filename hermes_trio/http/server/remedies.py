@@ -17,8 +17,8 @@ known to be longer than that is answered with `connection: close`.
 blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
 that we do not start ourselves.
 
-**Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with something else goes on for
-nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
+**Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with
+something else goes on for nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
 
 **WebSocket send loop.** Sending to a peer that has gone returns without a checkpoint; a loop around it freezes the
 process. Remedy: every `websocket.send` ends with one.
@@ -52,6 +52,7 @@ from hermes_trio.http.server.faults import EXCHANGE_EXTENSION, Ending, RequestFa
 DRAIN_BYTES = 1024 * 1024
 DRAIN_TIMEOUT = 5.0
 LAST_SEND_TIMEOUT = 30.0
+LAST_SEND_GRACE = 0.5
 WRITE_TIMEOUT = 30.0
 
 ResponseT = TypeVar("ResponseT", bound=Response)
@@ -130,8 +131,8 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
 class GuardedExchange:
     """One request on a stock connection, with the remedies for the last send, for early answers and for departures.
 
-    `run` owns one task beside the application: it reads on, so that the client's departure is seen while the application does
-    something else, and so that the rest of an unwanted body is dropped while the answer ends.
+    `run` owns one task beside the application: it reads on, so that the client's departure is seen while the
+    application does something else, and so that the rest of an unwanted body is dropped while the answer ends.
     """
 
     def __init__(
@@ -159,13 +160,15 @@ class GuardedExchange:
         self._waiting: list[Message] = []
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
+        self._last_send: trio.CancelScope | None = None
+        self._patience = LAST_SEND_TIMEOUT
         self.fate = RequestFate()
         scope.setdefault("extensions", {})[EXCHANGE_EXTENSION] = self.fate
 
     async def run(self, app: Callable[[Receive, Send], Awaitable[None]]) -> None:
         """Run the application's side of the request; it is cancelled when the client leaves before the last send."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_on)
+            nursery.start_soon(self._watch)
             with self._scope:
                 await app(self.receive, self.send)
             nursery.cancel_scope.cancel()
@@ -195,7 +198,7 @@ class GuardedExchange:
         if message["type"] != "http.response.body" or more:
             await self._send(message)
             return
-        with trio.move_on_after(LAST_SEND_TIMEOUT, shield=True):
+        with trio.move_on_after(self._patience, shield=True) as self._last_send:
             self._answering = True
             self._notify()
             if self._http1 and not self._settled.is_set():
@@ -207,7 +210,9 @@ class GuardedExchange:
             await self._send(message)
 
     def _complete_head(self, start: Message, length: int | None) -> Message:
-        """The opening message with the length of a one-part answer, and with the close that a long unread body forces."""
+        """The opening message with the length of a one-part answer, and with the close that a long unread
+        body forces.
+        """
         headers = list(start.get("headers", ()))
         countable = start["status"] not in {204, 304} and (length or self._method != "HEAD")
         if length is not None and countable and all(name.lower() != b"content-length" for name, _ in headers):
@@ -222,10 +227,7 @@ class GuardedExchange:
 
     async def _read_on(self) -> None:
         """Take messages one ahead of the application, and past the end of the body; once the answer ends, drop them."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                break
+        while (message := await self._receive())["type"] != "http.disconnect":
             size = len(message.get("body", b""))
             more = message.get("more_body", False)
             self._received += size
@@ -239,6 +241,16 @@ class GuardedExchange:
                 await self._changed.wait()
             if self._answering:
                 self._waiting.clear()
+
+    async def _watch(self) -> None:
+        """Read until the client leaves, then end the request; if cancelled, the last send too has little time left."""
+        try:
+            await self._read_on()
+        finally:
+            # Over HTTP/2 a send to a connection that has gone, or that waits for the reader's window, never returns.
+            self._patience = LAST_SEND_GRACE
+            if self._last_send is not None:
+                self._last_send.deadline = min(self._last_send.deadline, trio.current_time() + LAST_SEND_GRACE)
         self._disconnected = True
         self._settled.set()
         if not self._answering:

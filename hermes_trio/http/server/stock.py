@@ -1,9 +1,9 @@
 """Stock Hypercorn connections: TLS, HTTP/2, WebSocket, and plain HTTP/1.1 when the fast path is off.
 
 `run_stock` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
-lets nothing but cancellation out. `StockConnection` changes three things in Hypercorn's class: a send is shielded for
-a bounded time only, the server can break that shield when it is out of patience, and the socket is closed even when
-closing is cancelled.
+lets nothing but cancellation out. `StockConnection` changes what Hypercorn's class gets wrong: a send is shielded for
+a bounded time only, the server can break that shield when it is out of patience, the connection of a client that has
+left ends at once, and its socket is closed in every case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeAlias, cast, final
 
 import trio
-from hypercorn.events import Event, RawData
+from hypercorn.events import Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.typing import ConnectionState
 
@@ -40,25 +40,27 @@ class StockConnection(TCPServer):
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else stream.transport_stream.socket
         self.due = inf
         self._opening = opening
+        self._read_out = False
         self._bound = SendBound(worker.config.write_timeout)
 
     async def protocol_send(self, event: Event) -> None:
         """Send bytes under a bounded shield; other events as Hypercorn does."""
         if isinstance(event, RawData):
             await bounded_send(self, event.data, self._bound)
-        else:
+        elif not (isinstance(event, Updated) and self._read_out):
             await super().protocol_send(event)
 
     async def _read_data(self) -> None:
         if self._opening:
             await self.protocol.handle(RawData(self._opening))
         await super()._read_data()
+        # Hypercorn would keep the socket of a client that has left for the rest of the keep-alive timeout.
+        self._read_out = True
+        await self.idle_task.stop()
 
-    async def _close(self) -> None:
-        try:
-            await super()._close()
-        finally:
-            self._socket.close()
+    def close(self) -> None:
+        """Close the socket, which Hypercorn leaves open when a TLS handshake fails or when closing is cancelled."""
+        self._socket.close()
 
     def expire(self) -> None:
         """Never due: Hypercorn keeps its own timers."""
@@ -86,4 +88,5 @@ async def run_stock(worker: Worker, stream: ClientStream, opening: bytes = b"") 
     except Exception:
         await worker.config.hypercorn.log.exception("Error in a connection")
     finally:
+        connection.close()
         worker.patience.remove(connection)

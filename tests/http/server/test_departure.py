@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+import trio
 
 from hermes_trio.http.server import Ending
 
@@ -126,3 +127,13 @@ async def test_many_departures_at_once() -> None:
             await client.close()
         await until(lambda: len(app.endings) == 100)
         assert set(app.endings) == {Ending.CLIENT_LEFT}
+
+
+async def test_connection_of_a_departed_client_ends_at_once(fast: bool) -> None:
+    """A client that has gone costs neither a task nor a descriptor, however long idle connections may live."""
+    async with running(SampleApp(), fast=fast, keep_alive_timeout=3600) as server:
+        before = trio.lowlevel.current_statistics().tasks_living
+        client = await server.connect()
+        assert (await client.get("/echo")).status == 200
+        await client.close()
+        await until(lambda: trio.lowlevel.current_statistics().tasks_living == before)

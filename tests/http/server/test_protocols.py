@@ -1,0 +1,218 @@
+"""What stock Hypercorn still serves: TLS, HTTP/2 and WebSocket, reached through the same listener."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import h2.config
+import h2.connection
+import h2.events
+import httpx2
+import msgspec
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
+
+from hermes_trio.http.server import Ending
+
+from .loopback import RawClient, RunningServer, request, running
+from .sample_app import SampleApp
+
+LONG = 3600.0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for loopback and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certfile, keyfile = folder / "cert.pem", folder / "key.pem"
+    certfile.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    keyfile.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certfile, keyfile
+
+
+@asynccontextmanager
+async def running_tls(
+    app: SampleApp, certificate: tuple[Path, Path], http2: bool, **settings: float
+) -> AsyncGenerator[tuple[RunningServer, httpx2.AsyncClient]]:
+    certfile, keyfile = certificate
+    async with running(app, certfile=str(certfile), keyfile=str(keyfile), **settings) as server:
+        context = ssl.create_default_context(cafile=str(certfile))
+        async with httpx2.AsyncClient(http1=not http2, http2=http2, verify=context, base_url=server.address) as client:
+            yield server, client
+
+
+@pytest.mark.parametrize("http2", [True, False], ids=["h2", "h1"])
+async def test_tls(certificate: tuple[Path, Path], http2: bool) -> None:
+    """A TLS client is served over HTTP/2 and HTTP/1.1, many requests on one connection."""
+    async with running_tls(SampleApp(), certificate, http2) as (_, client):
+        for number in range(3):
+            reply = await client.post("/echo", params={"n": number}, content=b"body")
+            assert reply.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
+            assert (reply.json()["body"], reply.json()["query"]) == ("body", f"n={number}")
+
+
+async def test_http2_streams_share_a_connection(certificate: tuple[Path, Path]) -> None:
+    """A waiting HTTP/2 request does not keep another one on its connection from being answered."""
+    app = SampleApp()
+    async with running_tls(app, certificate, True) as (_, client), trio.open_nursery() as nursery:
+        replies: list[int] = []
+
+        async def wait() -> None:
+            replies.append((await client.get("/wait")).status_code)
+
+        nursery.start_soon(wait)
+        await app.waiting.wait()
+        assert (await client.get("/echo")).status_code == 200
+        app.finish.set()
+    assert replies == [200]
+
+
+async def test_http2_departure_cancels_the_handler(certificate: tuple[Path, Path]) -> None:
+    """Leaving over HTTP/2 cancels the request as on the fast path."""
+    app = SampleApp()
+    async with running_tls(app, certificate, True) as (_, client):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.get, "/wait")
+            await app.waiting.wait()
+            nursery.cancel_scope.cancel()
+        await client.aclose()
+        await app.cancelled.wait()
+        assert app.endings == [Ending.CLIENT_LEFT]
+
+
+@pytest.mark.parametrize("http2", [True, False], ids=["h2", "h1"])
+async def test_tls_idle_connections_close_at_shutdown(certificate: tuple[Path, Path], http2: bool) -> None:
+    """An idle TLS client does not use up the grace."""
+    async with running_tls(SampleApp(), certificate, http2, graceful_timeout=LONG) as (server, client):
+        assert (await client.get("/echo")).status_code == 200
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await server.stop()
+
+
+async def test_failed_handshake_costs_one_connection(certificate: tuple[Path, Path]) -> None:
+    """Plain text on the TLS port is refused; the server goes on."""
+    async with running_tls(SampleApp(), certificate, False) as (server, client):
+        raw = await server.connect()
+        await raw.send(request("/echo"))
+        await raw.rest()
+        assert (await client.get("/echo")).status_code == 200
+
+
+async def exchange_http2(client: RawClient, connection: h2.connection.H2Connection, stream: int) -> tuple[int, bytes]:
+    """Drive a raw HTTP/2 connection until this stream's answer is complete."""
+    status, body = 0, b""
+    while True:
+        await client.send(connection.data_to_send())
+        data, client.buffer = client.buffer, b""
+        for event in connection.receive_data(data or await client.stream.receive_some(65536)):
+            if isinstance(event, h2.events.ResponseReceived) and event.stream_id == stream:
+                status = int(dict(event.headers)[b":status"])
+            elif isinstance(event, h2.events.DataReceived) and event.stream_id == stream:
+                body += event.data
+            elif isinstance(event, h2.events.StreamEnded) and event.stream_id == stream:
+                return status, body
+
+
+@pytest.mark.parametrize("packet", [1, 20, 1000])
+async def test_http2_with_prior_knowledge(fast: bool, packet: int) -> None:
+    """The HTTP/2 preface on a plain-text connection is handed to Hypercorn, in however small packets it comes."""
+    async with running(SampleApp(), fast=fast) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "GET"), (":path", "/echo"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers, end_stream=True)
+        data = connection.data_to_send()
+        for start in range(0, len(data), packet):
+            await client.send(data[start : start + packet])
+        status, body = await exchange_http2(client, connection, 1)
+        assert (status, msgspec.json.decode(body)["version"]) == (200, "2")
+
+
+async def test_http2_by_upgrade(fast: bool) -> None:
+    """`Upgrade: h2c` switches to HTTP/2 and answers the request that asked for it."""
+    async with running(SampleApp(), fast=fast) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        settings = connection.initiate_upgrade_connection()
+        assert settings is not None
+        upgrade = request(
+            "/echo", Connection="Upgrade, HTTP2-Settings", Upgrade="h2c", HTTP2_Settings=settings.decode()
+        )
+        await client.send(upgrade)
+        assert (await client.head()).status == 101
+        status, body = await exchange_http2(client, connection, 1)
+        assert (status, msgspec.json.decode(body)["path"]) == (200, "/echo")
+
+
+async def test_websocket(fast: bool) -> None:
+    """A WebSocket is upgraded, echoes, and closes, also after ordinary requests on the same connection."""
+    async with running(SampleApp(), fast=fast) as server:
+        client = await server.connect()
+        if fast:
+            assert (await client.get("/echo")).status == 200
+        ws = WSConnection(ConnectionType.CLIENT)
+        opening = ws.send(Request(host="test", target="/ws"))
+        await client.send(opening)
+        received: list[object] = []
+
+        async def next_event() -> object:
+            while not received:
+                ws.receive_data(await client.stream.receive_some(65536))
+                received.extend(ws.events())
+            return received.pop(0)
+
+        assert isinstance(await next_event(), AcceptConnection)
+        await client.send(ws.send(TextMessage(data="hello")))
+        echoed = await next_event()
+        assert isinstance(echoed, TextMessage)
+        assert echoed.data == "HELLO"
+        await client.send(ws.send(CloseConnection(code=1000)))
+        assert isinstance(await next_event(), CloseConnection)
+
+
+async def test_unknown_upgrade_is_answered_as_an_ordinary_request(fast: bool) -> None:
+    """An upgrade that nobody here speaks is ignored, and its body is read as a body."""
+    async with running(SampleApp(), fast=fast) as server:
+        client = await server.connect()
+        await client.send(
+            request("/echo", "POST", b"GET /smuggled HTTP/1.1", Connection="Upgrade", Upgrade="carrier-pigeon")
+        )
+        reply = await client.reply()
+        assert msgspec.json.decode(reply.body)["body"] == "GET /smuggled HTTP/1.1"
+        assert (await client.get("/echo")).status == 200
+
+
+async def test_quic_is_refused_with_a_word() -> None:
+    """A setting that this server cannot honour is an error that names it."""
+    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="quic_bind"), flatten_subgroups=True):
+        async with running(SampleApp(), quic_bind=["127.0.0.1:0"]):
+            raise AssertionError("it started")
