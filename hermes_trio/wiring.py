@@ -15,8 +15,10 @@ import msgspec
 
 from hermes_trio import __version__
 from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.consent import ConsentSettings
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.agent.models.routes import ModelRoutes, build_routes
+from hermes_trio.agent.tool import ToolBox
 from hermes_trio.config import Config
 from hermes_trio.http.app import make_app
 from hermes_trio.http.auth import AdminKey, is_loopback
@@ -29,6 +31,9 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Retention, open_store
 from hermes_trio.store.port import Store
+from hermes_trio.tools.mcp import McpSettings
+from hermes_trio.tools.settings import ToolSettings, read_table
+from hermes_trio.tools.toolbox import open_toolbox
 
 __all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
 
@@ -45,9 +50,8 @@ class Gateway:
     app: ASGIApp
 
 
-def build_agent(config: Config, routes: ModelRoutes, store: Store, approvals: Approvals) -> Agent:
+def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolBox) -> Agent:
     """The agent that answers every turn."""
-    del approvals
     local = is_loopback(config.server.host)
     allowed = frozenset(cast("Sequence[str]", config.agent.get("demo_directives", ())))
 
@@ -56,7 +60,7 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, approvals: Ap
         platform = turn.context.platform
         return platform in allowed or (local and platform == PLATFORM)
 
-    return ModelAgent(routes, history=store, directives=directives)
+    return ModelAgent(routes, toolbox, history=store, directives=directives)
 
 
 def retention_of(config: Config) -> Retention:
@@ -80,17 +84,25 @@ async def open_gateway(config: Config, key: AdminKey, *, agent: Agent | None = N
     """Open everything for the body of the `async with`; leaving it stops everything in its order. `agent` replaces the configured one."""
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     routes = build_routes(config.models, config.environment)
+    tools = ToolSettings.read(config.tools)
+    consent = read_table(config.approvals, ConsentSettings, "approvals")
+    mcp = McpSettings.read(config.mcp, config.environment)
     approvals: list[Approvals] = []
 
     @asynccontextmanager
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
         """What needs the store and must outlive every job."""
         store = cast("Store", runtime.store)
-        broker = Approvals(store)
+        broker = Approvals(store, seconds=consent.timeout)
         approvals.append(broker)
-        async with routes:
+        async with (
+            routes,
+            open_toolbox(
+                runtime, tools, approvals=broker, consent=consent, mcp=mcp, environment=config.environment or None
+            ) as toolbox,
+        ):
             if agent is None:
-                runtime.core.agent = build_agent(config, routes, store, broker)
+                runtime.core.agent = build_agent(config, routes, store, toolbox)
             yield
 
     runtime = Runtime(
