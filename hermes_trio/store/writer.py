@@ -205,8 +205,9 @@ class Writer:
         self._closing = True
         self._wake()
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Write until closed. Shielded: a cancelled runtime still gets what it has enqueued written down."""
+        """Write until closed. Shielded, and safe from Ctrl-C: a cancelled runtime still gets what it has enqueued written down."""
         try:
             with trio.CancelScope(shield=True):
                 while True:
