@@ -27,6 +27,14 @@ app: Final = cyclopts.App(
 )
 keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
 app.command(keys)
+# By name: a command that is not called is not imported, so that starting the server stays quick.
+app.command("hermes_trio.store_commands:sessions", name="sessions", help="The conversations in the store.")
+app.command("hermes_trio.store_commands:backup", name="backup", help="Copy the database, also while a server uses it.")
+app.command(
+    "hermes_trio.store_commands:doctor",
+    name="doctor",
+    help="Look at the database: integrity, sizes, what is stuck, what retention will remove.",
+)
 
 HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
 ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
