@@ -41,3 +41,15 @@ class Call:
 def excerpt_of(argv: list[str]) -> str:
     """The words of a command as a person may read them, shortened."""
     return shown(" ".join(argv))[:MAX_EXCERPT]
+
+
+def base_name(path: str) -> str:
+    """The program a path names, without folder and in lower case."""
+    name = path.rstrip("/").rpartition("/")[2] if "/" in path else path
+    name = name.lower()
+    return name[:-4] if name.endswith(".exe") else name
+
+
+def quoted(text: str) -> str:
+    """The text as one literal shell word."""
+    return "'" + text.replace("'", "'\\''") + "'"

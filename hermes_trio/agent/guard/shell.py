@@ -12,13 +12,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 
-from .call import MAX_EXCERPT, Call, excerpt_of
+from .call import MAX_EXCERPT, Call, base_name, excerpt_of, quoted
 from .expansion import MAX_ALTERNATIVES, Expander
+from .ledger import MAX_DEPTH, Ledger
 from .marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain, shown
 from .paths import fold, is_raw_disk, write_category
 from .pruning import prune
@@ -42,16 +42,11 @@ from .syntax import (
     Simple,
 )
 from .values import any_of, append, bounded, chunks, items_of, union
-from .verdict import BlockCategory, Blocked, Category, Finding
+from .verdict import BlockCategory, Blocked, Category
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-MAX_STEPS: Final = 20_000
-MAX_TEXT: Final = 400_000
-"""Characters of nested text and of array items that one inspection reads in all."""
-MAX_DEPTH: Final = 24
-MAX_COMMANDS: Final = 4_096
 
 _CODE_VARIABLES = frozenset(
     [
@@ -97,19 +92,14 @@ class Redirected:
     targets: list[str]
 
 
-class Shell:
+class Shell(Ledger):
     """One walk over one command line."""
 
     def __init__(self, *, home: str, cwd: str, sudo_password_configured: bool) -> None:
+        super().__init__()
         self.state = State(home=home, cwds=(cwd,))
         self.sudo_password_configured = sudo_password_configured
         self.expander = Expander(self.state, self._substitute, self.run_sink)
-        self.findings: dict[tuple[Category, str], Finding] = {}
-        self.commands: dict[str, None] = {}
-        self._steps = 0
-        self._characters = 0
-        self._depth = 0
-        self._muted = 0
         self._guesses = 0
         self._active: list[str] = []
         self.dangerous_names = ALL_NAMES
@@ -117,20 +107,6 @@ class Shell:
         """How many searches (`find`, `xargs`) feed the command at hand."""
 
     # -- what rules use
-
-    def flag(self, category: Category, description: str, excerpt: str) -> None:
-        """Record a finding once."""
-        if not self._muted:
-            self.findings.setdefault((category, excerpt), Finding(category, description, excerpt))
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        """Inside, only hard blocks count: for text that may or may not be run."""
-        self._muted += 1
-        try:
-            yield
-        finally:
-            self._muted -= 1
 
     def run_text(self, text: str, stdin: str | None = None, *, positional: Iterable[str] | None = None) -> str:
         """Follow text that a shell would run; unreadable text with unknown parts is left to the findings."""
@@ -213,19 +189,6 @@ class Shell:
         if known is not None and known != fresh:
             fresh = known + "\n" + fresh
         self.state.files[key] = bounded(fresh)
-
-    def step(self) -> None:
-        """Count one unit of work."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise Blocked(
-                BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it"
-            )
-
-    def _spend(self, characters: int) -> None:
-        self._characters += characters
-        if self._characters > MAX_TEXT:
-            raise Blocked(BlockCategory.OVER_LIMIT, "the command holds too much nested text to inspect")
 
     # -- scripts
 
@@ -433,7 +396,7 @@ class Shell:
             return [[field for alternative in alternatives for field in alternative[0]]]
         if count > MAX_ALTERNATIVES:
             names = {fields[0] for fields in alternatives[0] if fields}
-            if names and not any(is_dynamic(name) or find_rule(_base(name)) is not None for name in names):
+            if names and not any(is_dynamic(name) or find_rule(base_name(name)) is not None for name in names):
                 return [[field for alternative in alternatives for field in alternative[0]]]
             alternatives = [prune(alternative, 6, " ".join, [HOLE]) for alternative in alternatives]
             count = math.prod(map(len, alternatives))
@@ -552,7 +515,7 @@ class Shell:
             path, known = self._dynamic(path, argv, stdin)
             if not known:
                 return HOLE
-        name = _base(path)
+        name = base_name(path)
         if ("*" in name or "?" in name or "[" in name) and name not in ("[", "[["):
             return self._globbed(name, path, argv, stdin)
         raw = argv[1:]
@@ -571,7 +534,7 @@ class Shell:
             if self._active.count("alias " + path) == 0:
                 self._active.append("alias " + path)
                 try:
-                    outputs.append(self.run_text(" ".join([alias, *map(_quote, arguments)]), stdin))
+                    outputs.append(self.run_text(" ".join([alias, *map(quoted, arguments)]), stdin))
                 finally:
                     self._active.pop()
         if "/" in path and (self.state.files or self.state.executables):
@@ -588,12 +551,6 @@ class Shell:
             self.state.cwds = union(before, self.state.cwds)
         outputs.append(HOLE if output is None else output)
         return outputs[0] if len(outputs) == 1 else any_of(outputs)
-
-    def _record(self, name: str, arguments: list[str]) -> None:
-        self.commands.setdefault(shown(" ".join([name, *arguments]))[:4_000])
-        if len(self.commands) > MAX_COMMANDS:
-            # A command that is not listed could not be denied.
-            raise Blocked(BlockCategory.OVER_LIMIT, f"more than {MAX_COMMANDS} different commands in one text")
 
     def _dynamic(self, path: str, argv: list[str], stdin: str | None) -> tuple[str, bool]:
         folder, _, name = path.rpartition("/")
@@ -629,45 +586,15 @@ class Shell:
         """A program without a rule may be a wrapper: what it might run must not be something hard-blocked."""
         tried: set[str] = set()
         for position, argument in enumerate(arguments):
-            base = _base(plain(argument))
+            base = base_name(plain(argument))
             if base not in tried and (base in RUNNERS or base.startswith("mkfs.")):
                 tried.add(base)
                 with self.muted():
                     self.call(arguments[position:], stdin)
 
-    def _origin(self, text: str, excerpt: str) -> None:
-        """Text about to be executed: say so if it was downloaded or decoded."""
-        if text.isascii():
-            return
-        if REMOTE in text:
-            self.flag(Category.REMOTE_CODE, "runs downloaded text", shown(excerpt)[:MAX_EXCERPT])
-        if DECODED in text:
-            self.flag(Category.DECODED_CODE, "runs decoded text", shown(excerpt)[:MAX_EXCERPT])
-
     def file_key(self, path: str) -> str:
         """The absolute name under which a file of this command line is remembered."""
         return "/" + "/".join(fold(plain(path), self.state.cwds[-1]))
-
-    @contextmanager
-    def _deeper(self) -> Iterator[None]:
-        self._depth += 1
-        if self._depth > MAX_DEPTH * 4:
-            self._depth -= 1
-            raise Blocked(BlockCategory.OVER_LIMIT, "the command is nested too deep to inspect")
-        try:
-            yield
-        finally:
-            self._depth -= 1
-
-
-def _base(path: str) -> str:
-    name = path.rstrip("/").rpartition("/")[2] if "/" in path else path
-    name = name.lower()
-    return name[:-4] if name.endswith(".exe") else name
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _is_descriptor(target: str) -> bool:

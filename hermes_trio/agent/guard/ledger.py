@@ -1,0 +1,86 @@
+"""What one inspection found so far, and how much work it may still do.
+
+The base of `Shell`: it knows nothing of commands, only how findings are kept and when an inspection has gone on for too
+long. Going over a budget is a block, because what was not inspected must not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from .call import MAX_EXCERPT
+from .marks import DECODED, REMOTE, shown
+from .verdict import BlockCategory, Blocked, Category, Finding
+
+MAX_STEPS: Final = 20_000
+MAX_TEXT: Final = 400_000
+"""Characters of nested text and of array items that one inspection reads in all."""
+MAX_DEPTH: Final = 24
+MAX_COMMANDS: Final = 4_096
+
+
+class Ledger:
+    """Findings, the commands seen, and the budgets."""
+
+    def __init__(self) -> None:
+        self.findings: dict[tuple[Category, str], Finding] = {}
+        self.commands: dict[str, None] = {}
+        self._steps = 0
+        self._characters = 0
+        self._depth = 0
+        self._muted = 0
+
+    def flag(self, category: Category, description: str, excerpt: str) -> None:
+        """Record a finding once."""
+        if not self._muted:
+            self.findings.setdefault((category, excerpt), Finding(category, description, excerpt))
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Inside, only hard blocks count: for text that may or may not be run."""
+        self._muted += 1
+        try:
+            yield
+        finally:
+            self._muted -= 1
+
+    def step(self) -> None:
+        """Count one unit of work."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise Blocked(
+                BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it"
+            )
+
+    def _spend(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters > MAX_TEXT:
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command holds too much nested text to inspect")
+
+    def _record(self, name: str, arguments: list[str]) -> None:
+        self.commands.setdefault(shown(" ".join([name, *arguments]))[:4_000])
+        if len(self.commands) > MAX_COMMANDS:
+            # A command that is not listed could not be denied.
+            raise Blocked(BlockCategory.OVER_LIMIT, f"more than {MAX_COMMANDS} different commands in one text")
+
+    def _origin(self, text: str, excerpt: str) -> None:
+        """Text about to be executed: say so if it was downloaded or decoded."""
+        if text.isascii():
+            return
+        if REMOTE in text:
+            self.flag(Category.REMOTE_CODE, "runs downloaded text", shown(excerpt)[:MAX_EXCERPT])
+        if DECODED in text:
+            self.flag(Category.DECODED_CODE, "runs decoded text", shown(excerpt)[:MAX_EXCERPT])
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > MAX_DEPTH * 4:
+            self._depth -= 1
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command is nested too deep to inspect")
+        try:
+            yield
+        finally:
+            self._depth -= 1
