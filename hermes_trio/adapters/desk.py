@@ -24,6 +24,8 @@ __all__ = ["Desk"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.gateway")
 
+COMMIT_SECONDS: Final = 30.0
+
 Ts = TypeVarTuple("Ts")
 
 
@@ -59,6 +61,13 @@ class Desk:
             await function(*args)
         except Exception:
             logger.exception("a task of the gateway failed")
+
+    def committing(self) -> trio.CancelScope:
+        """A bounded shield around accepting something and waking whoever works on it.
+
+        A write that was asked for happens even if whoever asked is cancelled; without the shield it could be there with nobody woken for it.
+        """
+        return trio.CancelScope(shield=True, deadline=trio.current_time() + COMMIT_SECONDS)
 
     async def post(self, address: Address, text: str, payload: Mapping[str, Any] | None = None) -> None:
         """Say something in a chat, outside any turn: committed when this returns, then sent in the chat's order."""

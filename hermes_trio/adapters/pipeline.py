@@ -129,10 +129,11 @@ class Pipeline:
         try:
             if desk.runtime.draining:
                 raise Draining
-            if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
-                return await self._steer(delivery, turn, message, key)
-            if not await delivery.accept(message):
-                return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+            with desk.committing():
+                if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
+                    return await self._steer(delivery, turn, message, key)
+                if not await delivery.accept(message):
+                    return Reception(receipt=Receipt.DUPLICATE, session_key=key)
         except Draining:
             # Not refused: it is written down, and the next start begins a turn with it (SC-9).
             if await desk.store.accept_message(message) is None:

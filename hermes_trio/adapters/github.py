@@ -1,0 +1,105 @@
+"""Comments on GitHub issues and pull requests: a place that webhook answers can be delivered to.
+
+It only sends (`POST /repos/{owner}/{repo}/issues/{number}/comments` of the REST API), through the outbox like every other platform, with a token. An
+address is the repository as the chat and the number as the thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from .chunking import Limit
+from .contract import Adapter, ErrorKind, Missing, Outgoing, PlatformError, SendResult
+from .targets import Address
+from .wire.errors import Redaction
+from .wire.http import Answer, HttpLink
+
+__all__ = ["GITHUB_COMMENT", "GithubComments", "comment_address"]
+
+GITHUB_COMMENT: Final = "github_comment"
+API: Final = "https://api.github.com"
+LIMIT: Final = 65_000
+"""GitHub takes 65536 characters; some are kept for the numbering of parts."""
+
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
+_DEFAULT_WAIT: Final = 60.0
+
+
+def comment_address(repository: object, number: object) -> Address:
+    """The address of an issue's or a pull request's discussion; `ValueError` says what is wrong."""
+    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository) or ".." in repository:
+        raise ValueError(f"repo is {repository!r}; it must be 'owner/name'")
+    digits = str(number)
+    if isinstance(number, bool) or not re.fullmatch(r"[1-9][0-9]{0,9}", digits):
+        raise ValueError(f"pr_number is {number!r}; it must be a positive whole number")
+    return Address(GITHUB_COMMENT, repository, digits)
+
+
+class GithubComments(Adapter):
+    """See the module."""
+
+    platform = GITHUB_COMMENT
+    interactive = False
+
+    def __init__(self, token: str, *, base_url: str = API) -> None:
+        self.limit = Limit(LIMIT)
+        self._token = token
+        self._base_url = base_url
+        self._link: HttpLink
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """One link for all comments."""
+        headers = {
+            "accept": "application/vnd.github+json",
+            "authorization": f"Bearer {self._token}",
+            "x-github-api-version": "2022-11-28",
+        }
+        self._link = HttpLink(self._base_url, redaction=Redaction((self._token,)), headers=headers)
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await self._link.aclose()
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        """Nothing comes in here: events of GitHub come by webhook."""
+        connected()
+        await trio.sleep_forever()
+
+    async def send(self, message: Outgoing) -> SendResult:
+        """Add a comment. When cancelled, it is not known whether it was added."""
+        path = f"/repos/{message.chat_id}/issues/{message.thread_id}/comments"
+        answer = await self._link.call("POST", path, json={"body": message.text})
+        if answer.status == 201:
+            made: Any = answer.decode()
+            return SendResult.sent(str(made["id"]) if isinstance(made, dict) else "")  # pyright: ignore[reportUnknownArgumentType]
+        return SendResult.failed(_error(answer, path))
+
+
+def _error(answer: Answer, path: str) -> PlatformError:
+    body: Any = answer.decode()
+    said = str(body.get("message", "")) if isinstance(body, dict) else ""  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+    text = f"{path}: {answer.status} {said}".strip()
+    limited = answer.status == 429 or (answer.status == 403 and "rate limit" in said.lower())
+    if limited:
+        return PlatformError(ErrorKind.RATE_LIMITED, text, retry_after=_wait(answer), permanent=False)
+    kinds = {401: ErrorKind.UNAUTHORIZED, 403: ErrorKind.FORBIDDEN, 404: ErrorKind.NOT_FOUND, 410: ErrorKind.NOT_FOUND}
+    kind = kinds.get(answer.status)
+    if kind is not None:
+        return PlatformError(kind, text, missing=Missing.CHAT if kind is ErrorKind.NOT_FOUND else None)
+    if answer.status == 422:
+        return PlatformError(ErrorKind.BAD_FORMAT, text)
+    if answer.status >= 500:
+        return PlatformError(ErrorKind.TRANSIENT, text, ambiguous=True)
+    return PlatformError(ErrorKind.UNKNOWN, text, permanent=True)
+
+
+def _wait(answer: Answer) -> float:
+    given = answer.headers.get("retry-after", "")
+    return float(given) if given.isdigit() else _DEFAULT_WAIT
