@@ -90,7 +90,7 @@ def _start_of(turn: Turn) -> TurnStart:
         model=turn.input.model,
         parent_session_id=plan.parent_session_id,
         run=plan.run,
-        inbox_ids=tuple(row.id for row in plan.rows if row.kind is InboxKind.MESSAGE),
+        inbox_ids=tuple(row.id for row in plan.rows if row.kind is InboxKind.MESSAGE) if plan.rows else (),
         one_shot=bool(plan.one_shot),
     )
 
@@ -201,7 +201,7 @@ async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None,
     plan = turn.plan
     drained = outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
-    told = () if drained else tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE)
+    told = tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE) if plan.rows and not drained else ()
     promised = turn.root.promised - len(told)
     end = plan.one_shot if plan.one_shot and (promised <= 0 or plan.source == SUBAGENT) else ""
     try:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -78,12 +79,15 @@ class SessionContext:
     cron_deliver_thread_id: str = ""
 
     def __attrs_post_init__(self) -> None:
+        # One is made for each turn: if all fields together pass, each of them does.
+        try:
+            together = "".join(_values(self))
+            if len(together) <= MAX_ID_LENGTH and not ("\0" in together or "\n" in together or "\r" in together):
+                return
+        except TypeError:
+            pass
         for name in _FIELDS:
-            value = getattr(self, name)
-            if value == "":
-                continue
-            if not isinstance(value, str) or len(value) > MAX_ID_LENGTH or not _FORBIDDEN.isdisjoint(value):
-                check_id(value, f"SessionContext.{name}", MAX_PATH_LENGTH if name == "cwd" else MAX_ID_LENGTH)
+            check_id(getattr(self, name), f"SessionContext.{name}", MAX_PATH_LENGTH if name == "cwd" else MAX_ID_LENGTH)
 
     def environ(self) -> dict[str, str]:
         """The variables that a child process of this session gets, all of them, so that none is inherited from elsewhere."""
@@ -117,6 +121,8 @@ ENVIRONMENT_NAMES: Final[Mapping[str, str]] = {
 }
 
 _FIELDS: Final = frozenset(ENVIRONMENT_NAMES.values())
+
+_values: Final = attrgetter(*ENVIRONMENT_NAMES.values())
 
 
 class Binding:

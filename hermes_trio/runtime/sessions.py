@@ -19,7 +19,7 @@ class SessionLocks:
     """A lock exists only while somebody holds it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[str, deque[trio.Event]]] = {}
+        self._held: dict[str, tuple[str, deque[trio.Event] | None]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -28,9 +28,13 @@ class SessionLocks:
         """Take the lock of a session for `holder`, waiting in line. Cancelling leaves the line; without waiting there is no checkpoint."""
         held = self._held.get(session_id)
         if held is None:
-            self._held[session_id] = (holder, deque())
+            # No line yet: most locks are never waited for, and an empty deque is larger than the turn's own record.
+            self._held[session_id] = (holder, None)
             return
         other, line = held
+        if line is None:
+            line = deque[trio.Event]()
+            self._held[session_id] = (other, line)
         turn = trio.Event()
         line.append(turn)
         with waiting(f"lock session {session_id} held by {other}", node):
