@@ -21,6 +21,7 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 
 from .delegate import Delegation, DelegationSettings
+from .mcp import McpLinks, McpSettings, open_links
 from .output import mask_secrets
 from .process_tool import ProcessTool
 from .processes import OutputLog, Processes
@@ -47,6 +48,7 @@ class Toolbox:
     shells: Shells
     consent: Consent
     warden: Warden
+    links: McpLinks
     tools: Tools
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
@@ -63,6 +65,7 @@ async def open_toolbox(
     consent: ConsentSettings | None = None,
     reviewer: ModelReviewer | None = None,
     bypass: bool = False,
+    mcp: McpSettings | None = None,
     environment: Mapping[str, str] | None = None,
     output_log: OutputLog | None = None,
     more: Iterable[Tool] = (),
@@ -95,18 +98,22 @@ async def open_toolbox(
             )
             run_commands = Terminal(warden, shells, processes, judge, terminal)
             look_after = ProcessTool(processes)
-            own: list[Tool] = [run_commands, look_after, delegation]
-            tools = Tools([*(one for one in own if one.spec.name not in settings.disabled), *more])
-            yield Toolbox(
-                terminal=run_commands,
-                process=look_after,
-                delegation=delegation,
-                processes=processes,
-                shells=shells,
-                consent=judge,
-                warden=warden,
-                tools=tools,
-            )
+            async with open_links(mcp, warden, base) as links:
+                own: list[Tool] = [run_commands, look_after, delegation]
+                tools = Tools(
+                    [*(one for one in own if one.spec.name not in settings.disabled), *more], more=links.tools
+                )
+                yield Toolbox(
+                    terminal=run_commands,
+                    process=look_after,
+                    delegation=delegation,
+                    processes=processes,
+                    shells=shells,
+                    consent=judge,
+                    warden=warden,
+                    links=links,
+                    tools=tools,
+                )
 
 
 def _directory(configured: str) -> str:

@@ -1,0 +1,386 @@
+"""The link to one MCP server: one task owns it, connects it, takes the calls, and connects it again when it breaks.
+
+Callers hand their calls over and wait, never longer than the server's time limit. A server that is dead, slow or broken is an error result for the model; it
+is never a hang, and never a failure of the turn. Cancelling a call cancels it at the server.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from hermes_trio.agent.model import ToolSpec
+from hermes_trio.agent.tool import error_result
+from hermes_trio.runtime.conduct import first_cause
+from hermes_trio.runtime.tree import Node, waiting, working
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.tools.output import mask_secrets
+from hermes_trio.tools.warden import ProcessSpec, Stdin, Warden, WardenError
+
+from .settings import McpServer
+from .stdio import StdioServer
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client import Transport
+    from mcp_types import CallToolResult, Tool
+
+__all__ = ["LinkState", "McpLink", "McpTool"]
+
+logger: Final = logging.getLogger("hermes_trio.tools.mcp")
+
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 60.0
+"""Seconds before a broken link is connected again, doubled each time; a link that was up for `STEADY` starts over."""
+STEADY: Final = 30.0
+
+RELISTEN_SECONDS: Final = 5.0
+
+MAX_WAITING: Final = 64
+LAST_WORDS: Final = 500
+MAX_PAGES: Final = 50
+MAX_NAME: Final = 64
+
+
+class LinkState(Enum):
+    """Where a link is."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+class _Broken(Exception):
+    """The link is of no use any more; the text says why."""
+
+
+class _Call:
+    """A call on its way to the owner and back."""
+
+    def __init__(self, tool: str, arguments: Mapping[str, Any]) -> None:
+        self.tool = tool
+        self.arguments = arguments
+        self.scope = trio.CancelScope()
+        self.over = trio.Event()
+        self.result = ""
+
+    def answer(self, result: str) -> None:
+        if not self.over.is_set():
+            self.result = result
+            self.over.set()
+
+
+@final
+class McpTool:
+    """One tool of a server, under a name that says whose it is."""
+
+    def __init__(self, link: McpLink, name: str, tool: Tool) -> None:
+        self._link = link
+        self._tool = tool.name
+        self._spec = ToolSpec(
+            name=name,
+            description=tool.description or tool.title or tool.name,
+            parameters=tool.input_schema or {"type": "object", "properties": {}},
+        )
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as a model sees it."""
+        return self._spec
+
+    def preview(self, arguments: str) -> str:
+        """The tool and its arguments, shortly and without secrets."""
+        line = f"{self._link.name}: {self._tool} {mask_secrets(arguments)}"
+        return line if len(line) <= 120 else line[:119] + "…"
+
+    async def call(self, turn: Turn, arguments: str) -> str:
+        """Call it. Cancelling cancels the call at the server."""
+        try:
+            given = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            return error_result(f"wrong arguments for {self._spec.name}: {error}")
+        return await self._link.call(self._tool, given)
+
+
+@final
+class McpLink:
+    """See the module. `tools` are those of the last connection that worked; `problem` says what is wrong with the link now."""
+
+    def __init__(self, name: str, server: McpServer, warden: Warden, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.state: LinkState = LinkState.CONNECTING
+        self.problem: str = ""
+        self.connections: int = 0
+        self.tools: tuple[McpTool, ...] = ()
+        self._server = server
+        self._warden = warden
+        self._environment = environment
+        self._settled = trio.Event()
+        self._changed = trio.Event()
+        self._calls, self._taken = trio.open_memory_channel[_Call](MAX_WAITING)
+
+    def __repr__(self) -> str:
+        return f"<McpLink {self.name} {self.state.value}>"
+
+    # -- for callers -------------------------------------------------------------------------------------------------------------
+
+    async def wait_settled(self) -> None:
+        """Wait until the first attempt to connect has ended, well or badly."""
+        await self._settled.wait()
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Hand a call to the owner and wait for its result, within the server's time limit. Cancelling cancels the call."""
+        call = _Call(tool, arguments)
+        seconds = self._server.timeout
+        with trio.move_on_after(seconds), waiting(f"mcp {self.name} {tool}"):
+            try:
+                await self._ready()
+                self._calls.send_nowait(call)
+                await call.over.wait()
+            except trio.WouldBlock:
+                return error_result(f"MCP server {self.name!r} has {MAX_WAITING} calls waiting; try again later")
+            except _Broken as error:
+                return error_result(str(error))
+            finally:
+                call.scope.cancel()
+        if call.over.is_set():
+            return call.result
+        return error_result(f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled")
+
+    async def _ready(self) -> None:
+        """The first connection is waited for; a link that is broken is not."""
+        await self._settled.wait()
+        if self.state is not LinkState.READY:
+            raise _Broken(
+                f"MCP server {self.name!r} cannot be reached: {self.problem or self.state.value}; it is tried again by itself"
+            )
+
+    # -- the owner ---------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The owner's task: connect, serve, and when that breaks, pause and begin again. Ends only by cancellation."""
+        pause = FIRST_PAUSE
+        with working("mcp", f"mcp_{self.name}", self._server.command or self._server.url) as node:
+            try:
+                while True:
+                    began = trio.current_time()
+                    try:
+                        await self._connect(node)
+                    except Exception as error:
+                        self._break(error)
+                    if trio.current_time() - began > STEADY:
+                        pause = FIRST_PAUSE
+                    with waiting(f"{pause:g} s before it is connected again"):
+                        await trio.sleep(pause * random.uniform(0.8, 1.2))
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                    self.state = LinkState.CONNECTING if not self.connections else LinkState.BROKEN
+            finally:
+                self.state, self.problem = LinkState.CLOSED, "the gateway is closing"
+                self._refuse_waiting()
+
+    def _break(self, error: Exception) -> None:
+        cause = first_cause(error)
+        self.problem = mask_secrets(self._without_secrets(str(cause) or type(cause).__name__))
+        self.state = LinkState.BROKEN
+        self._settled.set()
+        self._refuse_waiting()
+        logger.warning("MCP server %s: %s", self.name, self.problem)
+
+    def _without_secrets(self, text: str) -> str:
+        for value in (*self._server.headers.values(), *self._server.env.values()):
+            if len(value) >= 6:
+                text = text.replace(value, "***")
+        return text
+
+    def _refuse_waiting(self) -> None:
+        while True:
+            try:
+                call = self._taken.receive_nowait()
+            except trio.WouldBlock:
+                return
+            call.answer(error_result(f"MCP server {self.name!r} cannot be reached: {self.problem}"))
+
+    async def _connect(self, node: Node | None) -> None:
+        """One connection, from its start to its end. Always raises: `_Broken`, or what went wrong."""
+        await _import_sdk()
+        from mcp import Client
+
+        # One scope for the whole connection, because a nursery that is opened inside must end inside; its deadline holds until the link is up.
+        with trio.CancelScope(deadline=trio.current_time() + self._server.connect_timeout) as scope:
+            async with (
+                self._transport() as (transport, ended),
+                Client(transport, message_handler=self._hear, cache=None) as client,
+            ):
+                await self._list(client)
+                scope.deadline = math.inf
+                self.state, self.problem = LinkState.READY, ""
+                self.connections += 1
+                self._settled.set()
+                if node is not None:
+                    node.note = f"{len(self.tools)} tools"
+                await self._serve(client, ended)
+        raise _Broken(f"no connection within {self._server.connect_timeout:g} s")
+
+    async def _serve(self, client: Client, ended: StdioServer | None) -> None:
+        """Take calls until the link breaks; each is a task of its own."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._relist, client)
+            nursery.start_soon(self._listen, client)
+            if ended is not None:
+                nursery.start_soon(self._watch, ended)
+            async for call in self._taken:
+                nursery.start_soon(self._carry_out, client, call)
+
+    async def _watch(self, server: StdioServer) -> None:
+        await server.ended.wait()
+        raise _Broken("the server has ended")
+
+    async def _relist(self, client: Client) -> None:
+        """The server said that its tools have changed."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            await self._list(client)
+
+    async def _listen(self, client: Client) -> None:
+        """Ask to be told of changes, where the server's protocol has to be asked; older ones tell by themselves (`_hear`)."""
+        from mcp import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self._changed.set()
+            except (ListenNotSupportedError, MCPError):
+                return
+            except SubscriptionLost:
+                self._changed.set()
+            await trio.sleep(RELISTEN_SECONDS)
+
+    async def _hear(self, message: Any) -> None:
+        from mcp_types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self._changed.set()
+
+    async def _list(self, client: Client) -> None:
+        found: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        wanted = self._server.tools
+        taken: set[str] = set()
+        kept = [tool for tool in found if not wanted or tool.name in wanted]
+        self.tools = tuple(McpTool(self, _tool_name(self.name, tool.name, taken), tool) for tool in kept)
+
+    async def _carry_out(self, client: Client, call: _Call) -> None:
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            with call.scope:
+                call.answer(_result_of(await client.call_tool(call.tool, dict(call.arguments))))
+        except MCPError as error:
+            call.answer(error_result(f"MCP server {self.name!r} answered with an error: {mask_secrets(error.message)}"))
+            if error.code == CONNECTION_CLOSED or "Session terminated" in error.message:
+                raise _Broken(error.message) from error
+        except Exception as error:
+            cause = mask_secrets(self._without_secrets(str(first_cause(error)) or type(error).__name__))
+            call.answer(error_result(f"the link to MCP server {self.name!r} broke: {cause}"))
+            raise _Broken(cause) from error
+        finally:
+            call.answer(error_result(f"the link to MCP server {self.name!r} broke during the call"))
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[tuple[Transport, StdioServer | None]]:
+        server = self._server
+        if server.command:
+            stdio = StdioServer(
+                self._warden,
+                ProcessSpec(
+                    argv=(server.command, *server.args),
+                    cwd=server.cwd or self._environment["HOME"],
+                    env={**self._environment, **server.env},
+                    stdin=Stdin.PIPE,
+                    merge_stderr=False,
+                ),
+            )
+            try:
+                async with stdio.transport() as transport:
+                    yield transport, stdio
+            except WardenError as error:
+                raise _Broken(str(error)) from error
+            except Exception as error:
+                said = stdio.errors.text.strip()
+                if not stdio.ended.is_set() or not said:
+                    raise
+                raise _Broken(f"{first_cause(error)}; its last words: {said[-LAST_WORDS:]}") from error
+            return
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        # It reads the certificates of the machine, which takes a tenth of a second.
+        client = await trio.to_thread.run_sync(partial(create_mcp_http_client, headers=dict(server.headers)))
+        async with client as http:
+            yield streamable_http_client(server.url, http_client=http), None
+
+
+async def _import_sdk() -> None:
+    """The SDK takes most of a second to import: in a thread, and only when there is a server. It imports `jsonschema` itself at its first result."""
+    try:
+        for module in ("mcp", "mcp.client.streamable_http", "jsonschema"):
+            await trio.to_thread.run_sync(importlib.import_module, module)
+    except ImportError as error:
+        raise _Broken(f"{error}; install hermes-trio[mcp]") from error
+
+
+def _tool_name(server: str, tool: str, taken: set[str]) -> str:
+    """`mcp_<server>_<tool>` in the characters and the length that every provider takes; a second one of the same name gets a number."""
+    plain = "".join(
+        character if character.isascii() and (character.isalnum() or character in "_-") else "_" for character in tool
+    )
+    name = f"mcp_{server}_{plain}"[:MAX_NAME]
+    number = 2
+    while name in taken:
+        end = f"_{number}"
+        name = f"mcp_{server}_{plain}"[: MAX_NAME - len(end)] + end
+        number += 1
+    taken.add(name)
+    return name
+
+
+def _result_of(result: CallToolResult) -> str:
+    parts: list[str] = []
+    for block in result.content:
+        match block.type:
+            case "text":
+                parts.append(block.text)
+            case "image" | "audio":
+                parts.append(f"[{block.type}, {block.mime_type}, {len(block.data) * 3 // 4} bytes]")
+            case "resource_link":
+                parts.append(f"[resource {block.uri}]")
+            case "resource":
+                parts.append(getattr(block.resource, "text", "") or f"[resource {block.resource.uri}]")
+    text = "\n".join(parts)
+    if result.is_error:
+        return error_result(text or "the tool failed and did not say why")
+    answer: dict[str, Any] = {"result": text}
+    if result.structured_content is not None:
+        answer["structured_content"] = result.structured_content
+    return msgspec.json.encode(answer).decode()

@@ -1,0 +1,60 @@
+"""The links to all configured MCP servers, owned by the toolbox: opened together, closed together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import final
+
+import attrs
+import trio
+
+from hermes_trio.tools.warden import Warden
+
+from .link import McpLink, McpTool
+from .settings import McpSettings
+
+__all__ = ["McpLinks", "open_links"]
+
+
+@final
+@attrs.frozen
+class McpLinks:
+    """All links, by name."""
+
+    links: Mapping[str, McpLink]
+
+    def tools(self) -> Iterator[McpTool]:
+        """The tools of all servers that have ever been reached: those of a broken link answer with its error."""
+        for link in self.links.values():
+            yield from link.tools
+
+
+@asynccontextmanager
+async def open_links(
+    settings: McpSettings | None, warden: Warden, environment: Mapping[str, str]
+) -> AsyncIterator[McpLinks]:
+    """The links for the body of the `async with`; servers that are slow or dead do not hold up the start for longer than `startup_seconds`.
+
+    Leaving it, cancelled or not, closes every link; a server's process gets an end of input, a moment, and then is killed.
+    """
+    settings = McpSettings() if settings is None else settings
+    links = {
+        name: McpLink(name, server, warden, environment) for name, server in settings.servers.items() if server.enabled
+    }
+    try:
+        async with trio.open_nursery() as nursery:
+            for link in links.values():
+                nursery.start_soon(link.run)
+            with trio.move_on_after(settings.startup_seconds):
+                for link in links.values():
+                    await link.wait_settled()
+            try:
+                yield McpLinks(links)
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # The nursery is an inner matter: what the body raised leaves as it was raised.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from group.exceptions[0].__cause__
+        raise

@@ -1,0 +1,86 @@
+"""`[mcp]` of the configuration: which servers there are and how they are reached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+from msgspec import Meta
+
+from hermes_trio.tools.settings import SettingsError, read_table
+
+__all__ = ["McpServer", "McpSettings"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[mcp.servers.NAME]`: a `command` that speaks over its standard streams, or the `url` of a streamable HTTP server.
+
+    `${NAME}` in `env` and `headers` is a variable of this process, so that secrets need not stand in the file.
+    """
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    cwd: str = ""
+    url: str = ""
+    headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    timeout: Seconds = 120.0
+    """Seconds that a call may take."""
+    connect_timeout: Seconds = 30.0
+    enabled: bool = True
+    tools: tuple[str, ...] = ()
+    """Only these tools; empty for all."""
+
+    def __repr__(self) -> str:
+        return f"McpServer({self.command or self.url!r})"
+
+
+class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[mcp]`."""
+
+    servers: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
+    startup_seconds: Annotated[float, Meta(ge=0)] = 5.0
+    """How long the start of the gateway waits for servers; later ones join when they are ready."""
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], environment: Mapping[str, str]) -> McpSettings:
+        """From `[mcp]` of a configuration, with variables filled in; raises `SettingsError`."""
+        given: Any = table.get("servers", {})
+        if not isinstance(given, dict):
+            raise SettingsError("mcp.servers must be a table of servers, [mcp.servers.NAME]")
+        settings = read_table({**table, "servers": {}}, cls, "mcp")
+        servers: dict[str, McpServer] = {}
+        for name, entry in cast("dict[str, Any]", given).items():
+            where = f"mcp.servers.{name}"
+            if not isinstance(entry, dict):
+                raise SettingsError(f"{where} must be a table, [{where}]")
+            server = read_table(cast("dict[str, Any]", entry), McpServer, where)
+            if not _NAME.fullmatch(name):
+                raise SettingsError(f"{where}: a name has 1 to 32 letters, digits, '_' or '-'")
+            if bool(server.command) == bool(server.url):
+                raise SettingsError(f"{where}: give either a command or a url")
+            if server.url and not server.url.startswith(("http://", "https://")):
+                raise SettingsError(f"{where}.url must start with http:// or https://")
+            servers[name] = msgspec.structs.replace(
+                server,
+                env=_filled(server.env, environment, f"{where}.env"),
+                headers=_filled(server.headers, environment, f"{where}.headers"),
+            )
+        return msgspec.structs.replace(settings, servers=servers)
+
+
+def _filled(values: Mapping[str, str], environment: Mapping[str, str], where: str) -> dict[str, str]:
+    filled: dict[str, str] = {}
+    for name, value in values.items():
+        missing = [variable for variable in _VARIABLE.findall(value) if variable not in environment]
+        if missing:
+            raise SettingsError(f"{where}.{name} needs the environment variable {missing[0]}, which is not set")
+        filled[name] = _VARIABLE.sub(lambda match: environment[match[1]], value)
+    return filled

@@ -1,0 +1,152 @@
+"""An MCP server as a process of the warden, speaking over its standard streams.
+
+The SDK would start the process itself, and a server that is killed would leave it behind. Kept by the warden it ends with the link, with the runtime, and
+with the death of this process, whatever it forked (see `hermes_trio.tools.warden`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from hermes_trio.tools.output import Decoder, RingText
+from hermes_trio.tools.warden import KeptProcess, ProcessSpec, StdinClosed, Warden
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.client import Transport
+    from mcp.shared.message import SessionMessage
+
+__all__ = ["StdioServer"]
+
+MAX_MESSAGE: Final = 16 * 1024 * 1024
+"""Bytes of one message; a server that sends a longer line is cut off."""
+
+END_GRACE: Final = 1.0
+"""Seconds that a server may take to end after its input has ended."""
+
+LAST_WORDS_SECONDS: Final = 0.5
+"""How long what a server that has ended wrote to standard error may take to arrive."""
+
+ERROR_CHARACTERS: Final = 2000
+
+
+class StdioServer:
+    """One start of a server. `errors` holds the end of what it wrote to standard error; `ended` is set when its output has ended."""
+
+    def __init__(self, warden: Warden, spec: ProcessSpec) -> None:
+        self._warden = warden
+        self._spec = spec
+        self.errors = RingText(ERROR_CHARACTERS)
+        self.ended = trio.Event()
+        self._errors_over = trio.Event()
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncIterator[Transport]:
+        """Start the process and give the SDK its streams. Leaving, cancelled or not, ends the process: input first, then by force, bounded."""
+        import anyio
+        from mcp.shared.message import SessionMessage
+
+        process = await self._warden.spawn(self._spec)
+        try:
+            incoming, to_session = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            from_session, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, process, incoming)
+                nursery.start_soon(self._write, process, outgoing)
+                nursery.start_soon(self._read_errors, process)
+                try:
+                    yield _Opened(to_session, from_session)
+                finally:
+                    if self.ended.is_set():
+                        with trio.move_on_after(LAST_WORDS_SECONDS, shield=True):
+                            await self._errors_over.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                with trio.move_on_after(END_GRACE):
+                    try:
+                        await process.close_stdin()
+                    except StdinClosed:
+                        pass
+                    await process.wait_empty()
+                await process.aclose()
+
+    async def _read(self, process: KeptProcess, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """One message a line. The end of the output ends the session."""
+        import anyio
+        from mcp.shared.message import SessionMessage
+        from mcp_types import jsonrpc_message_adapter
+
+        unread = bytearray()
+        async with incoming:
+            try:
+                while data := await process.output.receive_some():
+                    unread += data
+                    if len(unread) > MAX_MESSAGE:
+                        break
+                    if b"\n" not in data:
+                        continue
+                    *lines, rest = bytes(unread).split(b"\n")
+                    unread = bytearray(rest)
+                    for line in lines:
+                        if not line.strip():
+                            continue
+                        try:
+                            message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                        except ValueError as error:
+                            await incoming.send(error)
+                        else:
+                            await incoming.send(message)
+            except (
+                trio.BrokenResourceError,
+                trio.ClosedResourceError,
+                anyio.BrokenResourceError,
+                anyio.ClosedResourceError,
+            ):
+                pass
+        self.ended.set()
+
+    async def _write(self, process: KeptProcess, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async with outgoing:
+            async for message in outgoing:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                try:
+                    await process.write(line.encode() + b"\n")
+                except StdinClosed:
+                    self.ended.set()
+                    return
+
+    async def _read_errors(self, process: KeptProcess) -> None:
+        decoder = Decoder()
+        assert process.errors is not None
+        try:
+            while data := await process.errors.receive_some():
+                self.errors.append(decoder.feed(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._errors_over.set()
+
+
+class _Opened:
+    """The streams as the SDK wants them: in a context manager of its own. Who opened them closes them."""
+
+    def __init__(
+        self,
+        incoming: MemoryObjectReceiveStream[SessionMessage | Exception],
+        outgoing: MemoryObjectSendStream[SessionMessage],
+    ) -> None:
+        self._streams = incoming, outgoing
+
+    async def __aenter__(
+        self,
+    ) -> tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]:
+        return self._streams
+
+    async def __aexit__(self, *_: object) -> None:
+        incoming, outgoing = self._streams
+        incoming.close()
+        outgoing.close()
