@@ -23,9 +23,13 @@ from hermes_trio.runtime.ports import Agent
 
 from .wiring import Gateway, open_gateway
 
-__all__ = ["Serving", "address_of", "open_server", "run_server"]
+__all__ = ["AddressUnusable", "Serving", "address_of", "open_server", "run_server"]
 
 logger: Final = logging.getLogger("hermes_trio.serving")
+
+
+class AddressUnusable(OSError):
+    """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
 
 
 @attrs.define
@@ -63,7 +67,7 @@ def server_config(config: Config) -> ServerConfig:
 
 @asynccontextmanager
 async def open_server(config: Config, key: AdminKey, *, agent: Agent | None = None) -> AsyncIterator[Serving]:
-    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `OSError` if the address is taken."""
+    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken."""
     async with open_gateway(config, key, agent=agent) as gateway:
         serving = Serving(gateway, [])
         ready = trio.Event()
@@ -91,7 +95,9 @@ async def open_server(config: Config, key: AdminKey, *, agent: Agent | None = No
         gateway.runtime.start_receiver("http", receive)
         await ready.wait()
         if failure:
-            raise failure[0]
+            raise AddressUnusable(
+                f"{address_of(config)} cannot be used: {failure[0].strerror or failure[0]}"
+            ) from failure[0]
         try:
             yield serving
         finally:

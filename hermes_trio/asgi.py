@@ -1,0 +1,107 @@
+"""`hypercorn --worker-class trio hermes_trio.asgi:app`: the whole gateway inside the lifespan of an ASGI application.
+
+The runtime lives in the lifespan task: it is open when start-up is complete, and drained at shutdown. If it crashes, the process ends: a server
+without its runtime would answer every request with an error. The address is the server's to choose, so a key that was not configured opens nothing
+but loopback addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final, final
+
+import msgspec
+
+from hermes_trio.config import load_config
+from hermes_trio.http.auth import AdminKey, admin_key, is_loopback
+from hermes_trio.http.errors import ApiError
+from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, remedied
+from hermes_trio.logs import configure_logging
+from hermes_trio.wiring import open_gateway
+
+__all__ = ["app"]
+
+logger: Final = logging.getLogger("hermes_trio.asgi")
+
+CRASHED: Final = 70
+"""The exit status of a process whose runtime crashed (EX_SOFTWARE)."""
+
+
+@final
+class Application:
+    """The ASGI application. It is made when this module is imported, and does nothing before its lifespan begins."""
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or be the gateway for as long as the server lives."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif self._app is None:
+            raise RuntimeError("the gateway is not open: the server must support the ASGI lifespan protocol")
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        started = False
+        try:
+            config = load_config(os.environ)
+            config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            key = admin_key(config.server.key, config.home, [])
+            configure_logging(level=config.log.level, format=config.log.format, secrets=[key.value])
+            # Whoever serves us chooses the address, so nothing may be concluded from the configured one.
+            config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, host="asgi"))
+            undo = bound_stock_sends()
+            try:
+                async with open_gateway(config, key) as gateway:
+                    self._app = remedied(gateway.app if key.path is None else _loopback_only(gateway.app))
+                    _announce(key)
+                    await send({"type": "lifespan.startup.complete"})
+                    started = True
+                    await receive()
+                    report = await gateway.front.drain.run(config.server.drain_seconds)
+                    logger.info("drained: %s", report)
+            finally:
+                self._app = None
+                undo()
+            await send({"type": "lifespan.shutdown.complete"})
+        except Exception as error:
+            if started:
+                logger.critical("the runtime has crashed; the process ends", exc_info=error)
+                logging.shutdown()
+                os._exit(CRASHED)
+            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
+
+
+def _announce(key: AdminKey) -> None:
+    if key.made:
+        # To the terminal and nowhere else: a log keeps it, and the redactor would take it out.
+        os.write(
+            2, f"An API key was made and kept in {key.path} (mode 0600). It is shown this once: {key.value}\n".encode()
+        )
+
+
+def _loopback_only(app: ASGIApp) -> ASGIApp:
+    """The application, for requests that came in on a loopback address; others are refused, whatever their key."""
+    body = ApiError(
+        403,
+        "This server has no configured key and answers on loopback addresses only; set API_SERVER_KEY.",
+        code="loopback_only",
+    ).body()
+
+    async def guarded(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        server = scope.get("server")
+        if scope["type"] == "http" and not (server and (server[1] is None or is_loopback(server[0]))):
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+app: Final = Application()

@@ -1,0 +1,212 @@
+"""The server as a process: first start, signals, drain, crash and restart, plain Hypercorn, and the keys command."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from .server_process import KEY, ServerProcess, clean_environment, server_process
+
+
+def client_of(server: ServerProcess) -> httpx2.Client:
+    """A client with the admin key."""
+    return httpx2.Client(base_url=server.url, headers=server.headers, timeout=30, trust_env=False)
+
+
+def start(http: httpx2.Client, text: str) -> str:
+    """Start a run."""
+    answer = http.post("/v1/runs", json={"input": text})
+    assert answer.status_code == 202, answer.text
+    return answer.json()["run_id"]
+
+
+def events(http: httpx2.Client, run_id: str, last: str = "", most: int = 10**6) -> list[tuple[str, dict[str, Any]]]:
+    """Id and data of the events of a run, up to `most`."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    id = ""
+    headers = {"Last-Event-ID": last} if last else {}
+    with http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as response:
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                id = line[4:]
+            elif line.startswith("data: "):
+                found.append((id, json.loads(line[6:])))
+                id = ""
+                if len(found) == most:
+                    break
+    return found
+
+
+def command(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `hermes-trio` to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", "from hermes_trio.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(home, **environment),
+    )
+
+
+def test_a_first_start_prints_a_key_and_a_line_that_works(tmp_path: Path) -> None:
+    """Without a key one is made, kept with mode 0600, shown once, and the printed curl line works as it is."""
+    home = tmp_path / "home"
+    with server_process(home, key="") as server:
+        path = home / "api_server.key"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        key = path.read_text().strip()
+        while "curl " not in server.output:
+            pass
+        assert key in server.output
+        line = next(line for line in server.output.splitlines() if line.strip().startswith("curl "))
+        ran = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30, check=True)
+        assert json.loads(ran.stdout)["choices"][0]["message"]["content"] == "You said: Hello"
+        assert server.stop() == 0
+    with server_process(home, key="") as server:
+        server.key = key
+        with client_of(server) as http:
+            assert http.get("/v1/models").status_code == 200
+        assert key not in server.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_drains_and_ends_with_0(tmp_path: Path, number: int) -> None:
+    """A signal lets the running turn end, refuses new work, answers reads, reports, and exits with 0."""
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run_id = start(http, "!sleep 1")
+        server.signal(number)
+        refused = http.post("/v1/runs", json={"input": "x"})
+        while refused.status_code == 202:
+            refused = http.post("/v1/runs", json={"input": "x"})
+        assert refused.status_code == 503
+        assert http.get(f"/v1/runs/{run_id}").json()["status"] in ("running", "completed")
+        assert server.wait() == 0
+        assert "0 turns, 0 jobs, 0 threads left" in server.output
+    with server_process(tmp_path) as server, client_of(server) as http:
+        assert http.get(f"/v1/runs/{run_id}").json()["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_a_second_signal_cancels_at_once(tmp_path: Path) -> None:
+    """The second signal does not wait for the drain; the run is written down as cancelled."""
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run_id = start(http, "!sleep 600")
+        server.signal(signal.SIGTERM)
+        while not http.get("/admin/drain").json()["draining"]:
+            pass
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    with server_process(tmp_path) as server, client_of(server) as http:
+        run = http.get(f"/v1/runs/{run_id}").json()
+        assert (run["status"], run["settled"]) == ("cancelled", True)
+
+
+def test_a_reader_resumes_after_the_server_was_killed(tmp_path: Path) -> None:
+    """After SIGKILL and a restart the run is failed/interrupted, and a reader goes on behind the last event that it saw."""
+    with server_process(tmp_path) as server, client_of(server) as http:
+        finished = start(http, "Hello")
+        before = events(http, finished)
+        interrupted = start(http, "!sleep 600")
+        seen = events(http, interrupted, most=1)
+        server.kill()
+    with server_process(tmp_path) as server, client_of(server) as http:
+        assert [id for id, _ in events(http, finished, before[0][0])] == [id for id, _ in before[1:]]
+        assert events(http, finished)[-1][1]["output"] == "You said: Hello"
+        run = http.get(f"/v1/runs/{interrupted}", params={"wait": "settled"}).json()
+        assert (run["status"], run["error_code"], run["settled"]) == ("failed", "interrupted", True)
+        assert run["error"]
+        rest = events(http, interrupted, seen[0][0])
+        assert rest[-1][1]["event"] == "run.failed"
+        assert rest[-1][1]["error_code"] == "interrupted"
+        assert http.post(f"/v1/runs/{interrupted}/stop").status_code == 404
+
+
+@pytest.mark.slow
+def test_plain_hypercorn_serves_the_same(tmp_path: Path) -> None:
+    """`hypercorn --worker-class trio hermes_trio.asgi:app` serves chats, streams and runs, and ends on SIGTERM."""
+    hypercorn = Path(sys.executable).with_name("hypercorn")
+    ran = [str(hypercorn), "--worker-class", "trio", "--bind", "127.0.0.1:0", "hermes_trio.asgi:app"]
+    with server_process(tmp_path, command=ran, wait=False) as server:
+        while not (match := re.search(r"Running on (http://[\d.:]+)", server.output)) and server.is_alive():
+            pass
+        assert match, server.output
+        server.url = match[1]
+        with client_of(server) as http:
+            body = {"messages": [{"role": "user", "content": "Hello"}]}
+            answer = http.post("/v1/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "You said: Hello"
+            streamed = http.post("/v1/chat/completions", json={**body, "stream": True})
+            assert streamed.text.endswith("data: [DONE]\n\n")
+            run_id = start(http, "Hello")
+            assert http.get(f"/v1/runs/{run_id}", params={"wait": "settled"}).json()["status"] == "completed"
+            assert events(http, run_id)[-1][1]["event"] == "run.completed"
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_same_home_is_refused(tmp_path: Path) -> None:
+    """The second one ends with 1 and names the first one's pid; so does one whose port is taken."""
+    with server_process(tmp_path / "a") as server:
+        second = command(tmp_path / "a", "serve", "--port", "0", API_SERVER_KEY=KEY)
+        assert second.returncode == 1
+        assert str(server.pid) in second.stderr
+        port = server.url.rpartition(":")[2]
+        taken = command(tmp_path / "b", "serve", "--port", port, API_SERVER_KEY=KEY)
+        assert taken.returncode == 1
+        assert "Traceback" not in taken.stderr
+        assert f"127.0.0.1:{port}" in taken.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_keys_from_the_command_line(tmp_path: Path) -> None:
+    """Keys are added, listed and revoked without a server and through a running one; a revoked key is refused at once."""
+    made = command(tmp_path, "keys", "add", "offline", "--scope", "chat")
+    assert made.returncode == 0, made.stderr
+    offline = re.search(r"htk_\S+", made.stdout)
+    assert offline
+    with server_process(tmp_path) as server, client_of(server) as http:
+        port = server.url.rpartition(":")[2]
+        environment = {"API_SERVER_KEY": KEY, "API_SERVER_PORT": port}
+        online = command(tmp_path, "keys", "add", "online", "--scope", "runs", "--scope", "chat", **environment)
+        assert online.returncode == 0, online.stderr
+        secret = re.search(r"htk_\S+", online.stdout)
+        key_id = re.search(r"key_\w+", online.stdout)
+        assert secret
+        assert key_id
+        for key in (offline[0], secret[0]):
+            answer = http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+        listed = command(tmp_path, "keys", "list", **environment)
+        assert "offline" in listed.stdout
+        assert "online" in listed.stdout
+        assert "htk_" not in listed.stdout
+        assert command(tmp_path, "keys", "revoke", key_id[0], **environment).returncode == 0
+        answer = http.get("/v1/models", headers={"Authorization": f"Bearer {secret[0]}"})
+        assert answer.status_code == 401
+        again = command(tmp_path, "keys", "revoke", key_id[0], **environment)
+        assert again.returncode == 1
+        lost = command(tmp_path, "keys", "list", **{**environment, "API_SERVER_PORT": "1"})
+        assert lost.returncode == 1
+        assert "Traceback" not in lost.stderr
+
+
+@pytest.mark.slow
+def test_no_secret_is_shown_by_the_process_list(tmp_path: Path) -> None:
+    """The key stands neither in the command line of the server nor in its output."""
+    with server_process(tmp_path) as server:
+        assert KEY.encode() not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        with client_of(server) as http:
+            http.post("/v1/chat/completions", json={"messages": "wrong"})
+            http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}-not-quite"})
+        assert server.stop() == 0
+        assert KEY not in server.output
