@@ -41,7 +41,16 @@ def free_port() -> int:
 @contextmanager
 def server(name: str, sleep: float) -> Iterator[int]:
     port = free_port()
-    command = ["taskset", "-c", "0", sys.executable, str(Path(__file__).with_name("servers.py")), name, str(port), str(sleep)]
+    command = [
+        "taskset",
+        "-c",
+        "0",
+        sys.executable,
+        str(Path(__file__).with_name("servers.py")),
+        name,
+        str(port),
+        str(sleep),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=None)
     assert process.stdout is not None
     try:
@@ -55,8 +64,22 @@ def server(name: str, sleep: float) -> Iterator[int]:
 
 
 def load(port: int, clients: int, seconds: float, script: str) -> tuple[float, float, int]:
-    command = ["taskset", "-c", "1", "wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "20s", "-s", script]
-    output = subprocess.run([*command, f"http://127.0.0.1:{port}/v1/chat/completions"], capture_output=True, text=True, check=True)
+    command = [
+        "taskset",
+        "-c",
+        "1",
+        "wrk",
+        "-t1",
+        f"-c{clients}",
+        f"-d{max(1, round(seconds))}s",
+        "--timeout",
+        "20s",
+        "-s",
+        script,
+    ]
+    output = subprocess.run(
+        [*command, f"http://127.0.0.1:{port}/v1/chat/completions"], capture_output=True, text=True, check=True
+    )
     found = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+)", output.stdout)
     if found is None:
         raise SystemExit(output.stdout + output.stderr)
@@ -93,7 +116,9 @@ def main() -> None:
                     tails[key].append(tail)
                     failures[key] += errors
             print(f"round {round_number + 1} of {args.rounds} done", file=sys.stderr, flush=True)
-    print(f"{'clients':>8} {'sleep':>5} {'server':>12} {'req/s':>8} {'spread':>13} {'p99 ms':>8} {'x uvicorn':>9} errors")
+    print(
+        f"{'clients':>8} {'sleep':>5} {'server':>12} {'req/s':>8} {'spread':>13} {'p99 ms':>8} {'x uvicorn':>9} errors"
+    )
     for clients, sleep in cases:
         base = rates[clients, sleep, "uvicorn"]
         for name in names:

@@ -109,7 +109,9 @@ def run_uvicorn() -> None:
         )
 
     app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
-    config = uvicorn.Config(app, port=PORT, loop="asyncio", http="httptools", log_level="error", access_log=False, backlog=4096)
+    config = uvicorn.Config(
+        app, port=PORT, loop="asyncio", http="httptools", log_level="error", access_log=False, backlog=4096
+    )
     server = uvicorn.Server(config)
     started = server.startup
 
