@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+import attrs
+
 from .marks import SOLID
-from .syntax import Literal, Part
+from .syntax import Literal, Parameter, Part
 from .verdict import BlockCategory, Blocked
 
 MAX_VARIANTS = 1_024
 _MAX_SEQUENCE = 128
+_NAME = re.compile(r"[A-Za-z_]")
+_NAME_CHARACTER = re.compile(r"[A-Za-z0-9_]+\Z")
 _SEQUENCE = re.compile(r"(-?\d{1,9}|[A-Za-z])\.\.(-?\d{1,9}|[A-Za-z])(?:\.\.-?(\d{1,9}))?")
 
 _Piece = str | Part
@@ -108,7 +112,11 @@ def _regroup(pieces: list[_Piece]) -> list[Part]:
     run: list[str] = []
     for piece in pieces:
         if isinstance(piece, str):
-            run.append(piece)
+            last = parts[-1] if parts and not run else None
+            if isinstance(last, Parameter) and last.bare and _NAME.match(last.name) and _NAME_CHARACTER.match(piece):
+                parts[-1] = attrs.evolve(last, name=last.name + piece)
+            else:
+                run.append(piece)
             continue
         if run:
             parts.append(Literal("".join(run), quoted=False))

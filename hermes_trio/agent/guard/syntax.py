@@ -27,6 +27,8 @@ class Parameter:
     argument: list[Part] = attrs.Factory(list["Part"])
     indirect: bool = False
     length: bool = False
+    bare: bool = False
+    """Written without braces, so that letters which brace expansion puts behind it belong to the name."""
 
 
 @attrs.define

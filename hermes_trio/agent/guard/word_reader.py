@@ -228,7 +228,7 @@ class WordReader(ABC):
                 parts.append(Literal("$", quoted=quoted))
                 self.position += 1
             else:
-                parts.append(Parameter(match.group(), quoted))
+                parts.append(Parameter(match.group(), quoted, bare=not quoted))
                 self.position = match.end()
                 if _CONTINUED_NAME.match(self.text, self.position, self.end):
                     raise Unreadable(f"line continuation after a variable name at {self.position}")

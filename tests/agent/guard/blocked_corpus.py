@@ -183,6 +183,7 @@ ROOT_DELETE: dict[str, str] = {
     "hidden-among-many": "".join(f"true && x=v{n};" for n in range(600)) + "true && x=rm; $x -rf /",
     "hidden-in-a-long-loop": "for d in " + "a b c d e f g h " * 200 + "/; do rm -rf $d; done",
     "hidden-in-long-output": "echo '" + "ls some files\n" * 2_000 + "rm -rf /' | sh",
+    "brace-in-name": "xa=rm; $x{a,b} -rf /",
     "brace-target": "rm -rf {build,/}",
     "brace-letters": "r{m,x} -rf /",
     "brace-sequence": "rm -rf /{e..e}tc",
