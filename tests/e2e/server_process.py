@@ -75,6 +75,15 @@ class ServerProcess:
         if not self._ready.wait(START_SECONDS) or not self.url:
             raise AssertionError(f"the server did not start (exit {self._process.poll()}):\n{self.output}")
 
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Wait until its output matches, and return the match; an error if it ends, or is silent for too long."""
+        deadline = time.monotonic() + START_SECONDS
+        while (match := re.search(pattern, self.output)) is None:
+            if not self.is_alive() or time.monotonic() > deadline:
+                raise AssertionError(f"{pattern!r} was never written (exit {self._process.poll()}):\n{self.output}")
+            time.sleep(0.02)
+        return match
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         self._process.send_signal(number)

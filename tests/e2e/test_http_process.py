@@ -65,8 +65,7 @@ def test_a_first_start_prints_a_key_and_a_line_that_works(tmp_path: Path) -> Non
         path = home / "api_server.key"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         key = path.read_text().strip()
-        while "curl " not in server.output:
-            pass
+        server.wait_for(r"curl .*\n")
         assert key in server.output
         line = next(line for line in server.output.splitlines() if line.strip().startswith("curl "))
         ran = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30, check=True)
@@ -137,10 +136,7 @@ def test_plain_hypercorn_serves_the_same(tmp_path: Path) -> None:
     hypercorn = Path(sys.executable).with_name("hypercorn")
     ran = [str(hypercorn), "--worker-class", "trio", "--bind", "127.0.0.1:0", "hermes_trio.asgi:app"]
     with server_process(tmp_path, command=ran, wait=False) as server:
-        while not (match := re.search(r"Running on (http://[\d.:]+)", server.output)) and server.is_alive():
-            pass
-        assert match, server.output
-        server.url = match[1]
+        server.url = server.wait_for(r"Running on (http://[\d.:]+)")[1]
         with client_of(server) as http:
             body = {"messages": [{"role": "user", "content": "Hello"}]}
             answer = http.post("/v1/chat/completions", json=body)
