@@ -44,6 +44,8 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
 
     if scope["type"] == "lifespan":
         return await lifespan(receive, send)
+    if scope["method"] == "GET":
+        return await send_json(send, 200, b"{}")
     body = answer(await read_body(receive, 1_000_000))
     if SLEEP:
         await trio.sleep(SLEEP)

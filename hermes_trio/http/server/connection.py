@@ -113,12 +113,12 @@ class Connection:
                 cancelled, failures = group.split(trio.Cancelled)
                 if failures is not None:
                     fault = CRASHED
-                    await worker.config.hypercorn.log.exception("Error in ASGI Framework")
+                    worker.log_failure("Error in ASGI Framework", failures)
                 if cancelled is not None:
                     raise cancelled from None
-            except Exception:
+            except Exception as failure:  # an application's failure ends its own connection, never the server
                 fault = CRASHED
-                await worker.config.hypercorn.log.exception("Error in ASGI Framework")
+                worker.log_failure("Error in ASGI Framework", failure)
             if self._handover is None:
                 await self._take_leave(fault)
         finally:

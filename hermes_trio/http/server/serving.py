@@ -8,7 +8,7 @@ connection and the patience with both.
 from __future__ import annotations
 
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from ssl import SSLContext
@@ -197,13 +197,13 @@ async def serve(
                 guards.start_soon(patience.run)
                 guards.start_soon(_sever_when_cancelled, patience)
                 guards.start_soon(lifespan_watch.wait)
-                await _serve_connections(worker, shutdown, task_status)
+                await _serve_connections(worker, shutdown, lambda addresses: task_status.started(addresses))
                 guards.cancel_scope.cancel()
         await lifespan.wait_for_shutdown()
         lifespan_nursery.cancel_scope.cancel()
 
 
-async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, task_status: trio.TaskStatus[list[str]]) -> None:
+async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, is_ready: Callable[[list[str]], None]) -> None:
     """Accept and serve until `shutdown`, then drain."""
     hypercorn = worker.config.hypercorn
     patience = worker.patience
@@ -215,7 +215,7 @@ async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, task_stat
                     accepting.start_soon(accept_forever, sock, accept, patience)
                 for listener in listeners:
                     await hypercorn.log.info(f"Running on {listener.address} (CTRL + C to quit)")
-                task_status.started([listener.address for listener in listeners])
+                is_ready([listener.address for listener in listeners])
                 await shutdown.wait()
                 accepting.cancel_scope.cancel()
             for sock, accept in takers:

@@ -82,11 +82,11 @@ async def run_stock(worker: Worker, stream: ClientStream, opening: bytes = b"") 
     except BaseExceptionGroup as group:
         cancelled, failures = group.split(trio.Cancelled)
         if failures is not None:
-            await worker.config.hypercorn.log.exception("Error in a connection")
+            worker.log_failure("Error in a connection", failures)
         if cancelled is not None:
             raise cancelled from None
-    except Exception:
-        await worker.config.hypercorn.log.exception("Error in a connection")
+    except Exception as failure:  # one connection's failure must not end the server
+        worker.log_failure("Error in a connection", failure)
     finally:
         connection.close()
         worker.patience.remove(connection)

@@ -43,3 +43,9 @@ class Worker:
     """What each request starts from; a connection's task never hands one request's variables to the next."""
     buffer: memoryview = attrs.field(factory=lambda: memoryview(bytearray(RECEIVE_SIZE)))
     """One receive buffer for all connections: it is filled and parsed without a checkpoint in between."""
+
+    def log_failure(self, what: str, failure: BaseException) -> None:
+        """Write an exception that ended one connection only to Hypercorn's error log."""
+        logger = self.config.hypercorn.log.error_logger
+        if logger is not None:
+            logger.error(what, exc_info=failure)
