@@ -144,15 +144,15 @@ class Node:
 
     def describe(self, now: float) -> dict[str, Any]:
         """The node itself as JSON-ready data, without its children."""
-        deadline = self.deadline
+        scope, waits = self.scope, self.waits
         return {
             "id": self.id,
             "kind": self.kind,
             "name": self.name,
             "owner": self.owner,
             "age": round(now - self.opened_at, 3),
-            "deadline": None if deadline is None else round(deadline - now, 3),
-            "waits_on": self.waits_on,
+            "deadline": None if scope is None or (deadline := scope.deadline) == inf else round(deadline - now, 3),
+            "waits_on": "; ".join(waits) if waits else "",
             "note": self.note,
         }
 
