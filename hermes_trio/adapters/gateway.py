@@ -28,7 +28,7 @@ from .pairing import Door
 from .pipeline import Pipeline
 from .reset_policy import check_reset
 from .session_keys import Source
-from .supervision import Supervised
+from .supervision import Supervised, receiving
 from .targets import Address
 
 __all__ = ["MessageGateway"]
@@ -64,32 +64,22 @@ class MessageGateway:
                 member.adapter.gateway = self
                 front = ConversationFront(self.desk, member, self._previews, self._prompts)
                 self.desk.deliveries[member.platform] = await fronts.enter_async_context(self.runtime.delivering(front))
-            receiving = trio.CancelScope()
-            ended = trio.Event()
             ready = trio.Event()
-            self.runtime.start_receiver("gateway", lambda: self._receive(receiving, ready, ended))
-            await ready.wait()
-            try:
+            async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
+                await ready.wait()
                 yield self
-            finally:
-                receiving.cancel()
-                with trio.CancelScope(shield=True):
-                    await ended.wait()
 
-    async def _receive(self, receiving: trio.CancelScope, ready: trio.Event, ended: trio.Event) -> None:
+    async def _receive(self, ready: trio.Event) -> None:
         """The receiver: a scope for small tasks, and in it one supervised task an adapter."""
         try:
-            with receiving:
-                async with trio.open_nursery() as nursery:
-                    self.desk.scope = nursery
-                    ready.set()
-                    for one in self.supervised.values():
-                        nursery.start_soon(one.run, name=f"adapter {one.adapter.platform}")
-                    await trio.sleep_forever()
+            async with trio.open_nursery() as nursery:
+                self.desk.scope = nursery
+                ready.set()
+                for one in self.supervised.values():
+                    nursery.start_soon(one.run, name=f"adapter {one.adapter.platform}")
+                await trio.sleep_forever()
         finally:
             self.desk.scope = None
-            ready.set()
-            ended.set()
 
     def health(self) -> dict[str, Any]:
         """How every adapter is, for `/health/detailed`: one that is not connected makes it `degraded`, and nothing else."""

@@ -7,18 +7,20 @@ One that fails (a bad token, no network) disturbs nobody. A permanent error stop
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import attrs
 import trio
 
 from hermes_trio.runtime.conduct import first_cause
+from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import split_cancelled, waiting, working
 
 from .contract import Adapter, AdapterState, PlatformError
 
-__all__ = ["BACKOFF_SECONDS", "Supervised"]
+__all__ = ["BACKOFF_SECONDS", "Supervised", "receiving"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.supervision")
 
@@ -26,6 +28,27 @@ BACKOFF_SECONDS: Final = (30.0, 60.0, 120.0, 240.0, 300.0)
 
 HEALTHY_SECONDS: Final = 300.0
 """A connection that lasted this long was a good one: its end starts the back-off afresh."""
+
+
+@asynccontextmanager
+async def receiving(runtime: Runtime, name: str, function: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Run something that brings work in as a receiver of the runtime, for the body of the `async with`; leaving it cancels and waits for it."""
+    scope, ended = trio.CancelScope(), trio.Event()
+
+    async def receive() -> None:
+        try:
+            with scope:
+                await function()
+        finally:
+            ended.set()
+
+    runtime.start_receiver(name, receive)
+    try:
+        yield
+    finally:
+        scope.cancel()
+        with trio.CancelScope(shield=True):
+            await ended.wait()
 
 
 @attrs.define(eq=False)

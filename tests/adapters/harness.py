@@ -41,9 +41,11 @@ class World:
             await trio.sleep(0.01)
 
 
-def memory_store(path: Path | None = None) -> AbstractAsyncContextManager[Store]:
-    """A store whose clock is the loop's."""
-    return open_store(path, runner=Runner.INLINE, clock=trio.current_time, maintenance=False)
+def memory_store(
+    path: Path | None = None, clock: Callable[[], float] | None = None
+) -> AbstractAsyncContextManager[Store]:
+    """A store whose clock is the loop's, or another one."""
+    return open_store(path, runner=Runner.INLINE, clock=clock or trio.current_time, maintenance=False)
 
 
 @asynccontextmanager
@@ -56,6 +58,7 @@ async def open_world(
     outbox: OutboxSettings | None = None,
     approval_seconds: float = 60,
     seed: int = 1,
+    clock: Callable[[], float] | None = None,
 ) -> AsyncIterator[World]:
     """A running gateway for the body of the `async with`."""
     members = [one if isinstance(one, Member) else Member(one, settings) for one in platforms]
@@ -63,10 +66,11 @@ async def open_world(
     senders = Senders([member.adapter for member in members], outbox)
     runtime = Runtime(
         agent=agent,
-        store=memory_store(path),
+        store=memory_store(path, clock),
         settings=runtime_settings or Settings(watchdog_seconds=0),
         stages=[senders.stage],
         seed=seed,
+        clock=clock,
     )
     async with runtime:
         store: Any = runtime.store

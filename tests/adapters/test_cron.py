@@ -1,0 +1,455 @@
+"""The scheduler: one row a slot, at most one run a slot, and every session ended, whatever happens to the server and to the clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from hermes_trio import Agent, Turn, get_session_env
+from hermes_trio.adapters.cron import CRON_COMPLETE, CronScheduler
+from hermes_trio.adapters.cron_jobs import Job
+from hermes_trio.adapters.directory import Member
+from hermes_trio.adapters.schedule import slots
+from hermes_trio.adapters.settings import CronSettings, HomeChannel, PlatformSettings
+from hermes_trio.store import CronExecution, CronState
+from hermes_trio.testing.memory_platform import MemoryPlatform
+
+from .harness import World, asks, open_world, scripted, starts_job, works
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
+START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+HOME = PlatformSettings(allow_all=True, home=HomeChannel(chat_id="home"))
+
+
+class WallClock:
+    """The clock on the wall: it follows the loop's time, and can be moved."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        self.offset = START + offset
+
+    def __call__(self) -> float:
+        return self.offset + trio.current_time()
+
+
+@attrs.frozen
+class Scheduled:
+    """A gateway with a scheduler."""
+
+    world: World
+    cron: CronScheduler
+    chat: MemoryPlatform
+
+    async def add(self, schedule: str, **fields: Any) -> str:
+        """Make a job and return its id."""
+        given = {"name": "report", "prompt": "what happened?", "deliver": "memory", **fields, "schedule": schedule}
+        return (await self.cron.create_job("", given))["id"]
+
+    async def rows(self, job_id: str | None = None) -> list[CronExecution]:
+        """All execution rows, oldest first."""
+        return (await self.world.store.list_cron_executions(job_id, limit=100_000))[::-1]
+
+    async def states(self, job_id: str | None = None) -> list[str]:
+        """The states of the rows, oldest first."""
+        return [row.state.value for row in await self.rows(job_id)]
+
+    async def reasons(self) -> set[str | None]:
+        """How the sessions have ended."""
+        return {session.end_reason for session in await self.world.store.list_sessions(source="cron", limit=10_000)}
+
+
+@asynccontextmanager
+async def open_cron(
+    agent: Agent,
+    *,
+    path: Path | None = None,
+    clock: Callable[[], float] | None = None,
+    check_seconds: float = 3600,
+    **settings: Any,
+) -> AsyncIterator[Scheduled]:
+    """A scheduler with one platform in memory."""
+    chat = MemoryPlatform()
+    wall = WallClock() if clock is None else clock
+    async with open_world(agent, Member(chat, HOME), path=path, clock=wall) as world:
+        scheduler = CronScheduler(world.gateway.desk, CronSettings(**settings), check_seconds=check_seconds)
+        async with scheduler.open():
+            yield Scheduled(world, scheduler, chat)
+
+
+async def test_a_slot_runs_once_and_its_answer_goes_to_the_home_channel() -> None:
+    """The row says that it ran, with the output; the session has ended as cron_complete."""
+    async with open_cron(scripted("all quiet")) as cron:
+        job = await cron.add("30m")
+        (sent,) = await cron.chat.wait_sent(1)
+        await cron.world.idle()
+        assert (sent.chat, sent.text) == ("home", "**report**\n\nall quiet")
+        (row,) = await cron.rows(job)
+        assert (row.state, row.output, row.slot) == (CronState.COMPLETED, "all quiet", START + 1800)
+        assert row.session_id == f"cron_{job}_20260101_003000"
+        assert await cron.reasons() == {CRON_COMPLETE}
+        view = await cron.cron.get_job(None, job)
+        assert view is not None
+        assert (view["state"], view["last_status"], view["next_run_at"]) == ("completed", "ok", None)
+        assert await cron.world.store.prune_sessions(0, source="cron") == 1
+
+
+@pytest.mark.parametrize("how", ["failure", "deadline", "silence", "nothing"])
+async def test_the_session_ends_as_cron_complete_on_every_path(how: str) -> None:
+    """A failure is told, silence is not; a job that overruns is stopped by its deadline (SC-22)."""
+    step: Any = {
+        "failure": RuntimeError("boom"),
+        "deadline": works(10_000),
+        "silence": "checked the disks\n[SILENT]",
+        "nothing": "",
+    }[how]
+    async with open_cron(scripted(step)) as cron:
+        job = await cron.add("1m", deadline=60)
+        await trio.sleep(200)
+        await cron.world.idle()
+        (row,) = await cron.rows(job)
+        assert await cron.reasons() == {CRON_COMPLETE}
+        match how:
+            case "silence":
+                assert (row.state, cron.chat.texts()) == (CronState.COMPLETED, [])
+            case "nothing":
+                assert (row.state, row.error) == (CronState.FAILED, "the agent ended its turn without an answer")
+            case "failure":
+                assert row.state is CronState.FAILED
+                assert "boom" not in cron.chat.texts()[0]
+                assert cron.chat.texts()[0].startswith("[report: failed.")
+            case _:
+                assert row.state is CronState.FAILED
+                assert "deadline" in row.error
+                assert "deadline" in cron.chat.texts()[0]
+
+
+async def test_a_slot_that_finds_the_last_run_still_going_is_skipped() -> None:
+    """It has its row all the same, and the next one runs (SC-3, SC-22)."""
+    async with open_cron(scripted(works(150)), deadline=1000) as cron:
+        job = await cron.add("every 1m")
+        await trio.sleep(60 * 5 + 1)
+        await cron.world.idle()
+        assert await cron.states(job) == ["completed", "skipped", "skipped", "completed", "completed"]
+
+
+async def test_slots_that_passed_while_nobody_was_there_collapse_into_one_run(tmp_path: Path) -> None:
+    """Each of them has a row that says what stands for it."""
+    path = tmp_path / "state.db"
+    async with open_cron(scripted(), path=path) as cron:
+        job = await cron.add("every 1h")
+        await trio.sleep(3600 * 2 + 1)
+        await cron.world.idle()
+    async with open_cron(scripted(), path=path, clock=WallClock(3600 * 5)) as cron:
+        await trio.sleep(1)
+        await cron.world.idle()
+        assert await cron.states(job) == ["completed", "completed", *["missed"] * 4, "completed"]
+        rows = await cron.rows(job)
+        assert "stands for it" in rows[2].error
+
+
+async def test_a_long_absence_has_a_bounded_number_of_rows_that_says_how_many_there_were(tmp_path: Path) -> None:
+    """A year of minutes does not become half a million rows."""
+    path = tmp_path / "state.db"
+    async with open_cron(scripted(), path=path) as cron:
+        job = await cron.add("every 1m")
+    async with open_cron(scripted(), path=path, clock=WallClock(365 * 86400)) as cron:
+        await trio.sleep(1)
+        await cron.world.idle()
+        rows = await cron.rows(job)
+        assert len(rows) == 101
+        assert rows[-1].state is CronState.COMPLETED
+        assert "and for 525499 earlier slots" in rows[0].error
+
+
+async def test_a_clock_that_goes_back_runs_nothing_twice() -> None:
+    """The slots of the repeated time have their rows already."""
+    clock = WallClock()
+    agent = scripted()
+    async with open_cron(agent, clock=clock, check_seconds=10) as cron:
+        job = await cron.add("every 10m")
+        await trio.sleep(3600 + 1)
+        clock.offset -= 1800
+        await trio.sleep(1800 - 2)
+        assert len(agent.turns) == 6
+        await trio.sleep(605)
+        await cron.world.idle()
+        assert len(agent.turns) == 7
+        assert await cron.states(job) == ["completed"] * 7
+
+
+async def test_a_clock_that_jumps_ahead_is_noticed_at_once() -> None:
+    """The missed slots are recorded, and one run stands for them."""
+    clock = WallClock()
+    async with open_cron(scripted(), clock=clock, check_seconds=10) as cron:
+        job = await cron.add("every 10m")
+        await trio.sleep(5)
+        clock.offset += 3600
+        await trio.sleep(15)
+        await cron.world.idle()
+        assert await cron.states(job) == [*["missed"] * 5, "completed"]
+
+
+async def test_concurrent_jobs_never_see_each_others_target() -> None:
+    """Twenty jobs in the same second, each with its own places, by value (SC-24, SC-25)."""
+
+    async def agent(turn: Turn) -> str:
+        before = get_session_env("HERMES_CRON_AUTO_DELIVER_CHAT_ID")
+        await trio.sleep(1)
+        assert before == get_session_env("HERMES_CRON_AUTO_DELIVER_CHAT_ID")
+        return f"{turn.input.text} for {before}"
+
+    async with open_cron(agent, wrap_response=False) as cron:
+        for number in range(20):
+            await cron.add("1m", name=f"job {number}", prompt=f"p{number}", deliver=f"memory:chat{number}")
+        await cron.chat.wait_sent(20)
+    assert {(one.chat, one.text) for one in cron.chat.sent} == {(f"chat{n}", f"p{n} for chat{n}") for n in range(20)}
+
+
+async def test_an_answer_goes_to_several_places_and_a_wrong_one_is_told() -> None:
+    """Duplicates collapse, a failure at one place does not stop the others (GW-154, GW-165)."""
+    async with open_cron(scripted("x"), wrap_response=False) as cron:
+        job = await cron.add("1m", deliver="memory:a,memory:b,memory:a,local")
+        await cron.chat.wait_sent(2)
+        await cron.world.idle()
+        assert sorted(one.chat for one in cron.chat.sent) == ["a", "b"]
+        assert (await cron.rows(job))[0].output == "x"
+        with pytest.raises(ValueError, match="unknown platform 'fax'"):
+            await cron.add("1m", deliver="fax:1")
+
+
+async def test_origin_is_where_the_job_came_from() -> None:
+    """Chat and thread of whoever made it."""
+    async with open_cron(scripted("x"), wrap_response=False) as cron:
+        origin = {"platform": "memory", "chat_id": "7", "thread_id": "9"}
+        await cron.add("1m", deliver="origin", origin=origin)
+        (sent,) = await cron.chat.wait_sent(1)
+        assert (sent.chat, sent.thread) == ("7", "9")
+
+
+async def test_background_work_of_a_job_reports_to_the_jobs_places() -> None:
+    """The session stays open for it, and ends afterwards."""
+    async with open_cron(scripted(starts_job(600), "built"), wrap_response=False) as cron:
+        await cron.add("1m", deliver="memory:a,memory:b")
+        await cron.chat.wait_sent(4)
+        await cron.world.idle()
+        assert cron.chat.texts("a") == cron.chat.texts("b") == ["started", "built"]
+        assert await cron.reasons() == {CRON_COMPLETE}
+
+
+async def test_a_job_cannot_ask_anybody() -> None:
+    """An approval is refused with the reason, at once."""
+    worlds: list[World] = []
+    async with open_cron(scripted(asks(lambda: worlds[0])), wrap_response=False) as cron:
+        worlds.append(cron.world)
+        await cron.add("1m")
+        (sent,) = await cron.chat.wait_sent(1)
+        assert "nobody can be asked" in sent.text
+
+
+async def test_pause_resume_run_and_remove() -> None:
+    """What passes while a job is paused is not made up for; a manual run has a slot of its own."""
+    async with open_cron(scripted()) as cron:
+        job = await cron.add("every 1h")
+        paused = await cron.cron.pause_job(None, job)
+        assert paused is not None
+        assert (paused["state"], paused["next_run_at"]) == ("paused", None)
+        await trio.sleep(3600 * 5)
+        assert await cron.rows(job) == []
+        await cron.cron.run_job(None, job)
+        await cron.chat.wait_sent(1)
+        await cron.world.idle()
+        resumed = await cron.cron.resume_job(None, job)
+        assert resumed is not None
+        assert resumed["next_run_at"] == "2026-01-01T06:00:00+00:00"
+        await trio.sleep(3600)
+        await cron.world.idle()
+        assert await cron.states(job) == ["completed", "completed"]
+        assert await cron.cron.delete_job(None, job)
+        assert await cron.cron.get_job(None, job) is None
+        assert not await cron.cron.delete_job(None, job)
+
+
+async def test_a_job_with_a_number_of_repeats_ends_after_them() -> None:
+    """It stays in the list as completed."""
+    async with open_cron(scripted()) as cron:
+        job = await cron.add("every 1m", repeat=3)
+        await trio.sleep(600)
+        await cron.world.idle()
+        assert await cron.states(job) == ["completed"] * 3
+        view = await cron.cron.get_job(None, job)
+        assert view is not None
+        assert (view["state"], view["repeat"]) == ("completed", {"times": 3, "completed": 3})
+
+
+async def test_jobs_belong_to_their_tenant() -> None:
+    """An administrator sees all of them."""
+    async with open_cron(scripted()) as cron:
+        made = await cron.cron.create_job("t1", {"name": "n", "prompt": "p", "schedule": "every 1h"})
+        assert await cron.cron.get_job("t2", made["id"]) is None
+        assert await cron.cron.update_job("t2", made["id"], {"name": "x"}) is None
+        assert await cron.cron.list_jobs("t2", include_disabled=True) == []
+        assert len(await cron.cron.list_jobs(None, include_disabled=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schedule": "sometimes"}, "not understood"),
+        ({"schedule": "* * * * * * *"}, "5 fields"),
+        ({"schedule": "1h", "deadline": -1}, "deadline"),
+        ({"schedule": "1h", "repeat": 0}, "repeat"),
+        ({"schedule": "1h", "prompt": " "}, "prompt"),
+        ({"schedule": "1h", "colour": "red"}, "no field 'colour'"),
+        ({"schedule": "0 9 * * *", "timezone": "Europe/Atlantis"}, "unknown time zone"),
+    ],
+)
+async def test_a_mistake_names_the_field(fields: dict[str, Any], message: str) -> None:
+    """And nothing is stored."""
+    async with open_cron(scripted()) as cron:
+        with pytest.raises(ValueError, match=message):
+            await cron.add(**fields)
+        assert await cron.cron.list_jobs(None, include_disabled=True) == []
+
+
+async def test_no_more_jobs_run_at_once_than_allowed() -> None:
+    """The others wait for a place, and run."""
+    running = Counter[str]()
+    most: list[int] = []
+
+    async def agent(turn: Turn) -> str:
+        running["now"] += 1
+        most.append(running["now"])
+        await trio.sleep(10)
+        running["now"] -= 1
+        return "done"
+
+    async with open_cron(agent, max_parallel_jobs=2) as cron:
+        for number in range(6):
+            await cron.add("1m", name=f"job {number}")
+        await cron.chat.wait_sent(6)
+    assert max(most) == 2
+
+
+async def test_while_draining_nothing_is_dispatched() -> None:
+    """The slot is run after the next start, as a late one (GW-177)."""
+    async with open_cron(scripted()) as cron:
+        job = await cron.add("every 1m")
+        await cron.world.runtime.drain(0)
+        await trio.sleep(300)
+        assert await cron.rows(job) == []
+
+
+async def test_a_graceful_stop_tells_the_owner_and_ends_the_row(tmp_path: Path) -> None:
+    """The run is failed, not lost; the next slot runs after the restart."""
+    path = tmp_path / "state.db"
+    async with open_cron(scripted(works(1000)), path=path) as cron:
+        job = await cron.add("every 1h", deliver="memory:a")
+        await trio.sleep(3601)
+    assert "interrupted" in cron.chat.texts("a")[0]
+    async with open_cron(scripted(), path=path, clock=WallClock(100)) as again:
+        await trio.sleep(3600)
+        await again.world.idle()
+        assert await again.states(job) == ["failed", "completed"]
+        assert await again.reasons() == {CRON_COMPLETE}
+
+
+async def test_a_slot_that_was_claimed_and_not_begun_when_the_server_died_is_told_and_not_run(tmp_path: Path) -> None:
+    """At most once: the row says that it was interrupted, and its owner hears so exactly once."""
+    path = tmp_path / "state.db"
+    agent = scripted()
+    async with open_cron(agent, path=path) as cron:
+        job = await cron.add("1m", deliver="memory:a")
+        # The process dies after the commit: nobody is woken.
+        cron.world.runtime._lanes._ensure = lambda key, inbox: type("Dead", (), {"waiting_messages": 0})()  # type: ignore[assignment]
+        await trio.sleep(61)
+        assert agent.turns == []
+    for _ in range(2):
+        async with open_cron(agent, path=path, clock=WallClock(100)) as again:
+            await trio.sleep(10)
+            await again.world.idle()
+            assert agent.turns == []
+            assert await again.states(job) == ["failed"]
+            said = again.chat.texts("a")
+        if _ == 0:
+            assert len(said) == 1
+            assert "interrupted" in said[0]
+        else:
+            assert said == []
+
+
+YEAR = {
+    "berlin night": "CRON_TZ=Europe/Berlin 30 2 * * *",
+    "new york night": "CRON_TZ=America/New_York 30 1 * * *",
+    "lord howe": "CRON_TZ=Australia/Lord_Howe 45 1 * * *",
+    "quarters": "0 */6 * * *",
+    "berlin workdays": "CRON_TZ=Europe/Berlin 0 9,17 * * MON-FRI",
+    "interval": "every 7h",
+    "monthly": "0 0 L * *",
+}
+
+
+@pytest.mark.slow
+async def test_a_year_of_cron(tmp_path: Path) -> None:
+    """Across time changes, restarts, a long absence and a clock that is moved both ways: each slot has exactly one row, and ran at most once."""
+    path = tmp_path / "state.db"
+    day = 86_400.0
+    ran: Counter[tuple[str, str]] = Counter()
+    jobs: dict[str, str] = {}
+
+    async def agent(turn: Turn) -> str:
+        ran[turn.context.chat_id, turn.context.message_id] += 1
+        if len(ran) % 97 == 0:
+            raise RuntimeError("now and then something fails")
+        await trio.sleep(30)
+        return "[SILENT]"
+
+    clock = WallClock()
+    end = START
+    while end < START + 366 * day:
+        async with open_cron(agent, path=path, clock=clock) as cron:
+            if not jobs:
+                for name, schedule in YEAR.items():
+                    jobs[name] = await cron.add(schedule, name=name)
+            month = len(jobs) and int((clock() - START) // (30 * day))
+            await trio.sleep(13 * day)
+            if month % 4 == 1:
+                clock.offset += 2 * day
+            elif month % 4 == 3:
+                clock.offset -= 3 * 3600
+            await trio.sleep(15 * day + 17)
+            end = max(end, clock())
+        # Nobody is there for an hour and a bit, and once for ten days.
+        clock.offset += 4000 if month != 6 else 10 * day
+    async with open_cron(agent, path=path, clock=clock) as cron:
+        await trio.sleep(100)
+        await cron.world.idle()
+        end = clock()
+        counts: Counter[str] = Counter()
+        for name, job_id in jobs.items():
+            row = await cron.world.store.get_cron_job(job_id)
+            assert row is not None
+            expected: list[float] = []
+            for slot in slots(Job.read(row).schedule, datetime.fromtimestamp(START, UTC)):
+                if slot > datetime.fromtimestamp(end, UTC):
+                    break
+                expected.append(slot.timestamp())
+            rows = await cron.rows(job_id)
+            assert [one.slot for one in rows] == expected, name
+            assert all(one.state.terminal for one in rows)
+            counts.update(one.state.value for one in rows)
+            began = sum(one.state in (CronState.COMPLETED, CronState.FAILED) for one in rows)
+            assert began == sum(1 for (job, _) in ran if job == job_id)
+        assert max(ran.values()) == 1
+        assert await cron.reasons() == {CRON_COMPLETE}
+        assert timedelta(seconds=end - START) > timedelta(days=366)
+        assert counts["missed"] > 20
+        assert counts["failed"] > 10
+        assert counts["completed"] > 2500
