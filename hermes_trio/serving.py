@@ -66,9 +66,14 @@ def server_config(config: Config) -> ServerConfig:
 
 
 @asynccontextmanager
-async def open_server(config: Config, key: AdminKey, *, agent: Agent | None = None) -> AsyncIterator[Serving]:
-    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken."""
-    async with open_gateway(config, key, agent=agent) as gateway:
+async def open_server(
+    config: Config, key: AdminKey, *, agent: Agent | None = None, in_memory: bool = False
+) -> AsyncIterator[Serving]:
+    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
+
+    `agent` and `in_memory` are for `open_gateway`.
+    """
+    async with open_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
         serving = Serving(gateway, [])
         ready = trio.Event()
         failure: list[OSError] = []

@@ -80,8 +80,13 @@ def model_entries(config: Config, routes: ModelRoutes) -> list[ModelEntry]:
 
 
 @asynccontextmanager
-async def open_gateway(config: Config, key: AdminKey, *, agent: Agent | None = None) -> AsyncIterator[Gateway]:
-    """Open everything for the body of the `async with`; leaving it stops everything in its order. `agent` replaces the configured one."""
+async def open_gateway(
+    config: Config, key: AdminKey, *, agent: Agent | None = None, in_memory: bool = False
+) -> AsyncIterator[Gateway]:
+    """Open everything for the body of the `async with`; leaving it stops everything in its order.
+
+    `agent` replaces the configured one. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
+    """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     routes = build_routes(config.models, config.environment)
     tools = ToolSettings.read(config.tools)
@@ -107,7 +112,7 @@ async def open_gateway(config: Config, key: AdminKey, *, agent: Agent | None = N
 
     runtime = Runtime(
         agent=agent or _unassembled,
-        store=open_store(_database(config), retention=retention_of(config)),
+        store=open_store(None if in_memory else _database(config), retention=retention_of(config)),
         settings=Settings(max_turns=config.limits.concurrent_turns),
         stages=[assemble],
     )
