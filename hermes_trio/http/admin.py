@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +35,9 @@ class KeyRequest(msgspec.Struct):
     """A key to be made. Without a tenant it is a tenant of its own."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100)]
-    scopes: list[str] = msgspec.field(default_factory=lambda: ["chat", "runs"])
+    scopes: Annotated[list[Literal["chat", "runs", "sessions", "admin"]], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["chat", "runs"]
+    )
     tenant: Annotated[str, Meta(max_length=100)] = ""
     days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
 
@@ -127,7 +129,7 @@ async def create_key(request: Request) -> Answer:
     body = await request.json(_key_decoder)
     expires_at = None if body.days is None else time.time() + body.days * 86_400
     key, secret = await request.front.store.create_api_key(
-        body.name, scopes=check_scopes(body.scopes), tenant=body.tenant, expires_at=expires_at
+        body.name, scopes=check_scopes(list(body.scopes)), tenant=body.tenant, expires_at=expires_at
     )
     return Response.of(_key(key, secret), 201)
 
@@ -184,6 +186,7 @@ def admin_routes() -> list[Route]:
         ),
         Route(
             name="key_create",
+            provides={"key_id": "$response.body#/id"},
             method="POST",
             path="/admin/keys",
             handler=create_key,

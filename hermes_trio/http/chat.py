@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import attrs
 import msgspec
 import trio
+from msgspec import Meta
 
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState, Usage
@@ -49,7 +50,7 @@ class ChatMessage(msgspec.Struct):
 class ChatRequest(msgspec.Struct):
     """The body of a chat completion. Sampling parameters, tools and the like are accepted and ignored: tools run on the server."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     model: str | None = None
     stream: LooseBool = False
     stream_options: StreamOptions | None = None
@@ -121,8 +122,6 @@ class _Asked:
 
 
 def _read(body: ChatRequest, public_model: str) -> _Asked:
-    if not body.messages:
-        raise ApiError(400, "messages must hold at least one message.", param="messages")
     system: list[str] = []
     kept: list[tuple[str, Content]] = []
     for number, message in enumerate(body.messages):

@@ -15,6 +15,7 @@ from .front import CronPort
 from .limits import loose_bool
 from .message import Answer, Handler, Request, Response
 from .routes import Parameter, Route
+from .schemas import LOOSE_FLAG
 
 __all__ = ["job_routes"]
 
@@ -181,7 +182,7 @@ def job_routes() -> list[Route]:
             list_jobs,
             "The scheduled jobs",
             answer=JobList,
-            parameters=(Parameter("include_disabled", "Paused ones, too.", {"type": "boolean"}),),
+            parameters=(Parameter("include_disabled", "Paused ones, too.", LOOSE_FLAG),),
         ),
         route("job_create", "POST", "/api/jobs", create_job, "Make a job", body=JobRequest, errors=(400,)),
         route("job", "GET", one, get_job, "One job", **known),

@@ -46,7 +46,9 @@ def document(routes: list[Route], version: str) -> dict[str, Any]:
     schema_of = dict(zip(map(_name, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in shown:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+        operation = paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+        if route.provides:
+            operation["responses"][str(route.status)]["links"] = _links(route, shown)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -64,6 +66,16 @@ def document(routes: list[Route], version: str) -> dict[str, Any]:
     }
 
 
+def _links(route: Route, routes: list[Route]) -> dict[str, Any]:
+    """Where the ids in this route's answer lead."""
+    return {
+        other.name: {"operationId": other.name, "parameters": {name: place}}
+        for name, place in route.provides.items()
+        for other in routes
+        if f"{{{name}}}" in other.path
+    }
+
+
 def _name(kind: Any) -> str:
     return repr(kind)
 
@@ -76,7 +88,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         content["application/json"] = {"schema": schema_of[_name(route.answer)]}
     if route.streams or route.answer is None:
         media = "text/event-stream" if route.streams else route.media
-        content[media] = {"schema": {"type": "string"}}
+        content[media] = {} if route.streams else {"schema": {"type": "string"}}
     answers[str(route.status)] = {"description": route.summary, "content": content}
     statuses = {*route.errors, 405, 500}
     if route.access is not Access.OPEN:

@@ -28,7 +28,7 @@ from .limits import idempotency_key, loose_bool, session_key_header
 from .message import Answer, EventStream, Request, Response, encode_json
 from .response_items import Items, OutputItem
 from .routes import Parameter, Route
-from .schemas import Deleted, HistoryMessage, LooseBool
+from .schemas import Deleted, HistoryMessage, LooseBool, TurnInputs
 from .sse import StreamWriter
 
 __all__ = ["Chain", "previous_response", "response_routes"]
@@ -40,7 +40,7 @@ AUTO_TRUNCATION: Final = 100
 class ResponseRequest(msgspec.Struct):
     """The body of a response. Sampling parameters, tools and the like are accepted and ignored: tools run on the server."""
 
-    input: Any
+    input: TurnInputs
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | None = None
@@ -493,6 +493,7 @@ def response_routes() -> list[Route]:
     return [
         Route(
             name="responses",
+            provides={"response_id": "$response.body#/id"},
             method="POST",
             path="/v1/responses",
             handler=create_response,

@@ -56,6 +56,8 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     media: str = "application/json"
     tag: str = ""
+    provides: Mapping[str, str] = attrs.Factory(dict[str, str])
+    """Path parameters of other routes that this one's answer holds, and where."""
     listed: bool = True
     """Whether the route stands in the OpenAPI document."""
 

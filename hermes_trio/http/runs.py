@@ -6,11 +6,12 @@ A live run answers for itself; one that has settled is answered for by the store
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import attrs
 import msgspec
 import trio
+from msgspec import Meta
 
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
 from hermes_trio.runtime.ports import Message, TurnInput
@@ -28,7 +29,7 @@ from .message import Answer, EventStream, Request, Response
 from .responses import previous_response
 from .routes import Parameter, Route
 from .run_events import follow, parse_event_id
-from .schemas import HistoryMessage, LooseBool, UsageBody
+from .schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
 
 __all__ = ["find_run", "run_routes"]
 
@@ -43,7 +44,7 @@ _APPROVE: Final = {"approve": "once", "approved": "once", "allow": "once"}
 class RunRequest(msgspec.Struct):
     """The body that starts a run. `input` is a text, or a list whose last item is the message and whose others are the history."""
 
-    input: Any
+    input: TurnInputs
     instructions: str | None = None
     conversation_history: list[HistoryMessage] | None = None
     previous_response_id: str | None = None
@@ -103,7 +104,7 @@ class RunList(msgspec.Struct):
 class ApprovalRequest(msgspec.Struct):
     """An answer: to the request of that id, else to the oldest, or to all."""
 
-    choice: Any = None
+    choice: Annotated[Any, Meta(extra_json_schema={"type": "string"})] = None
     approval_id: str | None = None
     all: LooseBool = False
     resolve_all: LooseBool = False
@@ -466,6 +467,7 @@ def run_routes() -> list[Route]:
         route(
             base,
             name="runs_start",
+            provides={"run_id": "$response.body#/run_id"},
             method="POST",
             path="/v1/runs",
             handler=start_run,
@@ -491,8 +493,8 @@ def run_routes() -> list[Route]:
                     "status", "Only runs in this status.", {"type": "string", "enum": [s.value for s in RunStatus]}
                 ),
                 Parameter("session_id", "Only runs of this session."),
-                Parameter("limit", "How many.", {"type": "integer", "minimum": 1, "maximum": LARGEST_PAGE}),
-                Parameter("offset", "Behind how many.", {"type": "integer", "minimum": 0}),
+                Parameter("limit", "How many.", LOOSE_NUMBER),
+                Parameter("offset", "Behind how many.", LOOSE_NUMBER),
             ),
         ),
         route(
@@ -546,6 +548,6 @@ def run_routes() -> list[Route]:
             summary="Stop a run and everything that it started",
             answer=StopAnswer,
             errors=(404,),
-            parameters=(Parameter("wait", "Answer with the receipt.", {"type": "boolean"}),),
+            parameters=(Parameter("wait", "Answer with the receipt.", LOOSE_FLAG),),
         ),
     ]

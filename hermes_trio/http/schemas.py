@@ -10,7 +10,31 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Deleted", "ErrorBody", "ErrorEnvelope", "HistoryMessage", "LooseBool", "MessageContent", "UsageBody"]
+__all__ = [
+    "LOOSE_FLAG",
+    "LOOSE_NUMBER",
+    "Deleted",
+    "ErrorBody",
+    "ErrorEnvelope",
+    "HistoryMessage",
+    "LooseBool",
+    "MessageContent",
+    "OptionalText",
+    "TurnInputs",
+    "UsageBody",
+]
+
+LOOSE_NUMBER = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "description": "A whole number; anything else, and what is out of range, is the default.",
+}
+"""The schema of paging parameters (API-109)."""
+
+LOOSE_FLAG = {
+    "anyOf": [{"type": "boolean"}, {"type": "string"}],
+    "description": "`1/true/yes/on` or `0/false/no/off`; anything else is false.",
+}
+"""The schema of flags in a query (API-27)."""
 
 LooseBool = Annotated[
     Any,
@@ -22,6 +46,20 @@ LooseBool = Annotated[
 MessageContent = Annotated[
     Any,
     Meta(description="A string, null, or a list of text and image parts."),
+]
+
+
+TurnInputs = Annotated[
+    Any,
+    Meta(
+        description="A text, or a list of texts and messages; the last one is what the turn is about.",
+        extra_json_schema={"anyOf": [{"type": "string", "pattern": "\\S"}, {"type": "array", "minItems": 1}]},
+    ),
+]
+
+OptionalText = Annotated[
+    Any,
+    Meta(description="A text, or null.", extra_json_schema={"type": ["string", "null"], "maxLength": 65_536}),
 ]
 
 

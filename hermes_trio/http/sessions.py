@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ from .errors import ApiError, not_found, redact_text
 from .limits import loose_bool, path_safe_id, session_key_header, whole_number
 from .message import Answer, EventStream, Request, Response, encode_json
 from .routes import Parameter, Route
-from .schemas import Deleted, MessageContent, UsageBody
+from .schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
 from .sse import StreamWriter
 
 __all__ = ["session_routes"]
@@ -110,8 +110,8 @@ class NewSessionRequest(msgspec.Struct):
     id: str | None = None
     session_id: str | None = None
     model: str | None = None
-    system_prompt: Any = None
-    title: Any = None
+    system_prompt: OptionalText = None
+    title: OptionalText = None
 
 
 class ForkRequest(msgspec.Struct):
@@ -119,7 +119,14 @@ class ForkRequest(msgspec.Struct):
 
     id: str | None = None
     session_id: str | None = None
-    title: Any = None
+    title: OptionalText = None
+
+
+class SessionPatch(msgspec.Struct, forbid_unknown_fields=True):
+    """What can be changed: the title (empty or null clears it), and whether the session has ended."""
+
+    title: OptionalText = None
+    end_reason: OptionalText = None
 
 
 class SessionChatRequest(msgspec.Struct):
@@ -127,8 +134,8 @@ class SessionChatRequest(msgspec.Struct):
 
     message: MessageContent = None
     input: MessageContent = None
-    system_message: Any = None
-    instructions: Any = None
+    system_message: OptionalText = None
+    instructions: OptionalText = None
     model: str | None = None
 
 
@@ -503,10 +510,10 @@ def session_routes() -> list[Route]:
         return attrs.evolve(base, **fields)
 
     page = (
-        Parameter("limit", "How many.", {"type": "integer", "minimum": 1, "maximum": LARGEST_PAGE}),
-        Parameter("offset", "Behind how many.", {"type": "integer", "minimum": 0}),
+        Parameter("limit", "How many.", LOOSE_NUMBER),
+        Parameter("offset", "Behind how many.", LOOSE_NUMBER),
         Parameter("source", "Only sessions from there."),
-        Parameter("include_children", "Sub-agents' sessions, too.", {"type": "boolean"}),
+        Parameter("include_children", "Sub-agents' sessions, too.", LOOSE_FLAG),
     )
     one = "/api/sessions/{session_id}"
     return [
@@ -520,6 +527,7 @@ def session_routes() -> list[Route]:
         ),
         route(
             name="session_create",
+            provides={"session_id": "$response.body#/session/id"},
             method="POST",
             path="/api/sessions",
             handler=create_session,
@@ -544,7 +552,7 @@ def session_routes() -> list[Route]:
             path=one,
             handler=patch_session,
             summary="Change a session's title, or end it",
-            body=cast("Any", dict[str, Any]),
+            body=SessionPatch,
             answer=SessionEnvelope,
             errors=(400, 404),
         ),

@@ -105,6 +105,19 @@ async def test_delegation_is_done_within_the_turn(tmp_path: Path, way: Any) -> N
         assert serving.gateway.runtime.stateless.active == 0
 
 
+async def _written(mark: Path) -> int:
+    """The number that a process writes into a file, once it has."""
+    while True:
+        text = mark.read_text().strip() if mark.exists() else ""
+        if text:
+            return int(text)
+        await trio.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 async def test_stopping_a_run_kills_its_process(tmp_path: Path) -> None:
     """A foreground process is dead when the receipt says ok, and so is a background one that the run started."""
     async with gateway(tmp_path) as (serving, http):
@@ -112,14 +125,12 @@ async def test_stopping_a_run_kills_its_process(tmp_path: Path) -> None:
         run_id = (await http.post("/v1/runs", json={"input": f"!run echo $$ > {mark}; exec sleep 300"})).json()[
             "run_id"
         ]
-        while not mark.exists() or not mark.read_text().strip():
-            await trio.sleep(0.01)
-        pid = int(mark.read_text())
-        assert Path(f"/proc/{pid}").exists()
+        pid = await _written(mark)
+        assert _is_alive(pid)
         stopped = (await http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})).json()
         assert stopped["receipt"]["ok"] is True, stopped
         assert stopped["status"] == "cancelled"
-        assert not Path(f"/proc/{pid}").exists()
+        assert not _is_alive(pid)
         assert {"turn", "tool"} <= {line["kind"] for line in stopped["receipt"]["lines"]}
         run = (await http.get(f"/v1/runs/{run_id}", params={"wait": "settled"})).json()
         assert (run["status"], run["settled"]) == ("cancelled", True)
