@@ -246,7 +246,7 @@ def _count_delivered(core: Core, turn: Turn, outcome: Outcome) -> None:
         return
     for row in turn.plan.rows:
         if row.kind is InboxKind.NOTICE:
-            core.note_delivered(row.root_id)
+            core.told(row.root_id, row.id)
 
 
 async def _call_hook(core: Core, turn: Turn, outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ from .budget import Allowance, Budget
 from .channel import CompletionChannel
 from .context import SessionContext
 from .ids import Ids
+from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
 from .sessions import Admission, SessionLocks
 from .settlement import Root, Roots
@@ -135,10 +136,20 @@ class Core:
         )
         return self.make_turn(plan, owner.channel, root=owner.root, below=below, allowance=owner.allowance)
 
-    def note_delivered(self, root_id: str) -> None:
-        """One notice of this root has been told (or will never be): off its account."""
+    def told(self, root_id: str, notice: int) -> None:
+        """A notice of this root has been told, seen or given up: off its account."""
         root = self.roots.find(root_id)
         if root is not None:
-            root.notices -= 1
-            root.changed()
+            root.told(notice)
             self.roots.forget_settled(root)
+
+    async def end_session(self, session_id: str, reason: str, cause: Cause | None = None) -> bool:
+        """End a session: its jobs are stopped, what waits for it is abandoned, and its row says why it ended. The first reason wins.
+
+        Returns whether this call ended it. A turn of the session that is running is not touched.
+        """
+        why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
+        await self.supervisor.stop_session(session_id, why)
+        for root_id, notice in await self.store.abandon(session_id=session_id, reason="session_ended"):
+            self.told(root_id, notice)
+        return await self.store.end_session(session_id, reason)

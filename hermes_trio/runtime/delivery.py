@@ -150,7 +150,7 @@ class Completions:
                         row = rows[0]
                         with trio.CancelScope(shield=True):
                             await self._core.store.acknowledge([row.id])
-                        self._core.note_delivered(row.root_id)
+                        self._core.told(row.root_id, row.id)
                         return row
                 if not self._keys:
                     self._wake = trio.Event()

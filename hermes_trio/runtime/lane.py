@@ -179,7 +179,7 @@ class Lanes:
             try:
                 root.allowance.spend("wakes")
             except BudgetExhausted as error:
-                await self._give_up(rows, session_id, str(error))
+                await self._give_up(session_id, str(error))
                 return
         plan = TurnPlan(
             input=front.prepare(rows),
@@ -225,11 +225,10 @@ class Lanes:
             return Root(first.root_id) if found is None else found
         return Root(self._core.ids.make("root_", 16))
 
-    async def _give_up(self, rows: Sequence[InboxRow], session_id: str, reason: str) -> None:
+    async def _give_up(self, session_id: str, reason: str) -> None:
         """The wakes are used up: what waits is abandoned with the reason, and the jobs behind it are stopped."""
-        await self._core.store.abandon(session_id=session_id, reason=reason)
-        for row in rows:
-            self._core.note_delivered(row.root_id)
+        for root_id, notice in await self._core.store.abandon(session_id=session_id, reason=reason):
+            self._core.told(root_id, notice)
         await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
 
     async def _linger(self, lane: Lane, front: Front) -> None:
@@ -251,12 +250,8 @@ class Lanes:
             lane.root = None
 
     async def _end(self, session_id: str, reason: str, cause: Cause | None = None) -> None:
-        """End a one-shot session: its jobs are stopped, what still waits is abandoned, and the row says why it ended."""
-        core = self._core
-        why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
-        await core.supervisor.stop_session(session_id, why)
+        """End a one-shot session, whatever the store says: if it cannot write now, the next start does it."""
         try:
-            await core.store.abandon(session_id=session_id, reason="session_ended")
-            await core.store.end_session(session_id, reason)
+            await self._core.end_session(session_id, reason, cause)
         except Exception as error:
             logger.error("session %s could not be ended now; the next start does it: %s", session_id, error)

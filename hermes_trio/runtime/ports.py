@@ -278,18 +278,20 @@ class RuntimeStore(Protocol):
 
     async def start_job(self, job: JobStart) -> None: ...
 
-    async def finish_job(self, job: JobFinish) -> bool:
-        """Write the end; return whether a notice now waits in the inbox."""
+    async def finish_job(self, job: JobFinish) -> int | None:
+        """Write the end; return the id of the notice that now waits in the inbox, or None."""
         ...
 
-    async def add_notice(self, notice: NewNotice) -> int: ...
-
-    async def supersede(self, job_id: str) -> int:
-        """Mark the pending notices of a job as seen; return how many there were."""
+    async def add_notice(self, notice: NewNotice) -> int | None:
+        """Write a notice; return its id if it waits, or None if its session has ended."""
         ...
 
-    async def abandon(self, *, session_id: str, reason: str) -> int:
-        """Mark what waits for a session as abandoned, with the reason; return how many rows there were."""
+    async def supersede(self, job_id: str) -> list[tuple[str, int]]:
+        """Mark the pending notices of a job as seen; return them as (root id, notice id)."""
+        ...
+
+    async def abandon(self, *, session_id: str, reason: str) -> list[tuple[str, int]]:
+        """Mark what waits for a session as abandoned, with the reason; return it as (root id, row id)."""
         ...
 
     async def accept_message(self, message: NewMessage) -> int | None:

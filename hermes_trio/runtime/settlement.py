@@ -17,7 +17,7 @@ __all__ = ["Root", "Roots"]
 class Root:
     """The count of what is alive below one input. Changed only by the scopes that open and close those things."""
 
-    __slots__ = ("_event", "_on_settled", "allowance", "id", "jobs", "notices", "turns", "watched")
+    __slots__ = ("_early", "_event", "_on_settled", "allowance", "id", "jobs", "notices", "turns", "watched")
 
     def __init__(
         self, id: str, on_settled: Callable[[Root], None] | None = None, allowance: Allowance = UNLIMITED
@@ -26,7 +26,8 @@ class Root:
         self.turns = 0
         self.jobs = 0
         self.watched = 0
-        self.notices = 0
+        self.notices: set[int] = set()
+        self._early: set[int] = set()
         self.allowance = allowance
         self._on_settled = on_settled
         self._event: trio.Event | None = None
@@ -39,7 +40,22 @@ class Root:
     @property
     def promised(self) -> int:
         """How many completions somebody still has to be told: watched jobs that run, and notices that wait."""
-        return self.watched + self.notices
+        return self.watched + len(self.notices)
+
+    def expect(self, notice: int) -> None:
+        """A notice waits; it counts until it has been told, seen or given up (which may have happened already)."""
+        if notice in self._early:
+            self._early.discard(notice)
+        else:
+            self.notices.add(notice)
+
+    def told(self, notice: int) -> None:
+        """A notice does not wait any more. Saying so twice is harmless."""
+        if notice in self.notices:
+            self.notices.discard(notice)
+            self.changed()
+        else:
+            self._early.add(notice)
 
     def changed(self) -> None:
         """To be called after lowering a count: tells whoever waits, once nothing is left."""

@@ -98,7 +98,7 @@ class Job:
         """Tell the owner something while the job goes on. Returns whether there was a channel to tell it through."""
         if self.channel is None or self.seen:
             return False
-        await self._core.store.add_notice(
+        notice = await self._core.store.add_notice(
             NewNotice(
                 inbox=self.channel.inbox,
                 session_key=self.context.session_key,
@@ -111,7 +111,9 @@ class Job:
                 payload=payload,
             )
         )
-        self.owner.root.notices += 1
+        if notice is None:
+            return False
+        self.owner.root.expect(notice)
         self.channel.wake(self.context.session_key)
         return True
 
@@ -158,8 +160,8 @@ class Job:
             return
         self.seen = True
         if self._over.is_set():
-            for _ in range(await self._core.store.supersede(self.id)):
-                self._core.note_delivered(self.owner.root.id)
+            for root_id, notice in await self._core.store.supersede(self.id):
+                self._core.told(root_id, notice)
 
     def cancel(self, cause: Cause) -> None:
         """Cancel the job's scope. The first cause stays."""
@@ -284,6 +286,7 @@ class Supervisor:
         try:
             await job.wait_started()
         except trio.Cancelled:
+            job.seen = True
             job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
             raise
         return job
@@ -362,8 +365,9 @@ class Supervisor:
         )
         try:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
-                if await core.store.finish_job(finish) and job.channel is not None:
-                    job.owner.root.notices += 1
+                waits = await core.store.finish_job(finish)
+                if waits is not None and job.channel is not None:
+                    job.owner.root.expect(waits)
                     job.channel.wake(job.context.session_key)
             if bound.cancelled_caught:
                 logger.error("writing down the end of job %s took too long; the next start will call it lost", job.id)

@@ -54,8 +54,11 @@ def session_has_ended(db: Database, session_id: str) -> bool:
     )
 
 
-def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pending", reason: str = "") -> int:
-    """Write a notice in the state given; one for a session that has ended is abandoned, it never revives the session."""
+def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pending", reason: str = "") -> int | None:
+    """Write a notice in the state given; one for a session that has ended is abandoned, it never revives the session.
+
+    Returns its id if it now waits.
+    """
     if state == "pending" and session_has_ended(db, notice.session_id):
         state, reason = "abandoned", SESSION_ENDED
     write(
@@ -78,7 +81,7 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
             None if state == "pending" else now,
         ),
     )
-    return db.last_insert_rowid()
+    return db.last_insert_rowid() if state == "pending" else None
 
 
 def accept_message(db: Database, now: float, message: NewMessage) -> int | None:
@@ -138,23 +141,22 @@ def acknowledge(db: Database, now: float, ids: Sequence[int]) -> None:
     settle_rows(db, now, "", (), ids)
 
 
-def supersede(db: Database, now: float, job_id: str) -> int:
+def supersede(db: Database, now: float, job_id: str) -> list[tuple[str, int]]:
     """The pending notices of a job have been seen."""
-    return changed(
-        db,
-        "UPDATE inbox SET state = 'superseded', settled_at = ? WHERE job_id = ? AND job_id <> '' AND state = 'pending'",
-        (now, job_id),
+    sql = (
+        "UPDATE inbox SET state = 'superseded', settled_at = ? WHERE job_id = ? AND job_id <> '' AND state = 'pending'"
+        " RETURNING root_id, id"
     )
+    return [(str(root_id), int(number)) for root_id, number in many(db, sql, (now, job_id))]
 
 
-def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> int:
+def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> list[tuple[str, int]]:
     """Nobody is left to tell what waits for a session."""
-    return changed(
-        db,
+    sql = (
         "UPDATE inbox SET state = 'abandoned', reason = ?, settled_at = ?"
-        " WHERE session_id = ? AND session_id <> '' AND state = 'pending'",
-        (reason, now, session_id),
+        " WHERE session_id = ? AND session_id <> '' AND state = 'pending' RETURNING root_id, id"
     )
+    return [(str(root_id), int(number)) for root_id, number in many(db, sql, (reason, now, session_id))]
 
 
 def waiting_rows(db: Database, session_key: str, limit: int) -> list[InboxRow]:
@@ -188,7 +190,7 @@ def waiting_count(db: Database) -> int:
 class InboxVerbs(Verbs):
     """The inbox's part of the store."""
 
-    async def add_notice(self, notice: NewNotice) -> int:
+    async def add_notice(self, notice: NewNotice) -> int | None:
         """Write a notice; return its id."""
         return await self._write(insert_notice, self._clock(), notice)
 
@@ -196,11 +198,11 @@ class InboxVerbs(Verbs):
         """Write a message and return its id, or None if its dedupe key was accepted before."""
         return await self._write(accept_message, self._clock(), message)
 
-    async def supersede(self, job_id: str) -> int:
+    async def supersede(self, job_id: str) -> list[tuple[str, int]]:
         """Mark the pending notices of a job as seen; return how many there were."""
         return await self._write(supersede, self._clock(), job_id)
 
-    async def abandon(self, *, session_id: str, reason: str) -> int:
+    async def abandon(self, *, session_id: str, reason: str) -> list[tuple[str, int]]:
         """Mark what waits for a session as abandoned; return how many rows there were."""
         return await self._write(abandon_waiting, self._clock(), session_id, reason)
 

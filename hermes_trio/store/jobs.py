@@ -51,8 +51,8 @@ def start_job(db: Database, now: float, job: JobStart) -> None:
     )
 
 
-def finish_job(db: Database, now: float, job: JobFinish) -> bool:
-    """Write a job's end and its notice; return whether the notice now waits. A job that has already ended keeps its end."""
+def finish_job(db: Database, now: float, job: JobFinish) -> int | None:
+    """Write a job's end and its notice; return the notice's id if it now waits. A job that has already ended keeps its end."""
     ended = changed(
         db,
         "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, details = json_patch(details, ?)"
@@ -60,16 +60,12 @@ def finish_job(db: Database, now: float, job: JobFinish) -> bool:
         (job.state.value, clean(job.summary), now, dump(job.details), job.job_id),
     )
     if not ended or job.notice is None:
-        return False
+        return None
     if job.superseded:
-        insert_notice(db, now, job.notice, "superseded")
-        return False
+        return insert_notice(db, now, job.notice, "superseded")
     if job.abandoned:
-        insert_notice(db, now, job.notice, "abandoned", job.abandoned)
-        return False
-    number = insert_notice(db, now, job.notice)
-    found = one(db, "SELECT state FROM inbox WHERE id = ?", (number,))
-    return found is not None and found[0] == "pending"
+        return insert_notice(db, now, job.notice, "abandoned", job.abandoned)
+    return insert_notice(db, now, job.notice)
 
 
 def note_output(db: Database, job_id: str, tail: str) -> None:
@@ -107,8 +103,8 @@ class JobVerbs(Verbs):
         """Write a job down before its work exists."""
         await self._write(start_job, self._clock(), job)
 
-    async def finish_job(self, job: JobFinish) -> bool:
-        """Write a job's end and its notice in one transaction; return whether the notice now waits."""
+    async def finish_job(self, job: JobFinish) -> int | None:
+        """Write a job's end and its notice in one transaction; return the notice's id if it now waits."""
         return await self._write(finish_job, self._clock(), job)
 
     async def note_job_output(self, job_id: str, tail: str) -> None:

@@ -31,7 +31,7 @@ async def test_never_bound_falls_back_to_the_environment_and_then_to_the_default
 async def test_bindings_nest_and_restore():
     """Leaving the inner scope brings the outer one back, by an exception too."""
     with bind(SessionContext(session_id="outer")):
-        with pytest.raises(ZeroDivisionError), bind(SessionContext(session_id="inner")):
+        with pytest.raises(ZeroDivisionError), bind(SessionContext(session_id="inner")):  # noqa: PT012 - two scopes are the point
             assert get_session_env("HERMES_SESSION_ID") == "inner"
             raise ZeroDivisionError
         assert get_session_env("HERMES_SESSION_ID") == "outer"

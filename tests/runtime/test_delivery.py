@@ -348,7 +348,9 @@ async def test_wakes_are_a_budget_too(fake_adapter: FakeAdapter, runtime: Runtim
     assert root.settled
 
 
-async def test_a_notice_for_a_session_that_ended_is_abandoned(fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent, runtime: Runtime):
+async def test_a_notice_for_a_session_that_ended_is_abandoned(
+    fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent, runtime: Runtime
+):
     """A session's end stops its jobs; a late notice never revives it."""
     scripted_agent.then(starts(50))
     await fake_adapter.say("x")

@@ -62,7 +62,7 @@ async def test_a_closed_log_takes_nothing_more():
         log.append({})
 
 
-@pytest.mark.parametrize("after", range(0, 12))
+@pytest.mark.parametrize("after", range(12))
 async def test_since_finds_the_right_place_from_either_end(after: int):
     """Both ways of looking for the place agree."""
     log = EventLog(limit=8)

@@ -137,7 +137,9 @@ def _already_open(store):
     return opened()
 
 
-async def test_settling_waits_for_notices_of_the_root(fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent, runtime: Runtime):
+async def test_settling_waits_for_notices_of_the_root(
+    fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent, runtime: Runtime
+):
     """A root with a notice that nobody has been told yet has not settled."""
     gate = trio.Event()
 
@@ -156,7 +158,7 @@ async def test_settling_waits_for_notices_of_the_root(fake_adapter: FakeAdapter,
     root = scripted_agent.turns[0].root
     await fake_adapter.say("y")
     await trio.sleep(10)
-    assert (root.jobs, root.notices, root.settled) == (0, 1, False)
+    assert (root.jobs, len(root.notices), root.settled) == (0, 1, False)
     gate.set()
     await root.wait()
     assert root.settled

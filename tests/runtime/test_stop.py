@@ -49,7 +49,9 @@ async def test_a_stop_empties_the_scope_and_says_what_became_of_each_node(runtim
         outcomes = []
 
         async def run() -> None:
-            outcomes.append(await runtime.run_turn("x", SessionContext(session_id="s"), agent=agent, on_start=turns.append))
+            outcomes.append(
+                await runtime.run_turn("x", SessionContext(session_id="s"), agent=agent, on_start=turns.append)
+            )
 
         nursery.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()

@@ -169,7 +169,7 @@ async def test_the_loop_is_watched_and_whoever_blocks_it_is_named(caplog):
     async def rude(turn: Turn) -> str:
         deadline = time.monotonic() + 5
         while not runtime.watchdog.blocked and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # noqa: ASYNC251 - rudeness is what is tested
         return ""
 
     async with Runtime(agent=rude, settings=Settings(watchdog_seconds=0.05)) as runtime:
@@ -190,7 +190,9 @@ async def test_a_snapshot_of_many_nodes_is_complete(runtime: Runtime):
     assert runtime.tree.find("17") is None
 
 
-async def test_draining_refuses_new_work_and_proves_that_nothing_is_left(runtime: Runtime, scripted_agent: ScriptedAgent):
+async def test_draining_refuses_new_work_and_proves_that_nothing_is_left(
+    runtime: Runtime, scripted_agent: ScriptedAgent
+):
     """Turns get their time, then they are cancelled; the report is all zero."""
     import pytest
 

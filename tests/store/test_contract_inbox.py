@@ -72,12 +72,14 @@ async def test_a_jobs_end_and_its_notice_are_one(store: Store, clock: Clock) -> 
     again = await store.finish_job(JobFinish(job_id="proc_1", state=JobState.KILLED, notice=notice("again")))
 
     ended = await store.get_job("proc_1")
-    assert (first, again) == (True, False)
+    assert again is None
     assert ended is not None
     assert (ended.state, ended.summary, ended.details) == (JobState.EXITED, "exit 0", {"code": 0})
     assert ended.ended_at == clock.now
     rows = await store.take_inbox(KEY)
-    assert [(row.text, row.notice, row.job_id) for row in rows] == [("bye", NoticeKind.COMPLETION, "proc_1")]
+    assert [(row.id, row.text, row.notice, row.job_id) for row in rows] == [
+        (first, "bye", NoticeKind.COMPLETION, "proc_1")
+    ]
 
 
 async def test_a_seen_end_is_told_to_nobody(store: Store) -> None:
@@ -87,7 +89,7 @@ async def test_a_seen_end_is_told_to_nobody(store: Store) -> None:
         told = await store.finish_job(
             JobFinish(job_id=name, state=JobState.EXITED, notice=notice(job_id=name), **fields)  # type: ignore[arg-type]
         )
-        assert told is False
+        assert told is None
 
     assert await store.inbox_waiting() == 0
 
@@ -98,7 +100,7 @@ async def test_a_late_notice_never_revives_a_session(store: Store) -> None:
     await store.start_job(job())
     await store.end_session("s1", "session_reset")
 
-    assert await store.finish_job(JobFinish(job_id="proc_1", state=JobState.EXITED, notice=notice())) is False
+    assert await store.finish_job(JobFinish(job_id="proc_1", state=JobState.EXITED, notice=notice())) is None
     assert await store.take_inbox(KEY) == []
 
 
@@ -107,8 +109,8 @@ async def test_superseding_marks_pending_notices_of_the_job_only(store: Store) -
     mine = await store.add_notice(notice(job_id="p1"))
     other = await store.add_notice(notice(job_id="p2"))
 
-    assert await store.supersede("p1") == 1
-    assert await store.supersede("p1") == 0
+    assert [number for _, number in await store.supersede("p1")] == [mine]
+    assert await store.supersede("p1") == []
     assert await store.inbox_states([mine, other]) == {mine: ("superseded", ""), other: ("pending", "")}
 
 
@@ -116,8 +118,8 @@ async def test_abandoning_says_why(store: Store) -> None:
     """What waits for a session is abandoned with a reason, once."""
     number = await store.add_notice(notice())
 
-    assert await store.abandon(session_id="s1", reason="linger") == 1
-    assert await store.abandon(session_id="s1", reason="again") == 0
+    assert len(await store.abandon(session_id="s1", reason="linger")) == 1
+    assert await store.abandon(session_id="s1", reason="again") == []
     assert await store.inbox_states([number]) == {number: ("abandoned", "linger")}
 
 
