@@ -1,0 +1,34 @@
+"""The commands as platforms show them: in Telegram's menu and as Discord's slash commands. What they do is in `commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+__all__ = ["MENU", "MenuEntry"]
+
+
+@attrs.frozen
+class MenuEntry:
+    """A command. `argument` says what may follow it, empty for nothing."""
+
+    name: str
+    description: str
+    argument: str = ""
+
+    def typed(self, prefix: str, argument: str = "") -> str:
+        """The command as a person would type it."""
+        return f"{prefix}{self.name} {argument}".strip()
+
+
+MENU: Final[Sequence[MenuEntry]] = (
+    MenuEntry("new", "Start a new conversation; what runs in the old one is stopped"),
+    MenuEntry("stop", "Stop what the agent is doing", "all: its background work too"),
+    MenuEntry("status", "What this conversation is doing"),
+    MenuEntry("approve", "Allow what waits for approval", "once, session or always; all for everything that waits"),
+    MenuEntry("deny", "Refuse what waits for approval", "a reason; all for everything that waits"),
+    MenuEntry("tree", "Everything that runs for this conversation"),
+    MenuEntry("help", "What you can write here"),
+)
