@@ -7,8 +7,8 @@ command that was blocked. Where no person can be reached the answer is no, at on
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
@@ -23,6 +23,11 @@ logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
 DEFAULT_SECONDS: Final = 60.0
 REASON_LENGTH: Final = 280
+
+WITHDRAW_SECONDS: Final = 5.0
+"""The bound of the shield in which a question is withdrawn when its turn is cut off."""
+
+NOT_SHOWN: Final = "the question could not be shown to anybody"
 
 
 class ApprovalStore(Protocol):
@@ -109,29 +114,46 @@ class Approvals:
                 asked=False,
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
-        scope = approval_scope(turn)
-        approval = await self._store.create_approval(
-            NewApproval(
-                id=turn.core.ids.make("appr_", 16),
-                scope=scope,
-                command=question.shown,
-                expires_at=turn.core.clock() + self._seconds,
-                description=question.description,
-                categories=question.categories,
-                choices=question.choices,
-                session_key=turn.context.session_key,
-                session_id=turn.context.session_id,
-                run_id=scope if scope.startswith("run_") else "",
-                tenant=turn.plan.tenant,
-            )
-        )
-        waiter = _Waiter(tell)
-        self._waiters[approval.id] = waiter
+        id = turn.core.ids.make("appr_", 16)
+        waiter = _Waiter(tell, approval_scope(turn))
+        self._waiters[id] = waiter
         try:
-            tell(
+            await self._store.create_approval(self._row(turn, id, waiter.scope, question))
+            self._show(id, waiter, question)
+            with trio.move_on_after(self._seconds), waiting(f"approval {id}"):
+                await waiter.over.wait()
+            await self._expire(id, waiter, "timeout")
+        except BaseException:
+            # The store does what it is told in order: this finds the row even if the wait for its creation was cut off.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_SECONDS):
+                await self._expire(id, waiter, "the turn ended")
+            raise
+        finally:
+            del self._waiters[id]
+        return _answer(waiter, id, self._seconds)
+
+    def _row(self, turn: Turn, id: str, scope: str, question: Question) -> NewApproval:
+        return NewApproval(
+            id=id,
+            scope=scope,
+            command=question.shown,
+            expires_at=turn.core.clock() + self._seconds,
+            description=question.description,
+            categories=question.categories,
+            choices=question.choices,
+            session_key=turn.context.session_key,
+            session_id=turn.context.session_id,
+            run_id=scope if scope.startswith("run_") else "",
+            tenant=turn.plan.tenant,
+        )
+
+    def _show(self, id: str, waiter: _Waiter, question: Question) -> None:
+        """Put the question before a person. If that fails there is nothing to wait for."""
+        try:
+            waiter.tell(
                 {
                     "event": "approval.request",
-                    "approval_id": approval.id,
+                    "approval_id": id,
                     "command": question.shown,
                     "description": question.description,
                     "pattern_key": question.categories[0] if question.categories else "",
@@ -142,26 +164,26 @@ class Approvals:
                     "timeout": self._seconds,
                 }
             )
-            with trio.move_on_after(self._seconds), waiting(f"approval {approval.id}"):
-                await waiter.answered.wait()
-            if waiter.answer is None:
-                await self._expire(approval.id, waiter, "timeout")
-        except BaseException:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                await self._expire(approval.id, waiter, "the turn ended")
-            raise
-        finally:
-            del self._waiters[approval.id]
-        return _answer(waiter.answer, approval.id, self._seconds)
+            waiter.shown = True
+        except Exception:
+            logger.exception("approval %s could not be shown to anybody", id)
+            waiter.refuse(NOT_SHOWN)
 
-    async def _expire(self, approval_id: str, waiter: _Waiter, reason: str) -> None:
+    async def _expire(self, id: str, waiter: _Waiter, reason: str) -> None:
+        """End a question that has no answer. If somebody was faster, what the row says is what happened."""
         if waiter.answer is not None:
             return
-        if await self._store.expire_approval(approval_id, reason=reason):
-            waiter.tell({"event": "approval.expired", "approval_id": approval_id, "reason": reason, "resolved": 1})
+        why = waiter.refused or reason
+        if await self._store.expire_approval(id, reason=why):
+            waiter.conclude({"event": "approval.expired", "approval_id": id, "reason": why, "resolved": 1})
+            return
+        known = await self._store.get_approval(id)
+        if known is None:
+            return
+        if known.state is ApprovalState.EXPIRED:
+            waiter.conclude({"event": "approval.expired", "approval_id": id, "reason": known.reason, "resolved": 1})
         else:
-            # Somebody was faster: what the row says is what happened.
-            waiter.answer = await self._store.get_approval(approval_id)
+            waiter.take(known)
 
     async def answer(
         self,
@@ -174,54 +196,93 @@ class Approvals:
     ) -> list[Approval]:
         """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending."""
         said = reason[:REASON_LENGTH]
-        if approval_id:
-            known = await self._store.get_approval(approval_id)
-            if known is None or known.scope != scope:
-                return []
-            one = await self._store.answer_approval(approval_id, choice, reason=said)
-            answered = [] if one is None else [one]
+        answered: list[Approval] = []
+        if approval_id or choice is ApprovalChoice.ALWAYS:
+            for known in await self._known(scope, approval_id, everything):
+                one = await self._store.answer_approval(known.id, _offered(known, choice), reason=said)
+                answered += [] if one is None else [one]
         else:
             answered = await self._store.answer_approvals(scope, choice, everything=everything, reason=said)
         for approval in answered:
             waiter = self._waiters.get(approval.id)
             if waiter is not None:
-                waiter.answer = approval
-                waiter.answered.set()
-                waiter.tell(
-                    {
-                        "event": "approval.responded",
-                        "approval_id": approval.id,
-                        "choice": choice.value,
-                        "resolved": 1,
-                    }
-                )
+                waiter.take(approval)
         return answered
+
+    async def _known(self, scope: str, approval_id: str, everything: bool) -> list[Approval]:
+        if approval_id:
+            one = await self._store.get_approval(approval_id)
+            return [] if one is None or one.scope != scope else [one]
+        waiting = await self._store.list_approvals(scope=scope)
+        return waiting if everything else waiting[:1]
+
+    def withdraw(self, approval_id: str, reason: str = "") -> bool:
+        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting."""
+        waiter = self._waiters.get(approval_id)
+        if waiter is None:
+            return False
+        waiter.refuse(reason or NOT_SHOWN)
+        return True
 
     async def pending(self, scope: str) -> Sequence[Approval]:
         """What waits for an answer in a scope, oldest first."""
         return await self._store.list_approvals(scope=scope)
 
     async def end_scope(self, scope: str, reason: str) -> int:
-        """A run or a conversation is over: what waits is refused, what was granted to it is forgotten."""
-        for approval in await self._store.list_approvals(scope=scope):
-            waiter = self._waiters.get(approval.id)
-            if waiter is not None:
-                waiter.answered.set()
-        return await self._store.end_approval_scope(scope, reason=reason)
+        """A run or a conversation is over: what waits is refused with the reason, what was granted to it is forgotten."""
+        ended = await self._store.end_approval_scope(scope, reason=reason)
+        for waiter in list(self._waiters.values()):
+            if waiter.scope == scope:
+                waiter.refuse(reason)
+        return ended
 
 
 class _Waiter:
-    def __init__(self, tell: EventSink) -> None:
+    """Somebody who waits for an answer. However it ends, whoever follows the turn is told once."""
+
+    def __init__(self, tell: EventSink, scope: str) -> None:
         self.tell = tell
-        self.answered = trio.Event()
+        self.scope = scope
+        self.over = trio.Event()
         self.answer: Approval | None = None
+        self.refused = ""
+        self.shown = False
+
+    def take(self, approval: Approval) -> None:
+        """A person has answered."""
+        self.answer = approval
+        self.over.set()
+        choice = "" if approval.choice is None else approval.choice.value
+        self.conclude({"event": "approval.responded", "approval_id": approval.id, "choice": choice, "resolved": 1})
+
+    def refuse(self, reason: str) -> None:
+        """Nobody will answer."""
+        if not self.over.is_set():
+            self.refused = reason
+            self.over.set()
+
+    def conclude(self, event: Mapping[str, Any]) -> None:
+        """Tell how it ended, once, and only if the question was told."""
+        if self.shown:
+            self.shown = False
+            self.tell(event)
 
 
-def _answer(approval: Approval | None, approval_id: str, seconds: float) -> Answer:
-    if approval is None or approval.state is ApprovalState.EXPIRED:
+def _offered(approval: Approval, choice: ApprovalChoice) -> ApprovalChoice:
+    """`always` where it was not offered counts for the conversation, if that was."""
+    if choice is ApprovalChoice.ALWAYS and choice not in approval.choices:
+        return ApprovalChoice.SESSION if ApprovalChoice.SESSION in approval.choices else ApprovalChoice.ONCE
+    return choice
+
+
+def _answer(waiter: _Waiter, id: str, seconds: float) -> Answer:
+    approval = waiter.answer
+    if approval is None:
+        if waiter.refused:
+            return Answer(allowed=False, approval_id=id, reason=waiter.refused)
         return Answer(
             allowed=False,
-            approval_id=approval_id,
+            approval_id=id,
             timed_out=True,
             reason=f"nobody answered within {seconds:g} s; silence is not consent",
         )
@@ -229,6 +290,6 @@ def _answer(approval: Approval | None, approval_id: str, seconds: float) -> Answ
     return Answer(
         allowed=allowed,
         choice=approval.choice,
-        approval_id=approval_id,
+        approval_id=id,
         reason="" if allowed else approval.reason or "the user refused it",
     )

@@ -9,12 +9,23 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import attrs
+
+from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message
 from hermes_trio.runtime.tree import working
 
 from .model import Model, ModelError, ModelRequest, ToolSpec, collect
 
-__all__ = ["CHARACTERS_PER_TOKEN", "HistoryStore", "compact", "estimate_tokens", "split_for_compaction"]
+__all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "Compacted",
+    "HistoryStore",
+    "compact",
+    "estimate_tokens",
+    "split_for_compaction",
+    "trim_results",
+]
 
 logger: Final = logging.getLogger("hermes_trio.agent.compaction")
 
@@ -29,6 +40,12 @@ _INSTRUCTION: Final = (
     "Summarise the conversation so far for yourself, so that you can go on without it: the user's goals and wishes, decisions, facts and file names,"
     " what was tried and what came of it, what is still open. Be complete and brief. Answer with the summary only."
 )
+
+TRIMMED_RESULT: Final = 1_000
+"""Characters that are left of an older tool result when the turn itself has grown too long."""
+
+RECENT_RESULTS: Final = 2
+"""So many of the newest results are not shortened: the model is working on them."""
 
 SUMMARY_HEADING: Final = "[Summary of the earlier conversation]"
 
@@ -63,13 +80,23 @@ def split_for_compaction(history: Sequence[Message], window: int) -> tuple[list[
     return list(history[:kept]), list(history[kept:])
 
 
-async def compact(
-    model: Model, history: Sequence[Message], store: HistoryStore | None, session_id: str
-) -> list[Message]:
-    """Return a shorter history and write it down. If the model cannot summarise, the oldest part is dropped, and the text says so."""
+@attrs.frozen
+class Compacted:
+    """A shorter history, and what it cost to make it."""
+
+    history: list[Message]
+    usage: Usage = Usage()
+
+
+async def compact(model: Model, history: Sequence[Message], store: HistoryStore | None, session_id: str) -> Compacted:
+    """Make a shorter history and write it down. If the model cannot summarise, the oldest part is dropped, and the text says so.
+
+    Cancelled before it is written down, nothing has changed.
+    """
     older, newer = split_for_compaction(history, model.context_window)
     if not older:
-        return list(history)
+        return Compacted(list(history))
+    usage = Usage()
     with working("compaction", f"compaction {session_id}", f"{len(older)} messages"):
         room = int(model.context_window * 0.8) * CHARACTERS_PER_TOKEN
         told = _transcript(older)[-room:]
@@ -79,14 +106,33 @@ async def compact(
         )
         try:
             async with model.stream(request) as stream:
-                summary = (await collect(stream)).text
+                answer = await collect(stream)
+            summary, usage = answer.text, answer.usage
         except ModelError as error:
             logger.warning("the conversation %s could not be summarised: %s", session_id, error)
             summary = f"{len(older)} earlier messages were dropped because they could not be summarised."
         shorter = [Message(role="user", content=f"{SUMMARY_HEADING}\n{summary}"), *newer]
         if store is not None:
             await store.replace_history(session_id, shorter)
-    return shorter
+    return Compacted(shorter, usage)
+
+
+def trim_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a turn with the older tool results shortened: for a request that would be too long. The transcript keeps them whole."""
+    results = [index for index, message in enumerate(messages) if message.role == "tool"]
+    older = set(results[:-RECENT_RESULTS])
+    return [_trimmed(message) if index in older else message for index, message in enumerate(messages)]
+
+
+def _trimmed(message: Message) -> Message:
+    text = message.text
+    if len(text) <= TRIMMED_RESULT:
+        return message
+    half = TRIMMED_RESULT // 2
+    left_out = len(text) - 2 * half
+    return attrs.evolve(
+        message, content=f"{text[:half]}\n… {left_out} characters left out to make room …\n{text[-half:]}"
+    )
 
 
 def _transcript(messages: Sequence[Message]) -> str:

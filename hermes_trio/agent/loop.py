@@ -14,13 +14,14 @@ import attrs
 import msgspec
 import trio
 
+from hermes_trio.runtime.conduct import first_cause
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, Reply, ToolCall
 from hermes_trio.runtime.tree import working
 from hermes_trio.runtime.turn import Turn
 
-from .compaction import HistoryStore, compact, estimate_tokens
+from .compaction import HistoryStore, compact, estimate_tokens, trim_results
 from .model import (
     ErrorKind,
     Finished,
@@ -32,7 +33,7 @@ from .model import (
     ToolCallReady,
     ToolSpec,
 )
-from .tool import Tool, ToolBox, error_result, partial_result
+from .tool import Tool, ToolBox, error_result, partial_result, usage_of_tools
 
 __all__ = ["AgentSettings", "ModelAgent", "Routes"]
 
@@ -128,6 +129,7 @@ class _Work:
         self.said: list[Message] = []
         self.usage = Usage()
         self.text: list[str] = []
+        self.trimming = False
 
     async def run(self) -> Reply:
         turn, settings = self.turn, self.agent.settings
@@ -142,8 +144,8 @@ class _Work:
             )
         )
         self._note()
-        history = await self._make_room(history)
         for step in range(settings.max_iterations):
+            await self._make_room(history)
             answer, finish = await self._ask_with_room(history, self.specs)
             if not answer.tool_calls:
                 return self._reply(answer.text, finish)
@@ -164,30 +166,51 @@ class _Work:
         answer, _ = await self._ask_with_room(history, ())
         return self._reply(answer.text, "max_iterations")
 
-    async def _make_room(self, history: list[Message]) -> list[Message]:
+    async def _make_room(self, history: list[Message]) -> None:
+        """When a request would nearly fill the window: summarise what was before the turn, then shorten what is in it."""
         limit = self.model.context_window * self.agent.settings.compact_at
-        if history and estimate_tokens([*history, *self.said], self.specs) > limit:
-            return await self._compact(history)
-        return history
+        if history and self._estimate(history) > limit:
+            await self._compact(history)
+        if self._estimate(history) > limit:
+            self.trimming = True
 
-    async def _compact(self, history: list[Message]) -> list[Message]:
-        own = self.turn.input.history is None
-        return await compact(self.model, history, self.agent._history if own else None, self.turn.context.session_id)
+    def _estimate(self, history: Sequence[Message]) -> int:
+        return estimate_tokens([*history, *self._in_turn()], self.specs)
+
+    def _in_turn(self) -> Sequence[Message]:
+        return trim_results(self.said) if self.trimming else self.said
+
+    async def _compact(self, history: list[Message]) -> None:
+        store = self.agent._history if self.turn.input.history is None else None
+        shorter = await compact(self.model, list(history), store, self.turn.context.session_id)
+        history[:] = shorter.history
+        self.usage = self.usage + shorter.usage
+        self._spend(shorter.usage)
 
     async def _ask_with_room(self, history: list[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
-        """Ask; if the model says that it is too much, summarise once and ask again."""
-        try:
-            return await self._ask(history, specs)
-        except ModelError as error:
-            if error.kind is not ErrorKind.CONTEXT_OVERFLOW or not history:
-                raise
-            history[:] = await self._compact(list(history))
-            return await self._ask(history, specs)
+        """Ask; if the model says that it is too much, make room, once in each way, and ask again."""
+        while True:
+            try:
+                return await self._ask(history, specs)
+            except ModelError as error:
+                if error.kind is not ErrorKind.CONTEXT_OVERFLOW or not await self._made_room(history):
+                    raise
+
+    async def _made_room(self, history: list[Message]) -> bool:
+        if history:
+            before = estimate_tokens(history)
+            await self._compact(history)
+            if estimate_tokens(history) < before:
+                return True
+        if self.trimming:
+            return False
+        self.trimming = True
+        return trim_results(self.said) != self.said
 
     async def _ask(self, history: Sequence[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
         turn, settings = self.turn, self.agent.settings
         request = ModelRequest(
-            messages=(Message(role="system", content=self.agent.system_prompt(turn)), *history, *self.said),
+            messages=(Message(role="system", content=self.agent.system_prompt(turn)), *history, *self._in_turn()),
             tools=specs,
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
@@ -252,7 +275,7 @@ class _Work:
     async def _use(self, call: ToolCall) -> Message:
         turn = self.turn
         tool = self.tools.get(call.name)
-        preview = call.name if tool is None else tool.preview(call.arguments)
+        preview = _preview(tool, call)
         began = trio.current_time()
         turn.emit("tool.started", tool=call.name, preview=preview, tool_call_id=call.id, arguments=call.arguments)
         failed = True
@@ -280,11 +303,12 @@ class _Work:
             return error_result(f"there is no tool {call.name!r}; the tools are: {known}")
         try:
             return _shorten(await tool.call(self.turn, call.arguments))
-        except RuntimeProblem as error:
-            return error_result(str(error))
         except Exception as error:
-            logger.exception("tool %s failed in turn %s", call.name, self.turn.id)
-            return error_result(f"the tool failed: {type(error).__name__}: {error}")
+            cause = first_cause(error)
+            if isinstance(cause, RuntimeProblem):
+                return error_result(str(cause))
+            logger.error("tool %s failed in turn %s", call.name, self.turn.id, exc_info=error)
+            return error_result(f"the tool failed: {type(cause).__name__}: {cause}")
 
     def _take_steering(self) -> None:
         """Texts that came in while the turn ran are taken up here, between two steps."""
@@ -304,7 +328,7 @@ class _Work:
         self.turn.progress = Reply(
             text="".join(self.text),
             messages=tuple(self.said),
-            usage=self.usage,
+            usage=self.usage + usage_of_tools(self.turn),
             partial=True,
             model=self.model.name,
         )
@@ -315,13 +339,24 @@ class _Work:
         return Reply(
             text=text,
             messages=(*self.said, message),
-            usage=self.usage,
+            usage=self.usage + usage_of_tools(self.turn),
             model=self.model.name,
             finish_reason=finish,
             partial=cut,
             error="the answer was cut off at the model's output limit" if cut else "",
             error_code="output_truncated" if cut else "",
         )
+
+
+def _preview(tool: Tool | None, call: ToolCall) -> str:
+    """What people see of a call. A model can write anything as arguments, and a preview must not fail the turn."""
+    if tool is None:
+        return call.name
+    try:
+        return tool.preview(call.arguments)
+    except Exception:
+        logger.warning("tool %s has no preview for its arguments", call.name, exc_info=True)
+        return call.name
 
 
 def _cut_off(turn: Turn, call: ToolCall) -> Message:

@@ -11,12 +11,13 @@ from typing import Protocol
 
 import msgspec
 
+from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.tree import current_node
 from hermes_trio.runtime.turn import Turn
 
 from .model import ToolSpec
 
-__all__ = ["Tool", "ToolBox", "error_result", "keep_partial_result", "partial_result"]
+__all__ = ["Tool", "ToolBox", "add_usage", "error_result", "keep_partial_result", "partial_result", "usage_of_tools"]
 
 
 class Tool(Protocol):
@@ -57,3 +58,18 @@ def keep_partial_result(turn: Turn, result: str) -> None:
 def partial_result(turn: Turn, call_id: str) -> str | None:
     """What a cancelled call left, if anything."""
     return None if turn.state is None else turn.state.get(f"partial {call_id}")
+
+
+_USAGE = "usage of tools"
+
+
+def add_usage(turn: Turn, usage: Usage) -> None:
+    """A tool that used a model for this turn (a synchronous child) adds what that cost to the turn's account."""
+    if turn.state is None:
+        turn.state = {}
+    turn.state[_USAGE] = turn.state.get(_USAGE, Usage()) + usage
+
+
+def usage_of_tools(turn: Turn) -> Usage:
+    """What the tools of a turn have used so far."""
+    return Usage() if turn.state is None else turn.state.get(_USAGE, Usage())

@@ -15,10 +15,10 @@ import msgspec
 import trio
 
 from hermes_trio.agent.model import ToolSpec
-from hermes_trio.agent.tool import error_result, keep_partial_result
+from hermes_trio.agent.tool import add_usage, error_result, keep_partial_result
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.outcome import CancelCause, JobState, Outcome, TurnState
+from hermes_trio.runtime.outcome import CancelCause, JobState, Outcome, TurnState, Usage
 from hermes_trio.runtime.ports import NoticeKind, TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import DeliveringTurn, Turn
@@ -29,6 +29,7 @@ __all__ = ["Delegation", "DelegationSettings"]
 
 SUMMARY_LIMIT: Final = 24_000
 SUMMARY_FLOOR: Final = 2_000
+SHORTEST_CHILD: Final = 30.0
 
 
 @attrs.frozen(kw_only=True)
@@ -41,7 +42,15 @@ class DelegationSettings:
     """How deep children may have children: 1 means that children cannot delegate."""
     orchestrators: bool = True
     child_seconds: float | None = None
+    """How long one child may take, at least 30 s; None or 0 for as long as it needs."""
     paused: bool = False
+
+    @property
+    def child_budget(self) -> Budget | None:
+        """The budget of one child."""
+        if self.child_seconds is None or self.child_seconds <= 0:
+            return None
+        return Budget(seconds=max(SHORTEST_CHILD, self.child_seconds))
 
 
 class Task(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -123,7 +132,9 @@ class Delegation:
         began = time.monotonic()
         try:
             await plan.run(turn.run_child)
+            add_usage(turn, plan.usage)
         except BaseException:
+            add_usage(turn, plan.usage)
             keep_partial_result(turn, _encode(plan.results(), began, "stopped: these are the results so far"))
             raise
         return _encode(plan.results(), began, note)
@@ -152,8 +163,9 @@ class Delegation:
         id = turn.core.ids.make("deleg_", 8)
         dispatched = turn.core.clock()
 
+        slot = _Slot(self)
+
         async def live(job: Job) -> JobState:
-            self._background += 1
             try:
                 job.started(id)
                 job.text = plan.report(id, dispatched, turn_clock())
@@ -165,7 +177,7 @@ class Delegation:
                     job.summary = plan.status()
                 return JobState.EXITED if plan.status() != "error" else JobState.FAILED
             finally:
-                self._background -= 1
+                slot.free()
 
         turn_clock = turn.core.clock
         job = JobSpec(
@@ -176,7 +188,11 @@ class Delegation:
             notice=NoticeKind.DELEGATION,
             details={"goals": [task.goal for task in plan.tasks]},
         )
-        await turn.core.supervisor.start_watched(job, turn.owner, turn.channel)
+        try:
+            await turn.core.supervisor.start_watched(job, turn.owner, turn.channel)
+        except BaseException:
+            slot.free()
+            raise
         return msgspec.json.encode(
             {
                 "status": "dispatched",
@@ -197,6 +213,20 @@ class Delegation:
         """A child's session is over."""
         if self._forget is not None:
             self._forget(session_id)
+
+
+class _Slot:
+    """One background batch's place among those that may run; freed once, by the batch's own scope, or at once if there never was one (H10)."""
+
+    def __init__(self, delegation: Delegation) -> None:
+        self._delegation: Delegation | None = delegation
+        delegation._background += 1
+
+    def free(self) -> None:
+        """Give the place back. A second call does nothing."""
+        if self._delegation is not None:
+            self._delegation._background -= 1
+            self._delegation = None
 
 
 def _batch_of(goal: str, context: str, tasks: list[Task] | str | None, role: str) -> list[Task] | str:
@@ -222,6 +252,7 @@ class _Batch:
         self._depth = depth
         self._parent = parent
         self.tasks = list(tasks)
+        self.usage = Usage()
         self._entries: list[dict[str, Any] | None] = [None] * len(tasks)
 
     async def run(self, run_child: RunChild) -> None:
@@ -239,6 +270,7 @@ class _Batch:
 
         async def remember(outcome: Outcome) -> None:
             ended.append(outcome)
+            self.usage = self.usage + outcome.usage
             self._delegation.forget(outcome.session_id)
 
         def inherit(context: SessionContext) -> None:
@@ -252,7 +284,7 @@ class _Batch:
                     instructions=_CHILD_PROMPT,
                     payload={SUBAGENT_KEY: {"role": "orchestrator" if orchestrator else "leaf", "depth": self._depth}},
                 ),
-                budget=None if settings.child_seconds is None else Budget(seconds=max(30.0, settings.child_seconds)),
+                budget=settings.child_budget,
                 sink=trace.take,
                 on_context=inherit,
                 on_end=remember,

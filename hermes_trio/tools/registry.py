@@ -15,6 +15,8 @@ from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import Tool, error_result
 from hermes_trio.runtime.turn import Turn
 
+from .output import mask_secrets
+
 __all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "schema_of", "tool"]
 
 SUBAGENT_KEY: Final = "subagent"
@@ -44,13 +46,13 @@ class FunctionTool:
         return self._spec
 
     def preview(self, arguments: str) -> str:
-        """The first text among the arguments."""
+        """The first text among the arguments, without secrets."""
         try:
             values: dict[str, Any] = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         except msgspec.MsgspecError:
             return self._spec.name
         text = next((str(value) for value in values.values() if isinstance(value, str) and value), self._spec.name)
-        line = " ".join(text.split())
+        line = " ".join(mask_secrets(text).split())
         return line if len(line) <= PREVIEW_LENGTH else line[: PREVIEW_LENGTH - 1] + "…"
 
     async def call(self, turn: Turn, arguments: str) -> str:
