@@ -266,6 +266,9 @@ class Adapter:
         """The message that an answer in this context replies to; the inbound message by default (GW-194)."""
         return context.message_id
 
+    def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
+        """Follow the turns of this platform live (`message.delta`, `tool.started`, …). It must not block and must not raise."""
+
     async def on_turn_start(self, turn: Turn) -> None:
         """Called before each turn of this platform's conversations."""
 

@@ -113,7 +113,7 @@ class ConversationFront(Front):
         text = reply_text(turn, outcome)
         reset = self._told_user.pop(outcome.session_key, "")
         text = "\n\n".join(part for part in (reset, text) if part)
-        payload: dict[str, Any] = {"reply_to": self._member.adapter.anchor(turn.context)}
+        payload: dict[str, Any] = {"reply_to": self._member.adapter.anchor(turn.context), "turn": turn.id}
         if feed.preview is not None:
             feed.preview.close()
             payload |= {"preview": turn.id, "edits": feed.preview.message_id}

@@ -152,6 +152,7 @@ class TurnFeed:
     ) -> None:
         self._desk = desk
         self._member = member
+        self._context = context
         self._previews = previews
         self._prompts = prompts
         self._reply_to = member.adapter.anchor(context)
@@ -182,6 +183,7 @@ class TurnFeed:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         name = event.get("event")
+        self._member.adapter.on_event(self._context, event)
         if name == "message.delta" and self.preview is not None:
             self._text.append(str(event.get("delta", "")))
             self.preview.show("".join(self._text))

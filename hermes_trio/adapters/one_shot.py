@@ -127,13 +127,9 @@ class OneShotFront(Front):
                 await root.wait()
             if not bound.cancelled_caught:
                 return
-            why = Cause(CancelCause.SESSION_ENDED, f"it lingered for {seconds:g} s")
-            await self._desk.runtime.supervisor.stop_session(context.session_id, why)
-            if self.delivery.current_turn(context.session_key) is None:
-                # A turn that is running ends the session itself, now that nothing is promised any more.
-                await self._desk.store.abandon(session_id=context.session_id, reason="session_ended")
-                await self._end(context.session_id)
-                self.delivery.channel.wake(context.session_key)
+            why = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
+            await self._desk.runtime.core.end_session(context.session_id, self.one_shot, why)
+            self.delivery.channel.wake(context.session_key)
         finally:
             self._lingering.discard(context.session_id)
 

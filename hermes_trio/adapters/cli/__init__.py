@@ -1,0 +1,1 @@
+"""The terminal as a platform: `hermes-trio chat` and `hermes-trio run`."""

@@ -1,0 +1,179 @@
+"""A conversation in the terminal. It takes the same way as every other chat: the one pipeline, a lane, the outbox.
+
+The answer is shown while it is being written; the row in the outbox makes sure that what was not shown (a crash in between, work that reported while
+nobody was there) is shown the next time. Whoever leaves ends the session; `--resume` takes it up again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import trio
+
+from hermes_trio.adapters.chunking import Limit
+from hermes_trio.adapters.commands import receipt_text
+from hermes_trio.adapters.contract import Adapter, Incoming, Outgoing, SendResult
+from hermes_trio.adapters.session_keys import Source, session_key
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.delivery import Delivery
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.port import Store
+from hermes_trio.store.records import SessionRecord
+
+from .lines import Lines
+from .screen import Screen
+
+__all__ = ["CLI", "CLI_KEY", "ChatAdapter", "ResumeError", "begin_session", "end_session", "show_history"]
+
+CLI: Final = "cli"
+CHAT: Final = "local"
+REMEMBERED: Final = 100
+SHOWN_MESSAGES: Final = 4
+SHOWN_CHARACTERS: Final = 600
+
+_SOURCE: Final = Source(platform=CLI, chat_type="dm", chat_id=CHAT, user_id="owner", user_name="owner")
+CLI_KEY: Final = session_key(_SOURCE)
+
+
+class ResumeError(Exception):
+    """A conversation that cannot be taken up again; the text says why."""
+
+
+class ChatAdapter(Adapter):
+    """See the module. `left` is set when the person has left."""
+
+    platform = CLI
+
+    def __init__(self, screen: Screen, lines: Lines, *, interactive: bool) -> None:
+        self.limit = Limit(1_000_000_000)
+        self.left = trio.Event()
+        self.delivery: Callable[[], Delivery]
+        self.running: Callable[[], int] = int
+        """How many jobs run in the background."""
+        self._interactive = interactive
+        self._screen = screen
+        self._lines = lines
+        self._shown: OrderedDict[str, list[str]] = OrderedDict()
+        self._writing: list[str] | None = None
+        self._warned = False
+
+    # -- the person ------------------------------------------------------------------------------------------------------------------
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        """Read one input after the other until there is no more."""
+        connected()
+        while not self.left.is_set():
+            text = await self._lines.next()
+            if text is None:
+                if self._may_leave():
+                    self.left.set()
+            elif text.strip():
+                self._warned = False
+                await self.gateway.receive(self, Incoming(source=_SOURCE, text=text))
+        await trio.sleep_forever()
+
+    def _may_leave(self) -> bool:
+        """Leaving stops what runs in the background, so a person is told once before."""
+        jobs = self.running()
+        if not jobs or self._warned or not self._interactive:
+            return True
+        self._warned = True
+        self._screen.note(f"{jobs} running in the background would be stopped. Ctrl-D again leaves.")
+        return False
+
+    async def interrupt(self) -> None:
+        """Ctrl-C: stop the turn, and show the receipt."""
+        receipt = await self.delivery().stop_turn(CLI_KEY, Cause(CancelCause.STOP, "Ctrl-C"))
+        if receipt is None:
+            self._screen.note("Nothing is running. Ctrl-D leaves.")
+        else:
+            self._screen.note(receipt_text(receipt))
+
+    # -- the agent -------------------------------------------------------------------------------------------------------------------
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        self._writing = self._shown[turn.id] = []
+        while len(self._shown) > REMEMBERED:
+            self._shown.popitem(last=False)
+        if turn.input.notices:
+            self._screen.note("● background work reports")
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        self._screen.end_stream()
+        self._writing = None
+
+    def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
+        match event.get("event"):
+            case "message.delta":
+                piece = str(event.get("delta", ""))
+                if self._writing is not None:
+                    self._writing.append(piece)
+                self._screen.stream(piece)
+            case "tool.started":
+                if self._writing is not None:
+                    self._writing.clear()
+                self._screen.end_stream()
+                self._screen.tool(f"⚙ {event.get('tool')}: {str(event.get('preview', ''))[:200]}")
+            case "tool.completed" if event.get("error"):
+                self._screen.tool(f"✗ {event.get('tool')} failed")
+            case _:
+                pass
+
+    async def send(self, message: Outgoing) -> SendResult:
+        """Show what has not been shown while it was written."""
+        await trio.lowlevel.checkpoint()
+        turn_id = str(message.payload.get("turn", ""))
+        text = message.text
+        if turn_id in self._shown:
+            seen = "".join(self._shown[turn_id]).strip()
+            text = text.removeprefix(seen).strip() if seen else text
+        elif turn_id:
+            self._screen.note("(from before; you may have seen it)")
+        if text:
+            self._screen.say(text)
+        return SendResult.sent()
+
+
+async def begin_session(store: Store, resume: str | None) -> SessionRecord:
+    """The session of this conversation: a new one, the last one (`resume` empty), or one by its id."""
+    if resume is None:
+        made = await store.new_session(CLI_KEY, source=CLI, reason="new_session")
+        found = await store.get_session(made)
+        assert found is not None
+        return found
+    if not resume:
+        known = [one for one in await store.list_sessions(source=CLI, limit=20) if one.message_count]
+        if not known:
+            raise ResumeError("there is no conversation to resume yet")
+        resume = known[0].id
+    found = await store.get_session(resume)
+    if found is None:
+        raise ResumeError(f"there is no session {resume!r}")
+    current = await store.session_of(CLI_KEY)
+    if current is not None and current.id == found.id:
+        await store.reopen_session(found.id)
+        return found
+    return await store.switch_session(CLI_KEY, found.id, reason="resumed_other")
+
+
+async def show_history(store: Store, screen: Screen, session: SessionRecord) -> None:
+    """The end of what was said before."""
+    said = [one for one in await store.load_history(session.id) if one.role in ("user", "assistant") and one.text]
+    for message in said[-SHOWN_MESSAGES:]:
+        text = message.text if len(message.text) <= SHOWN_CHARACTERS else f"{message.text[:SHOWN_CHARACTERS]} …"
+        screen.note(f"{'›' if message.role == 'user' else '‹'} {text}")
+
+
+async def end_session(store: Store) -> str:
+    """The person has left: the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
+    found = await store.session_of(CLI_KEY)
+    if found is None or found.ended_at is not None:
+        return ""
+    if not found.message_count:
+        await store.delete_session(found.id)
+        return ""
+    await store.end_session(found.id, "cli_close")
+    return found.id

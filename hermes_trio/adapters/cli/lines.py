@@ -1,0 +1,114 @@
+"""Where a person's lines come from: a prompt with history on a terminal, or plain lines of a pipe.
+
+Both are read in a worker thread. Leaving the scope of a prompt ends it at once and gives the terminal back as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import trio
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+from prompt_toolkit.patch_stdout import patch_stdout
+
+from hermes_trio.runtime.tree import waiting
+
+__all__ = ["Lines", "PipedLines", "PromptLines"]
+
+PROMPT: Final = "› "
+MULTILINE: Final = "· "
+
+
+class Lines(Protocol):
+    """One input after the other."""
+
+    async def next(self) -> str | None:
+        """The next input, or None when there is no more. Cancelling it loses nothing that was entered completely."""
+        ...
+
+
+class PipedLines:
+    """Standard input that is no terminal: each line is an input."""
+
+    async def next(self) -> str | None:
+        """The next line. A thread that still waits for one when the program ends does not hold it up."""
+        with waiting("a line"):
+            line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        return line.rstrip("\n") if line else None
+
+
+class PromptLines:
+    """A prompt with history. Enter sends, Alt-Enter makes a new line, Ctrl-C calls `interrupt`, Ctrl-D on an empty line ends."""
+
+    def __init__(self, history: Path | None, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._token: trio.lowlevel.TrioToken
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
+            key_bindings=self._bindings(),
+            prompt_continuation=MULTILINE,
+            enable_suspend=True,
+            multiline=False,
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[PromptLines]:
+        """What is printed inside appears above the prompt and does not break the line that is being typed."""
+        self._token = trio.lowlevel.current_trio_token()
+        with patch_stdout(raw=True):
+            yield self
+
+    async def next(self) -> str | None:
+        """Show the prompt and wait for an input."""
+        text: str | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_on_cancel)
+            with waiting("the person"):
+                text = await trio.to_thread.run_sync(self._prompt)
+            nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return text
+
+    def _prompt(self) -> str | None:
+        # Signals belong to Trio's thread; here Ctrl-C is a key.
+        try:
+            return self._session.prompt(PROMPT, handle_sigint=False)
+        except EOFError:
+            return None
+
+    async def _end_on_cancel(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            app = self._session.app
+            if app.is_running and app.loop is not None:
+                app.loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        app = self._session.app
+        if app.is_running and app.future is not None and not app.future.done():
+            app.exit(exception=EOFError())
+
+    def _bindings(self) -> KeyBindings:
+        bindings = KeyBindings()
+
+        def stop(event: KeyPressEvent) -> None:
+            buffer: Any = event.current_buffer
+            if buffer.text:
+                buffer.reset()
+            else:
+                self._token.run_sync_soon(self._interrupt)
+
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        bindings.add("c-c")(stop)
+        bindings.add("escape", "enter")(new_line)
+        return bindings

@@ -1,0 +1,121 @@
+"""What is shown in a terminal: text as it is being written, formatted where it is a terminal, plain where it is a pipe.
+
+Text that arrives while a person types must not break their line, so that only whole lines are written while a prompt is shown: a formatted block, or
+a line of plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TextIO
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+__all__ = ["BlockStream", "Screen"]
+
+_FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+class BlockStream:
+    """Cuts text that is being written into blocks: each is complete when a blank line outside any fence follows it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._rest = ""
+        self._fence = ""
+
+    def feed(self, piece: str) -> list[str]:
+        """The blocks that are complete now."""
+        *whole, self._rest = (self._rest + piece).split("\n")
+        blocks: list[str] = []
+        for line in whole:
+            self._line(line, blocks)
+        return blocks
+
+    def flush(self) -> list[str]:
+        """What is left, complete or not."""
+        blocks: list[str] = []
+        if self._rest:
+            self._lines.append(self._rest)
+            self._rest = ""
+        self._close(blocks)
+        self._fence = ""
+        return blocks
+
+    def _line(self, line: str, blocks: list[str]) -> None:
+        fence = _FENCE.match(line)
+        if fence is not None:
+            mark = fence.group(1)
+            if not self._fence:
+                self._fence = mark
+            elif mark.startswith(self._fence):
+                self._fence = ""
+                self._lines.append(line)
+                self._close(blocks)
+                return
+        if line.strip() or self._fence:
+            self._lines.append(line)
+        else:
+            self._close(blocks)
+
+    def _close(self, blocks: list[str]) -> None:
+        text = "\n".join(self._lines)
+        self._lines.clear()
+        if text.strip():
+            blocks.append(text)
+
+
+class Screen:
+    """Writes to a terminal or a pipe. `file` is standard output as it is when something is written, unless another one is given."""
+
+    def __init__(self, *, formatted: bool, tools: bool = True, file: TextIO | None = None) -> None:
+        self._formatted = formatted
+        self._tools = tools
+        self._console = Console(file=file, highlight=False, soft_wrap=not formatted, markup=False, emoji=False)
+        self._blocks = BlockStream()
+        self._open_line = False
+
+    def stream(self, piece: str) -> None:
+        """More of an answer."""
+        if self._formatted:
+            for block in self._blocks.feed(piece):
+                self._markdown(block)
+        else:
+            self._console.file.write(piece)
+            self._console.file.flush()
+            self._open_line = not piece.endswith("\n")
+
+    def end_stream(self) -> None:
+        """That was all of it."""
+        if self._formatted:
+            for block in self._blocks.flush():
+                self._markdown(block)
+        elif self._open_line:
+            self._console.file.write("\n")
+            self._console.file.flush()
+            self._open_line = False
+
+    def say(self, text: str) -> None:
+        """A whole text."""
+        self.end_stream()
+        if self._formatted:
+            self._markdown(text)
+        else:
+            self._console.file.write(f"{text}\n")
+            self._console.file.flush()
+
+    def note(self, text: str) -> None:
+        """Something beside the conversation."""
+        self.end_stream()
+        self._console.print(Text(text, style="dim"))
+
+    def tool(self, text: str) -> None:
+        """What the agent is doing."""
+        if self._tools:
+            self.note(f"  {text}")
+
+    def _markdown(self, text: str) -> None:
+        self._console.print(Markdown(text))
+        self._console.print()
