@@ -558,7 +558,9 @@ def draw(results: dict[str, tuple[Tally, float]], axes: Any) -> None:
     axes.set_xticks([index + 0.27 for index in range(len(PLACES))], PLACES, rotation=20)
     axes.set_ylabel("reads of a wrong identity, %")
     axes.set_title("Crossings by where the identity is read")
-    axes.legend()
+    axes.set_ylim(0, 135)
+    axes.set_yticks(range(0, 101, 20))
+    axes.legend(loc="upper center", ncols=len(results))
 
 
 def main() -> int:
@@ -607,7 +609,7 @@ def publish(report: Report, work: Workload, results: dict[str, tuple[Tally, floa
         "seconds": {name: round(seconds, 2) for name, (_, seconds) in results.items()},
         "places": {name: tally.as_dict() for name, (tally, _) in results.items()},
     }
-    report.plot(partial(draw, results), height=5.0)
+    report.plot(partial(draw, results), width=9.0)
     words = "crossings with a sabotaged ContextVar" if sabotaged else "crossings"
     report.bound(f"{words}: {ours}", bool(ours) is sabotaged)
     for name, count in others.items():

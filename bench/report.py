@@ -108,8 +108,8 @@ class Report:
             table.add_row(*row)
         Console(width=WIDTH).print(table)
 
-    def plot(self, draw: Callable[[Any], None], *, panels: int = 1, height: float = 4.0) -> None:
-        """Write `NAME.png`: `draw` gets the panels (matplotlib's axes; one alone, or a sequence)."""
+    def plot(self, draw: Callable[[Any], None], *, panels: int = 1, width: float = 5.5, height: float = 4.0) -> None:
+        """Write `NAME.png`: `draw` gets the panels (matplotlib's axes; one alone, or a sequence), each so many inches wide."""
         if not self.plots:
             return
         import matplotlib as mpl
@@ -117,7 +117,7 @@ class Report:
         mpl.use("Agg")
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(1, panels, figsize=(5.5 * panels, height), layout="constrained")
+        figure, axes = pyplot.subplots(1, panels, figsize=(width * panels, height), layout="constrained")
         try:
             draw(axes)
             self.folder.mkdir(parents=True, exist_ok=True)
