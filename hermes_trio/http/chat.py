@@ -175,7 +175,13 @@ async def create_chat_completion(request: Request) -> Answer:
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, key, writer))
     once_key = idempotency_key(request)
-    route = f"chat {session_id_header(request)} {key}" if once_key else ""
+    named = session_id_header(request)
+    if not once_key and not named:
+        # Most requests: no context that is not needed is opened for them.
+        with request.front.turns.derived(request.caller, asked.opening) as session_id:
+            outcome = await request.front.turns.run(request.caller, asked.input, session_id, key)
+        return _render(request, asked, outcome, session_id, key)
+    route = f"chat {named} {key}"
     async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed

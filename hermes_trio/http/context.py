@@ -7,10 +7,11 @@ requests at once never share a derived session, because a conversation is one me
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Final, Protocol, final
 
 import attrs
 
@@ -86,6 +87,27 @@ class _Slots:
         heapq.heappush(self._free, slot)
 
 
+@final
+class DerivedSession:
+    """`with turns.derived(…) as session_id`: the id is in use for the body of the `with`."""
+
+    __slots__ = ("_all", "_base", "_slot", "_slots")
+
+    def __init__(self, all: dict[str, _Slots], base: str, slots: _Slots) -> None:
+        self._all = all
+        self._base = base
+        self._slots = slots
+        self._slot = slots.take()
+
+    def __enter__(self) -> str:
+        return f"api-{self._base}.{self._slot}" if self._slot else f"api-{self._base}"
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._slots.give(self._slot)
+        if not self._slots.held:
+            del self._all[self._base]
+
+
 class Turns:
     """Starts turns for callers. It owns nothing: a turn belongs to its request, a run to the runtime."""
 
@@ -98,20 +120,13 @@ class Turns:
 
     # -- which session -----------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def derived(self, caller: Caller, opening: str) -> Iterator[str]:
+    def derived(self, caller: Caller, opening: str) -> DerivedSession:
         """A session id from the tenant and the opening of a conversation, not used by another request meanwhile."""
         base = sha256(f"{caller.tenant}\0{opening}".encode("utf-8", "replace")).hexdigest()[:16]
         slots = self._derived.get(base)
         if slots is None:
             slots = self._derived[base] = _Slots()
-        slot = slots.take()
-        try:
-            yield f"api-{base}.{slot}" if slot else f"api-{base}"
-        finally:
-            slots.give(slot)
-            if not slots.held:
-                del self._derived[base]
+        return DerivedSession(self._derived, base, slots)
 
     @asynccontextmanager
     async def named(self, caller: Caller, session_id: str) -> AsyncIterator[SessionClaim]:

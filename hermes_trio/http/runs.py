@@ -154,7 +154,8 @@ def _live_body(run: Run, approvals: list[PendingApproval] | None = None) -> RunB
     body = RunBody(
         object="hermes.run",
         run_id=run.id,
-        status=run.status.value,
+        # A request is written down a moment before it is told, and must not be listed beside `running` in between.
+        status=(RunStatus.WAITING_FOR_APPROVAL if approvals and run.status is RunStatus.RUNNING else run.status).value,
         created_at=run.created_at,
         updated_at=run.updated_at,
         session_id=run.record.session_id,

@@ -108,10 +108,13 @@ async def test_delegation_is_done_within_the_turn(tmp_path: Path, way: Any) -> N
 async def _written(mark: Path) -> int:
     """The number that a process writes into a file, once it has."""
     while True:
-        text = mark.read_text().strip() if mark.exists() else ""
-        if text:
+        if text := _read(mark):
             return int(text)
         await trio.sleep(0.01)
+
+
+def _read(mark: Path) -> str:
+    return mark.read_text().strip() if mark.exists() else ""
 
 
 def _is_alive(pid: int) -> bool:
