@@ -372,13 +372,15 @@ class Runtime:
         with trio.move_on_after(seconds):
             while turns := others():
                 with waiting(f"{len(turns)} turns to end"):
-                    await turns[0].node.wait_closed()
+                    for turn in turns:
+                        await turn.node.wait_closed()
         why = Cause(CancelCause.DRAIN, "the runtime is draining")
         while turns := others():
             for turn in turns:
                 cancelled += turn.cause is None
                 turn.cancel(why)
-            await turns[0].node.wait_closed()
+            for turn in turns:
+                await turn.node.wait_closed()
         await core.supervisor.stop_all(why)
         report = DrainReport(
             turns=len(others()),
