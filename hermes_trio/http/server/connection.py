@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import trio
 
 from hermes_trio.http.server.exchange import Answer, Exchange
-from hermes_trio.http.server.faults import CRASHED, FAULT_OF_ENDING, UNANSWERED, Ending, ProtocolFault
+from hermes_trio.http.server.faults import CRASHED, FAULT_OF_ENDING, STOPPED, UNANSWERED, Ending, ProtocolFault
 from hermes_trio.http.server.framing import Request, RequestReader
 from hermes_trio.http.server.responses import status_line
 from hermes_trio.http.server.stock import run_stock
@@ -33,8 +33,6 @@ class Phase(enum.Enum):
     IDLE = enum.auto()
     HEAD = enum.auto()
     HANDLING = enum.auto()
-    BODY = enum.auto()
-    WRITING = enum.auto()
     DRAINING = enum.auto()
     LINGERING = enum.auto()
 
@@ -44,8 +42,7 @@ _DONE = Answer.DONE
 _ENDING_OF_PHASE = {
     Phase.IDLE: Ending.IDLE,
     Phase.HEAD: Ending.SLOW_HEAD,
-    Phase.BODY: Ending.SLOW_BODY,
-    Phase.WRITING: Ending.SLOW_READER,
+    Phase.HANDLING: Ending.SLOW_BODY,
     Phase.DRAINING: Ending.SLOW_BODY,
     Phase.LINGERING: Ending.IDLE,
 }
@@ -54,7 +51,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @final
 class Connection:
-    """A client's connection on the fast path. Made by the listener, run by one task, closed by `run`."""
+    """A client's connection on the fast path. Made and watched by the listener, run by one task, closed by `run`."""
 
     __slots__ = (
         "_body_since",
@@ -64,9 +61,11 @@ class Connection:
         "_handover",
         "_linger",
         "_phase",
+        "_read_due",
         "_reader",
         "_scope",
         "_sock",
+        "_write_due",
         "broken",
         "client",
         "due",
@@ -95,6 +94,8 @@ class Connection:
         self._linger = False
         self._handover: bytes | None = None
         self._body_since = 0.0
+        # An application may read its body in one task and write its answer in another; each wait has its own end.
+        self._read_due = self._write_due = inf
 
     async def run(self) -> None:
         """Serve the connection until it ends, then close it.
@@ -103,7 +104,6 @@ class Connection:
         """
         worker = self.worker
         worker.patience.add(self)
-        worker.watch.watch(self._descriptor, self)
         try:
             fault: ProtocolFault | None = None
             try:
@@ -125,6 +125,7 @@ class Connection:
             worker.watch.forget(self._descriptor)
             worker.patience.remove(self)
             self._reader.close()
+            self._exchange = None
             if self._handover is None:
                 self._sock.close()
         if self._handover is not None:
@@ -180,8 +181,12 @@ class Connection:
             self._exchange = None
             if worker.draining:
                 return
-            self._phase = _HEAD if reader.begun else _IDLE
-            self.due = patience.now + (worker.config.head_timeout if reader.begun else idle_timeout)
+            if ready or reader.begun:
+                self._phase = _HEAD
+                self.due = patience.now + worker.config.head_timeout
+            else:
+                self._phase = _IDLE
+                self.due = patience.now + idle_timeout
 
     async def _run_observed(self, exchange: Exchange) -> None:
         """Run the application with the checks and the access line that are off by default."""
@@ -226,19 +231,19 @@ class Connection:
             await self.write(_CONTINUE, 0)
         if not self._body_since:
             self._body_since = patience.now
-        self._phase = Phase.BODY
         try:
             while not request.chunks and not request.complete and self.ending is None:
                 if self._reader.fault is not None:
                     self.end(Ending.BAD_FRAMING)
                     return
-                self.due = self._body_since + config.body_timeout + request.received / config.body_rate
+                self._read_due = self._body_since + config.body_timeout + request.received / config.body_rate
+                self.due = min(self._read_due, self._write_due)
                 await trio.lowlevel.wait_readable(self._descriptor)
                 if not self._pull():
                     self.end(Ending.CLIENT_LEFT)
         finally:
-            self._phase = _HANDLING
-            self.due = inf
+            self._read_due = inf
+            self.due = self._write_due
             if request.complete:
                 self._body_since = 0.0
 
@@ -281,15 +286,14 @@ class Connection:
         """
         patience = self.worker.patience
         timeout = self.worker.config.write_timeout
-        phase, due = self._phase, self.due
-        self._phase = Phase.WRITING
         try:
             with memoryview(data) as view:
                 while sent < len(data):
                     if self.broken:
                         await trio.lowlevel.checkpoint()
                         return
-                    self.due = patience.now + timeout
+                    self._write_due = patience.now + timeout
+                    self.due = min(self._read_due, self._write_due)
                     await trio.lowlevel.wait_writable(self._descriptor)
                     try:
                         sent += self._sock.send(view[sent:])
@@ -299,7 +303,8 @@ class Connection:
                         self.broken = True
                         self.end(Ending.CLIENT_LEFT)
         finally:
-            self._phase, self.due = phase, due
+            self._write_due = inf
+            self.due = self._read_due
 
     def end(self, ending: Ending) -> None:
         """Cancel whatever the connection does, for this reason; the first reason stays."""
@@ -319,13 +324,11 @@ class Connection:
     def expire(self) -> None:
         """The wait under way has lasted too long."""
         self.due = inf
-        ending = _ENDING_OF_PHASE.get(self._phase)
-        if ending is None:
-            return
-        stalled = self._phase is Phase.WRITING
-        self.end(ending)
-        if stalled:
+        if self._write_due < self.worker.patience.now:
+            self.end(Ending.SLOW_READER)
             self._break()
+        else:
+            self.end(_ENDING_OF_PHASE[self._phase])
 
     def dismiss(self) -> None:
         """The server stops: an idle connection goes now, unless a request is already on its way in."""
@@ -339,11 +342,15 @@ class Connection:
 
     def sever(self) -> None:
         """The server has waited long enough: end the request and break the connection under any shield."""
+        exchange = self._exchange
+        if exchange is not None and exchange.answer in {Answer.WAITING, Answer.STARTED} and not self.broken:
+            self.try_send(exchange.refusal(STOPPED))
         self.end(Ending.SHUTDOWN)
         self._break()
 
     def _break(self) -> None:
         # A write that the application shields does not see the cancelled scope; it does see the broken socket.
+        self.broken = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:

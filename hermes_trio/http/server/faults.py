@@ -66,4 +66,5 @@ FAULT_OF_ENDING = {
     Ending.SLOW_BODY: ProtocolFault(408, "request_timeout", "The request's body did not arrive in time."),
 }
 CRASHED = ProtocolFault(500, "internal_error", "The server failed while it handled this request.")
+STOPPED = ProtocolFault(503, "server_shutdown", "The server stopped before this request was finished; try again.")
 UNANSWERED = ProtocolFault(500, "internal_error", "The server ended this request without an answer.")

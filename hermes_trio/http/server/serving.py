@@ -124,11 +124,11 @@ def _accept(worker: Worker, nursery: trio.Nursery, tls: SSLContext | None, sock:
         worker.context.copy().run(nursery.start_soon, _run_plain_stock, worker, sock)
     else:
         try:
-            client, server = addresses_of(sock)
+            connection = Connection(worker, sock, *addresses_of(sock))
+            worker.watch.watch(sock.fileno(), connection)
         except OSError:
             sock.close()
             return
-        connection = Connection(worker, sock, client, server)
         worker.context.copy().run(nursery.start_soon, connection.run)
 
 

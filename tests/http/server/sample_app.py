@@ -162,6 +162,13 @@ class SampleApp:
             await send({"type": "http.response.body", "body": b"x" * 64_000_000})
         self.cancelled.set()
 
+    async def on_both_ways(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams without end in one task while another reads the body."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.on_flood, scope, receive, send)
+            while (await receive()).get("more_body"):
+                continue
+
     async def on_large(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(5_000_000)})

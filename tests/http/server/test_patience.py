@@ -128,6 +128,28 @@ async def test_stalled_reader_loses_its_connection() -> None:
         assert app.endings == [Ending.SLOW_READER]
 
 
+async def test_reading_a_body_does_not_excuse_a_stalled_reader() -> None:
+    """A client that keeps sending its body and never reads its answer is ended as a slow reader."""
+    app = SampleApp()
+    async with running(app, write_timeout=SOON) as server:
+        client = await server.connect(receive_buffer=4096)
+        await client.send(request("/both_ways", "POST", Content_Length="1000000"))
+        async with trio.open_nursery() as nursery:
+
+            async def keep_sending() -> None:
+                try:
+                    while True:
+                        await client.send(b"x")
+                        await trio.sleep(SOON / 10)
+                except trio.BrokenResourceError:
+                    return
+
+            nursery.start_soon(keep_sending)
+            await app.cancelled.wait()
+            nursery.cancel_scope.cancel()
+        assert app.endings == [Ending.SLOW_READER]
+
+
 async def test_stalled_reader_ends_a_send_that_nobody_may_cancel(fast: bool) -> None:
     """A shield around the send does not let a stalled reader hold the task."""
     app = SampleApp()

@@ -48,6 +48,9 @@ async def test_active_request_is_cancelled_after_the_grace(fast: bool) -> None:
         await app.waiting.wait()
         await server.stop()
         assert app.cancelled.is_set()
+        if fast:
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (503, "close")
 
 
 async def test_stalled_reader_does_not_block_shutdown(fast: bool) -> None:
