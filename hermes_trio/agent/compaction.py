@@ -99,7 +99,7 @@ async def compact(model: Model, history: Sequence[Message], store: HistoryStore 
     usage = Usage()
     with working("compaction", f"compaction {session_id}", f"{len(older)} messages"):
         room = int(model.context_window * 0.8) * CHARACTERS_PER_TOKEN
-        told = _transcript(older)[-room:]
+        told = _transcript(older, room)
         request = ModelRequest(
             messages=(Message(role="system", content=_INSTRUCTION), Message(role="user", content=told)),
             metadata={"purpose": "compaction"},
@@ -135,10 +135,12 @@ def _trimmed(message: Message) -> Message:
     )
 
 
-def _transcript(messages: Sequence[Message]) -> str:
+def _transcript(messages: Sequence[Message], room: int) -> str:
+    """The messages as text that fits: long ones are cut before any is left out, and then the oldest go first."""
+    longest = min(4000, max(200, room // max(1, len(messages))))
     lines: list[str] = []
     for message in messages:
-        lines.extend(f"{message.role} calls {call.name}({call.arguments[:500]})" for call in message.tool_calls)
+        lines.extend(f"{message.role} calls {call.name}({call.arguments[:longest]})" for call in message.tool_calls)
         if message.text:
-            lines.append(f"{message.role}: {message.text[:4000]}")
-    return "\n".join(lines)
+            lines.append(f"{message.role}: {message.text[:longest]}")
+    return "\n".join(lines)[-room:]
