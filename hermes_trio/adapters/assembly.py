@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 import attrs
 
@@ -16,22 +17,45 @@ from hermes_trio.runtime.runtime import Runtime, Stage
 
 from .cron import CronScheduler
 from .directory import Directory, Member
+from .discord import discord_member
 from .gateway import MessageGateway
 from .github import API, GithubComments
 from .outbox import Senders
-from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
+from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings, read_settings
+from .slack import slack_member
+from .telegram import telegram_member
+from .webhook import PREFIX as WEBHOOK_PREFIX
 from .webhook import WebhookFrontDoor
 
-__all__ = ["AdapterAssembly", "OpenAdapters", "github_member"]
+__all__ = ["AdapterAssembly", "Mount", "OpenAdapters", "build_assembly", "github_member"]
+
+
+class Mount(Protocol):
+    """What answers requests for an address. Bodies above `max_body_bytes` need not be read; the answer is (status, headers, body)."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    async def handle(
+        self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes
+    ) -> tuple[int, tuple[tuple[str, str], ...], bytes]: ...
 
 
 @attrs.frozen(kw_only=True)
 class OpenAdapters:
-    """What is running. `gateway.health()` is for the health report, `webhook.handle` for `POST /webhooks/{route}`, `cron` for `/api/jobs`."""
+    """What is running. `gateway.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
 
     gateway: MessageGateway
     webhook: WebhookFrontDoor | None
     cron: CronScheduler | None
+    endpoints: Mapping[str, Mount]
+    """The addresses that platforms call, by their exact path."""
+
+    def mount(self, path: str) -> Mount | None:
+        """Who answers requests for this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
+        if self.webhook is not None and path.startswith(WEBHOOK_PREFIX):
+            return self.webhook
+        return self.endpoints.get(path)
 
 
 def github_member(environment: Mapping[str, str]) -> Member | None:
@@ -86,4 +110,39 @@ class AdapterAssembly:
             if self._cron is not None and self._cron.enabled:
                 cron = CronScheduler(gateway.desk, self._cron)
                 await stack.enter_async_context(cron.open())
-            yield OpenAdapters(gateway=gateway, webhook=webhook, cron=cron)
+            yield OpenAdapters(gateway=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints())
+
+    def _endpoints(self) -> dict[str, Mount]:
+        found: dict[str, Mount] = {}
+        for member in self.directory.members:
+            path = getattr(member.adapter, "endpoint", "")
+            if path:
+                found[path] = cast("Mount", member.adapter)
+        return found
+
+
+def build_assembly(
+    tables: Mapping[str, Mapping[str, Any]],
+    *,
+    environment: Mapping[str, str],
+    host: str | None,
+    home: Path | None = None,
+    members: Iterable[Member] = (),
+) -> AdapterAssembly:
+    """The assembly that a configuration asks for: `tables` are its sections by name. `members` come in addition."""
+    built = list(members)
+    for name, build in (("telegram", telegram_member), ("discord", discord_member), ("slack", slack_member)):
+        member = build(tables.get(name, {}), environment)
+        if member is not None:
+            built.append(member)
+    comments = github_member(environment)
+    if comments is not None:
+        built.append(comments)
+    return AdapterAssembly(
+        built,
+        webhook=read_settings(WebhookSettings, tables.get("webhook", {}), "webhook"),
+        cron=read_settings(CronSettings, tables.get("cron", {}), "cron"),
+        host=host,
+        environment=environment,
+        home=home,
+    )

@@ -167,7 +167,7 @@ class Senders:
                 while True:
                     sender.wake = trio.Event()
                     try:
-                        rows = await self._claim(sender)
+                        rows = await self._claim(sender) if await self._something(sender) else []
                         for row in rows:
                             sender.in_flight += 1
                             nursery.start_soon(self._deliver, sender, row)
@@ -185,18 +185,21 @@ class Senders:
                     with trio.move_on_after(seconds), waiting(f"the outbox ({sender.in_flight} being sent)"):
                         await sender.wake.wait()
 
+    async def _something(self, sender: _Sender) -> bool:
+        """Whether it is worth a transaction to claim something."""
+        due = await self._store.next_outbox_due(sender.adapter.platform)
+        return due is not None and due <= self._now()
+
     async def _claim(self, sender: _Sender) -> list[OutboxRow]:
         free = self.settings.concurrency - sender.in_flight
         return await self._store.claim_outbox(sender.adapter.platform, limit=free) if free > 0 else []
 
     async def _pause(self, sender: _Sender) -> float:
-        """Seconds until something may be due; for ever if only a wake-up can bring something."""
+        """Seconds until something may be due."""
         due = await self._store.next_outbox_due(sender.adapter.platform)
-        if due is None:
-            return math.inf
         now = self._now()
-        if due > now:
-            return due - now
+        if due is None or due > now:
+            return self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
         # What is due waits behind an earlier reply of its chat: one that is being sent, or one that is to be tried again later.
         while sender.retries and sender.retries[0] <= now:
             heapq.heappop(sender.retries)

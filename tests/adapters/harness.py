@@ -63,7 +63,7 @@ async def open_world(
     """A running gateway for the body of the `async with`."""
     members = [one if isinstance(one, Member) else Member(one, settings) for one in platforms]
     directory = Directory(members)
-    senders = Senders([member.adapter for member in members], outbox)
+    senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
     runtime = Runtime(
         agent=agent,
         store=memory_store(path, clock),

@@ -1,0 +1,102 @@
+"""A runtime with the configured models, tools and adapters, without a server in front: what `chat`, `run` and the commands of the gateway open.
+
+Stages are entered in the order of the tree: models and tools first, the senders inside them; the adapters are opened when the runtime runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import msgspec
+
+from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.models.routes import build_routes
+from hermes_trio.config import Config
+from hermes_trio.runtime.core import Settings
+from hermes_trio.runtime.ports import Agent
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import open_store
+from hermes_trio.store.port import Store
+from hermes_trio.tools.mcp import McpSettings
+from hermes_trio.tools.settings import ToolSettings, read_table
+from hermes_trio.tools.toolbox import open_toolbox
+from hermes_trio.wiring import build_agent, retention_of
+
+__all__ = ["Host", "open_host"]
+
+
+@attrs.frozen(kw_only=True)
+class Host:
+    """What is open."""
+
+    config: Config
+    runtime: Runtime
+    store: Store
+    approvals: Approvals
+    adapters: OpenAdapters
+
+
+@asynccontextmanager
+async def open_host(
+    config: Config,
+    assembly: AdapterAssembly,
+    *,
+    agent: Agent | None = None,
+    database: Path | None = None,
+    directives: tuple[str, ...] = (),
+) -> AsyncIterator[Host]:
+    """Everything runs for the body of the `async with`; leaving it stops everything in its order.
+
+    `agent` replaces the configured one, `database` the configured file. The demo model obeys its directives on the platforms in `directives`, too.
+    """
+    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directives:
+        allowed = [*cast("list[str]", config.agent.get("demo_directives", [])), *directives]
+        table: Mapping[str, Any] = {**config.agent, "demo_directives": allowed}
+        config = msgspec.structs.replace(config, agent=dict(table))
+    routes = build_routes(config.models, config.environment)
+    tools = ToolSettings.read(config.tools)
+    consent = read_table(config.approvals, ConsentSettings, "approvals")
+    mcp = McpSettings.read(config.mcp, config.environment)
+    brokers: list[Approvals] = []
+
+    @asynccontextmanager
+    async def assemble(runtime: Runtime) -> AsyncIterator[None]:
+        store = cast("Store", runtime.store)
+        broker = Approvals(store, seconds=consent.timeout)
+        brokers.append(broker)
+        async with (
+            routes,
+            open_toolbox(
+                runtime, tools, approvals=broker, consent=consent, mcp=mcp, environment=config.environment or None
+            ) as toolbox,
+        ):
+            if agent is None:
+                runtime.core.agent = build_agent(config, routes, store, toolbox)
+            yield
+
+    runtime = Runtime(
+        agent=agent or _unassembled,
+        store=open_store(database or config.database, retention=retention_of(config)),
+        settings=Settings(max_turns=config.limits.concurrent_turns),
+        stages=[assemble, assembly.stage],
+    )
+    async with runtime, assembly.open(runtime, brokers[0]) as adapters:
+        yield Host(
+            config=config,
+            runtime=runtime,
+            store=cast("Store", runtime.store),
+            approvals=brokers[0],
+            adapters=adapters,
+        )
+
+
+async def _unassembled(turn: Turn) -> str:
+    raise AssertionError("the agent is put in place before any turn can start")
