@@ -108,6 +108,7 @@ class Commands:
         if words not in ([], ["all"]):
             return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
         cause = Cause(CancelCause.STOP, f"{caller.prefix}stop")
+        queued = await self._queued(caller.session_key)
         receipt = await self._desk.deliveries[caller.platform].stop_turn(caller.session_key, cause)
         said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
         session = await self._session(caller)
@@ -117,7 +118,6 @@ class Commands:
             said += [f"Background {one.target}: {receipt_text(one)}" for one in receipts]
         elif jobs:
             said.append(f"{_count(len(jobs), 'background job')} still running; {caller.prefix}stop all stops them too.")
-        queued = await self._queued(caller.session_key)
         if queued:
             said.append(f"{_count(queued, 'message')} waiting, and coming next.")
         return "\n".join(said)

@@ -1,0 +1,211 @@
+"""The senders: order, retries, dead letters, labels after a crash, and what happens on the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.adapters.outbox import DUPLICATE_LABEL
+from hermes_trio.adapters.settings import OutboxSettings
+from hermes_trio.adapters.targets import Address
+from hermes_trio.store import OutboxState
+from hermes_trio.testing.memory_platform import MemoryPlatform
+
+from .harness import open_world, scripted
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
+
+def fault(kind: ErrorKind, **details: object) -> PlatformError:
+    """A platform's refusal."""
+    return PlatformError(kind, kind.value, **details)  # type: ignore[arg-type]
+
+
+async def test_a_failure_that_passes_is_tried_again_with_growing_pauses() -> None:
+    """Nothing is lost and nothing is doubled."""
+    chat = MemoryPlatform()
+    chat.send_faults.extend(fault(ErrorKind.TRANSIENT) for _ in range(4))
+    async with open_world(scripted(), chat) as world:
+        await chat.say("hi")
+        await chat.wait_sent(1)
+        assert 2 + 4 + 8 + 16 <= trio.current_time() <= 2 + 4 + 8 + 16 + 4
+        await world.idle()
+        assert world.senders.statistics()["memory"] == {"sent": 1, "failed": 4, "dead": 0, "in_flight": 0}
+    assert chat.texts() == ["echo: hi"]
+
+
+async def test_the_platforms_own_pause_is_kept() -> None:
+    """`Retry-After` decides, not our own idea of it."""
+    chat = MemoryPlatform()
+    chat.send_faults.append(fault(ErrorKind.RATE_LIMITED, retry_after=77.0))
+    async with open_world(scripted(), chat):
+        await chat.say("hi")
+        await chat.wait_sent(1)
+        assert trio.current_time() == pytest.approx(77, abs=0.1)
+
+
+async def test_the_order_of_a_chat_is_kept_and_chats_do_not_wait_for_each_other() -> None:
+    """What waits behind a reply that is tried again comes after it; other chats go on."""
+    chat = MemoryPlatform()
+    chat.refuses = lambda message: (
+        fault(ErrorKind.TRANSIENT) if message.chat_id == "slow" and trio.current_time() < 100 else None
+    )
+    async with open_world(scripted(), chat):
+        for number in range(3):
+            await chat.say(f"s{number}", chat="slow")
+            await chat.say(f"f{number}", chat="fast")
+        await chat.until(lambda: len(chat.texts("fast")) == 3)
+        assert trio.current_time() < 1
+        assert chat.texts("slow") == []
+        await chat.until(lambda: len(chat.texts("slow")) == 3)
+    assert chat.texts("slow") == ["echo: s0", "echo: s1", "echo: s2"]
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND])
+async def test_a_failure_for_good_is_a_dead_letter_that_can_be_queued_again(kind: ErrorKind) -> None:
+    """It does not hold up the next reply of the chat."""
+    chat = MemoryPlatform()
+    chat.send_faults.append(fault(kind))
+    async with open_world(scripted(), chat) as world:
+        await chat.say("one")
+        await chat.say("two")
+        await chat.wait_sent(1)
+        (dead,) = await world.store.list_outbox(OutboxState.DEAD)
+        assert (dead.text, dead.error) == ("echo: one", f"{kind.value}: {kind.value}")
+        assert await world.store.revive_outbox(dead.id)
+        world.senders.wake("memory")
+        await chat.wait_sent(2)
+    assert chat.texts() == ["echo: two", "echo: one"]
+
+
+async def test_after_a_day_of_failures_a_reply_is_given_up() -> None:
+    """The dead letter says what the last failure was."""
+    chat = MemoryPlatform()
+    chat.refuses = lambda message: fault(ErrorKind.TRANSIENT)
+    async with open_world(scripted(), chat) as world:
+        await chat.say("one")
+        await trio.sleep(25 * 3600)
+        (dead,) = await world.store.list_outbox(OutboxState.DEAD)
+        assert dead.attempts > 200
+
+
+async def test_an_error_that_nobody_can_explain_is_not_tried_for_ever() -> None:
+    """Five times, then it is a dead letter."""
+    chat = MemoryPlatform()
+    chat.send_faults.extend(RuntimeError("what?") for _ in range(5))
+    async with open_world(scripted(), chat) as world:
+        await chat.say("one")
+        await trio.sleep(3600)
+        assert len(await world.store.list_outbox(OutboxState.DEAD)) == 1
+
+
+async def test_markup_that_the_platform_refuses_is_sent_plain() -> None:
+    """In the same attempt; the answer arrives."""
+    chat = MemoryPlatform()
+    chat.refuses = lambda message: None if message.plain else fault(ErrorKind.BAD_FORMAT)
+    async with open_world(scripted("**bold**"), chat):
+        await chat.say("hi")
+        (sent,) = await chat.wait_sent(1)
+    assert sent.message.plain
+    assert sent.text == "**bold**"
+
+
+async def test_a_long_answer_is_split_and_a_retry_repeats_no_part_that_has_arrived() -> None:
+    """Each part is a row of its own, in order."""
+    chat = MemoryPlatform(limit=100)
+    text = " ".join(f"word{number}" for number in range(60))
+    seen: list[Outgoing] = []
+
+    def second_fails_once(message: Outgoing) -> PlatformError | None:
+        seen.append(message)
+        return fault(ErrorKind.TRANSIENT) if len(seen) == 2 else None
+
+    chat.refuses = second_fails_once
+    async with open_world(scripted(text), chat) as world:
+        await chat.say("hi")
+        await chat.wait_sent(5)
+        await world.idle()
+    assert all(len(part) <= 100 for part in chat.texts())
+    numbers = [part.rpartition(" (")[2] for part in chat.texts()]
+    assert numbers == [f"{index}/{len(numbers)})" for index in range(1, len(numbers) + 1)]
+    assert [one.reply_to for one in chat.sent] == ["in-1", *[""] * (len(numbers) - 1)]
+
+
+async def test_a_crash_between_the_send_and_its_note_sends_it_again_labelled(tmp_path: Path) -> None:
+    """The platform had taken it: the second one says that it may be a duplicate."""
+    path = tmp_path / "state.db"
+    chat = MemoryPlatform()
+    chat.gate = trio.Event()
+    async with open_world(scripted(), chat, path=path, outbox=OutboxSettings(flush_seconds=0)):
+        await chat.say("hi")
+        await chat.wait_sent(1)
+    again = MemoryPlatform()
+    async with open_world(scripted(), again, path=path) as world:
+        await again.wait_sent(1)
+        await world.idle()
+    assert chat.texts() == ["echo: hi"]
+    assert again.texts() == [f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
+async def test_a_crash_between_commit_and_send_sends_it_once_without_a_label(tmp_path: Path) -> None:
+    """Nobody had seen it."""
+    path = tmp_path / "state.db"
+    chat = MemoryPlatform()
+    async with open_world(scripted(), chat, path=path) as world:
+        world.senders.wake = lambda platform=None: None  # type: ignore[method-assign]
+        await chat.say("hi")
+        await trio.sleep(1)
+        world.senders._closing = False
+        for sender in world.senders._senders.values():
+            sender.adapter.send = _never  # type: ignore[method-assign]
+    again = MemoryPlatform()
+    async with open_world(scripted(), again, path=path) as world:
+        await again.wait_sent(1)
+        await world.idle()
+    assert again.texts() == ["echo: hi"]
+
+
+async def _never(message: Outgoing) -> None:
+    raise fault(ErrorKind.TRANSIENT)
+
+
+async def test_a_send_without_an_answer_is_repeated_with_the_label() -> None:
+    """Whether it arrived is not known, and that is what the second one says (SC-23)."""
+    chat = MemoryPlatform()
+    chat.gate = trio.Event()
+    async with open_world(scripted(), chat, outbox=OutboxSettings(send_seconds=10, look_seconds=86_400)) as world:
+        await chat.say("hi")
+        await chat.wait_sent(1)
+        await trio.sleep(11)
+        chat.gate = None
+        await chat.wait_sent(2)
+        await world.idle()
+    assert chat.texts() == ["echo: hi", f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
+async def test_on_the_way_out_what_the_last_turns_left_is_sent() -> None:
+    """Within a bounded time; one platform that hangs does not hold up another (SC-20)."""
+    hangs, works_well = MemoryPlatform("hangs"), MemoryPlatform("well")
+    hangs.gate = trio.Event()
+    async with open_world(scripted(), hangs, works_well) as world:
+        await world.gateway.desk.post(Address("hangs", "1"), "bye")
+        await world.gateway.desk.post(Address("well", "1"), "bye")
+        began = trio.current_time()
+    assert trio.current_time() - began <= 6
+    assert works_well.texts() == ["bye"]
+
+
+async def test_replies_of_a_platform_that_is_gone_wait_for_it(tmp_path: Path) -> None:
+    """They are neither lost nor sent elsewhere."""
+    path = tmp_path / "state.db"
+    chat = MemoryPlatform("old")
+    chat.refuses = lambda message: fault(ErrorKind.TRANSIENT)
+    async with open_world(scripted(), chat, path=path):
+        await chat.say("hi")
+        await trio.sleep(1)
+    async with open_world(scripted(), MemoryPlatform("new"), path=path) as world:
+        await trio.sleep(100)
+        assert len(await world.store.list_outbox(OutboxState.PENDING, platform="old")) == 1

@@ -1,0 +1,414 @@
+"""The one way in: who may, what is a command, what answers an approval, and what a message does while a turn runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from hermes_trio import Settings, Turn
+from hermes_trio.adapters.commands_text import Choice, LiteralText
+from hermes_trio.adapters.contract import Button, Incoming, Receipt
+from hermes_trio.adapters.directory import Member
+from hermes_trio.adapters.session_keys import Source
+from hermes_trio.adapters.settings import PlatformSettings
+from hermes_trio.testing.memory_platform import MemoryPlatform
+
+from .harness import World, asks, open_world, scripted, starts_job, works
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
+
+
+def member(chat: MemoryPlatform, **settings: object) -> Member:
+    """A platform with some settings; everybody may come in unless they say otherwise."""
+    return Member(chat, PlatformSettings(**{"allow_all": True, **settings}))  # type: ignore[arg-type]
+
+
+# Who may
+
+
+async def test_a_stranger_in_a_direct_chat_is_offered_a_code_once_and_let_in_by_it() -> None:
+    """Before that nothing of what they write reaches the agent."""
+    chat, agent = MemoryPlatform(), scripted()
+    async with open_world(agent, member(chat, allow_all=False)) as world:
+        assert (await chat.say("let me in")).receipt is Receipt.PAIRING
+        assert (await chat.say("hello?")).receipt is Receipt.UNAUTHORISED
+        (offer,) = await chat.wait_sent(1)
+        code = offer.text.split("`")[1]
+        assert await world.store.redeem_pairing("memory", code) is not None
+        assert (await chat.say("thanks")).receipt is Receipt.ACCEPTED
+        await chat.wait_sent(2)
+    assert [turn.input.text for turn in agent.turns] == ["thanks"]
+
+
+async def test_strangers_in_groups_get_no_answer_and_their_commands_do_nothing() -> None:
+    """Silence, also for /stop and for answers to an approval."""
+    chat, agent = MemoryPlatform(), scripted(works(100))
+    async with open_world(agent, member(chat, allow_all=False, allowed_users=["friend"])):
+        await chat.say("work", kind="group", user="friend")
+        await trio.sleep(1)
+        for text in ("hello", "/stop", "yes"):
+            assert (await chat.say(text, kind="group", user="stranger")).receipt is Receipt.UNAUTHORISED
+        await chat.wait_sent(1)
+    assert chat.texts("1") == ["worked"]
+
+
+async def test_an_ignored_stranger_gets_no_code() -> None:
+    """`unknown_dm = "ignore"` is silence."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(), member(chat, allow_all=False, unknown_dm="ignore")):
+        assert (await chat.say("hello")).receipt is Receipt.UNAUTHORISED
+    assert chat.sent == []
+
+
+async def test_bots_and_talk_among_others_are_ignored() -> None:
+    """Neither becomes a turn."""
+    chat, agent = MemoryPlatform(), scripted()
+    async with open_world(agent, member(chat)):
+        source = Source(platform="memory", chat_type="dm", chat_id="1", user_id="b", is_bot=True)
+        assert (await chat.gateway.receive(chat, Incoming(source=source, text="beep"))).receipt is Receipt.IGNORED
+        assert (await chat.say("lunch?", kind="group", addressed=False)).receipt is Receipt.IGNORED
+        assert (await chat.say("   ")).receipt is Receipt.IGNORED
+    assert agent.turns == []
+
+
+# Twice
+
+
+async def test_an_event_that_is_delivered_twice_is_done_once(tmp_path: Path) -> None:
+    """In one life of the server, for messages and for commands, and for messages across a restart."""
+    path, agent = tmp_path / "state.db", scripted()
+    chat = MemoryPlatform()
+    async with open_world(agent, chat, path=path) as world:
+        assert (await chat.say("a", event_id="1")).receipt is Receipt.ACCEPTED
+        assert (await chat.say("a", event_id="1")).receipt is Receipt.DUPLICATE
+        assert (await chat.say("/status", event_id="2")).receipt is Receipt.COMMAND
+        assert (await chat.say("/status", event_id="2")).receipt is Receipt.DUPLICATE
+        await world.idle()
+    again = MemoryPlatform()
+    async with open_world(agent, again, path=path) as world:
+        assert (await again.say("a", event_id="1")).receipt is Receipt.DUPLICATE
+        await world.idle()
+    assert len(agent.turns) == 1
+
+
+async def test_two_redeliveries_at_the_same_moment_are_one_message() -> None:
+    """The claim is made before the first await."""
+    chat, agent = MemoryPlatform(), scripted()
+    receipts: list[Receipt] = []
+
+    async def deliver() -> None:
+        receipts.append((await chat.say("a", event_id="1")).receipt)
+
+    async with open_world(agent, chat) as world:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(deliver)
+        await world.idle()
+    assert sorted(receipt.value for receipt in receipts) == ["accepted", *["duplicate"] * 4]
+
+
+# Conversations
+
+
+async def test_people_in_a_group_have_their_own_conversations_and_share_a_thread() -> None:
+    """Keys are computed once and carry the whole place (SC-18); in a shared one each text says who wrote it."""
+    chat, agent = MemoryPlatform(), scripted()
+    async with open_world(agent, chat):
+        await chat.say("a", kind="group", chat="g", user="1", name="Ann")
+        await chat.say("b", kind="group", chat="g", user="2", name="Bob")
+        await chat.say("c", kind="group", chat="g", user="1", name="Ann", thread="t")
+        await chat.say("d", kind="group", chat="g", user="2", name="Bob", thread="t")
+        await chat.wait_sent(4)
+    keys = {turn.input.text: turn.context.session_key for turn in agent.turns}
+    assert keys["a"] != keys["b"]
+    assert keys["[Ann] c"] == keys["[Bob] d"]
+
+
+async def test_messages_of_one_conversation_are_answered_one_by_one_in_order() -> None:
+    """One mailbox, one task: a third message never runs beside the second (SC-2, SC-16, SC-17)."""
+    running = 0
+
+    async def agent(turn: Turn) -> str:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await trio.sleep(5)
+        running -= 1
+        return turn.input.text
+
+    chat = MemoryPlatform()
+    async with open_world(agent, chat):
+        for number in range(10):
+            await chat.say(str(number))
+        await chat.wait_sent(10)
+    assert chat.texts() == [str(number) for number in range(10)]
+
+
+async def test_a_full_mailbox_is_said_and_nothing_is_lost_silently() -> None:
+    """The message that does not fit is refused with a word (GW-53, SC-17)."""
+    chat, agent = MemoryPlatform(), scripted(works(100))
+    async with open_world(agent, chat, runtime_settings=Settings(mailbox=2, watchdog_seconds=0)):
+        receipts: list[Receipt] = []
+        for number in range(5):
+            receipts.append((await chat.say(str(number))).receipt)
+            await trio.sleep(0.1)
+        assert receipts.count(Receipt.REFUSED) == 2
+        await chat.wait_sent(5)
+    assert sum("too much at once" in text for text in chat.texts()) == 2
+
+
+# Busy
+
+
+async def test_interrupt_stops_the_turn_and_its_half_answer_is_not_sent() -> None:
+    """The newer message is answered next (GW-57, SC-13)."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(works(1000), "second"), member(chat, busy="interrupt")):
+        await chat.say("first")
+        await trio.sleep(1)
+        await chat.say("no, rather this")
+        await chat.wait_sent(1)
+        assert trio.current_time() < 10
+    assert chat.texts() == ["second"]
+
+
+async def test_interrupt_waits_while_a_child_works_inside_the_turn() -> None:
+    """Its work would be thrown away (GW-51)."""
+
+    async def delegates(turn: Turn) -> str:
+        return (await turn.run_child("a part of it", agent=scripted(works(50, "part")))).text
+
+    chat = MemoryPlatform()
+    async with open_world(scripted(delegates), member(chat, busy="interrupt")):
+        await chat.say("first")
+        await trio.sleep(1)
+        await chat.say("second")
+        await chat.wait_sent(2)
+    assert chat.texts() == ["part", "echo: second"]
+
+
+async def test_steer_hands_the_text_to_the_running_turn_and_does_not_repeat_it() -> None:
+    """What the turn took up is not a turn of its own (GW-52)."""
+
+    async def listens(turn: Turn) -> str:
+        await trio.sleep(10)
+        heard = [turn.steering.pop(0) for _ in range(len(turn.steering))]
+        return f"heard {heard}"
+
+    chat, agent = MemoryPlatform(), scripted(listens)
+    async with open_world(agent, member(chat, busy="steer")) as world:
+        await chat.say("go")
+        await trio.sleep(1)
+        assert (await chat.say("and faster")).receipt is Receipt.STEERED
+        await chat.wait_sent(1)
+        await world.idle()
+    assert chat.texts() == ["heard ['and faster']"]
+    assert len(agent.turns) == 1
+
+
+async def test_what_a_turn_did_not_take_up_becomes_the_next_turn() -> None:
+    """Steering loses nothing, whatever the agent does with it."""
+    chat, agent = MemoryPlatform(), scripted(works(10))
+    async with open_world(agent, member(chat, busy="steer")) as world:
+        await chat.say("go")
+        await trio.sleep(1)
+        assert (await chat.say("and this")).receipt is Receipt.STEERED
+        await chat.wait_sent(2)
+        await world.idle()
+    assert chat.texts() == ["worked", "echo: and this"]
+
+
+async def test_an_acknowledgement_comes_at_most_once_in_a_while() -> None:
+    """When it is asked for (GW-55)."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(works(50)), member(chat, busy_ack=True)):
+        await chat.say("go")
+        await trio.sleep(1)
+        for _ in range(3):
+            await chat.say("more")
+        await chat.wait_sent(5)
+    assert sum("still working" in text for text in chat.texts()) == 1
+
+
+# Commands
+
+
+async def test_stop_answers_with_the_receipt_and_leaves_what_is_queued() -> None:
+    """Everything in the scope has ended when the answer is given (SC-11, SC-14)."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(works(1000)), chat) as world:
+        await chat.say("work")
+        await chat.say("then this")
+        await trio.sleep(1)
+        reception = await chat.say("/stop")
+        assert "nothing of it runs any more" in reception.text
+        assert "1 message waiting" in reception.text
+        await world.idle()
+        assert "Nothing was running." in (await chat.say("/stop")).text
+    assert chat.texts()[1] == "echo: then this"
+
+
+async def test_stop_all_stops_background_work_too() -> None:
+    """With a receipt for each; a plain stop says that it is still there."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(starts_job(1000)), chat) as world:
+        await chat.say("work")
+        await chat.wait_sent(1)
+        assert "1 background job still running" in (await chat.say("/stop")).text
+        assert "Background" in (await chat.say("/stop all")).text
+        assert len(world.runtime.supervisor) == 0
+
+
+async def test_new_ends_the_session_with_everything_that_belonged_to_it() -> None:
+    """Turn and jobs are stopped, the next message begins in another session, and no late notice comes (SC-1)."""
+    chat, agent = MemoryPlatform(), scripted(starts_job(1000), works(1000))
+    async with open_world(agent, chat) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        await chat.say("two")
+        await trio.sleep(1)
+        assert "A new conversation begins." in (await chat.say("/new")).text
+        await chat.say("three")
+        await world.idle()
+        assert len(world.runtime.supervisor) == 0
+        sessions = await world.store.list_sessions(source="memory")
+    assert agent.turns[0].context.session_id == agent.turns[1].context.session_id != agent.turns[2].context.session_id
+    assert [one.end_reason for one in sessions] == [None, "session_reset"]
+    assert chat.texts()[-1] == "echo: three"
+    assert len(chat.sent) == 3
+
+
+async def test_status_and_tree_show_this_conversation_and_no_other() -> None:
+    """What other people do is not theirs to see."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(starts_job(1000, "mine"), works(1000)), chat) as world:
+        await chat.say("one", chat="a")
+        await chat.wait_sent(1)
+        await chat.say("two", chat="b", user="u2")
+        await trio.sleep(5)
+        status = (await chat.say("/status", chat="b", user="u2")).text
+        assert "has been working for 5 s" in status
+        assert "mine" not in status
+        assert "mine" in (await chat.say("/status", chat="a")).text
+        tree = (await chat.say("/tree", chat="b", user="u2")).text
+        assert "turn" in tree
+        assert "mine" not in tree
+        assert world.runtime.lanes == 1
+
+
+async def test_unknown_commands_are_answered_and_other_bots_commands_are_not() -> None:
+    """Neither reaches the agent; a path is not a command."""
+    chat, agent = MemoryPlatform(), scripted()
+    chat.bot_name = "hermes"
+    async with open_world(agent, chat) as world:
+        assert "no command /dance" in (await chat.say("/dance")).text
+        assert (await chat.say("/stop@other")).receipt is Receipt.IGNORED
+        assert (await chat.say("/help@Hermes")).receipt is Receipt.COMMAND
+        assert (await chat.say("/etc/hosts is what?")).receipt is Receipt.ACCEPTED
+        await world.idle()
+    assert len(agent.turns) == 1
+
+
+async def test_literal_text_is_never_a_command_nor_an_answer() -> None:
+    """Whoever brings text that no person typed marks it at the source (SC-31)."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    agent = scripted(asks(lambda: worlds[0]))
+    async with open_world(agent, chat) as world:
+        worlds.append(world)
+        await chat.say("go")
+        await chat.wait_sent(1)
+        for text in ("/stop", "yes", "/approve all always"):
+            assert (await chat.say(LiteralText(text))).receipt is Receipt.ACCEPTED
+        assert len(await world.approvals.pending("agent:main:memory:dm:1")) == 1
+
+
+# Approvals
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("yes", "allowed"),
+        ("No!", "refused: the user refused it"),
+        ("/approve session", "allowed"),
+        ("/deny too risky", "refused: too risky"),
+    ],
+)
+async def test_an_approval_is_answered_by_a_word_or_a_command(said: str, outcome: str) -> None:
+    """While it waits, a bare word is an answer; afterwards it is a message again."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    async with open_world(scripted(asks(lambda: worlds[0])), chat) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        (question,) = await chat.wait_sent(1)
+        assert "rm -rf x" in question.text
+        assert (await chat.say(said)).receipt in (Receipt.ANSWERED, Receipt.COMMAND)
+        await world.idle()
+        assert chat.texts()[-1] == outcome
+        assert (await chat.say("yes")).receipt is Receipt.ACCEPTED
+
+
+async def test_an_approval_is_answered_by_its_button_and_settled_in_place() -> None:
+    """The right people only, once; the question then says what became of it."""
+    chat, worlds = MemoryPlatform(edits=True), list[World]()
+    async with open_world(
+        scripted(asks(lambda: worlds[0])), member(chat, allow_all=False, allowed_users=["u1"])
+    ) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        (question,) = await chat.wait_sent(1)
+        assert [button.choice for button in question.message.buttons] == list(Choice)
+        parsed = Button.parse(question.message.buttons[0].value)
+        assert parsed is not None
+        approval_id, choice = parsed
+        assert "not allowed" in await chat.click(approval_id, choice, user="stranger")
+        assert "Nothing waits" in await chat.click(approval_id, choice, chat="another")
+        assert "Approved (once)" in await chat.click(approval_id, choice)
+        assert "Nothing waits" in await chat.click(approval_id, Choice.DENY)
+        await chat.wait_sent(2)
+        await chat.until(lambda: "Approved (once)." in question.text)
+    assert chat.texts()[1] == "allowed"
+
+
+async def test_an_approval_that_nobody_answers_is_refused_and_the_chat_is_told() -> None:
+    """Silence is not consent."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=30) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.wait_sent(3)
+    assert "nobody answered in time" in " ".join(chat.texts())
+    assert "refused: nobody answered within 30 s" in " ".join(chat.texts())
+
+
+async def test_typing_pauses_while_a_person_is_asked() -> None:
+    """It is their turn to write (GW-9)."""
+    chat, worlds = MemoryPlatform(typing=2), list[World]()
+    async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=30) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.wait_sent(1)
+        typed = len(chat.typed)
+        await trio.sleep(20)
+        assert len(chat.typed) == typed
+        await chat.say("yes")
+        await chat.wait_sent(2)
+
+
+# Failures
+
+
+async def test_a_failure_is_told_without_its_details() -> None:
+    """The text of an exception may hold anything (GW-75)."""
+    chat = MemoryPlatform()
+    async with open_world(scripted(ValueError("password=hunter2"), "[SILENT]", ""), chat) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        await chat.say("two")
+        await chat.say("three")
+        await world.idle()
+    assert "hunter2" not in chat.texts()[0]
+    assert "failed" in chat.texts()[0]
+    assert chat.texts()[1:] == ["(The agent ended its turn without an answer.)"]
