@@ -34,7 +34,7 @@ from .auth import Access
 from .chat import chat_routes
 from .errors import ApiError, translate
 from .front import FrontEnd
-from .headers import JSON_ANSWER, Cors, with_security
+from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
 from .health import health_routes
 from .jobs import job_routes
 from .limits import check_length
@@ -218,8 +218,12 @@ def _error(error: ApiError) -> Response:
 
 def headers_of(response: Response) -> HeaderPairs:
     """All headers of an answer, except those that belong to the connection."""
-    if response.media is JSON_TYPE and not response.headers:
-        return JSON_ANSWER
+    if response.media is JSON_TYPE:
+        own = tuple(response.headers)
+        if not own:
+            return JSON_ANSWER
+        if JSON_ANSWER_NAMES.isdisjoint([name for name, _ in own]):
+            return JSON_ANSWER.plus(own)
     return with_security([(b"content-type", response.media), *response.headers])
 
 

@@ -145,11 +145,8 @@ class Keyring:
 
     async def identify(self, request: Request) -> Caller:
         """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
-        token: bytes | None = None
-        for name, value in request.scope["headers"]:
-            if name == b"authorization":
-                token = value[7:].strip() if value.startswith(b"Bearer ") else None
-                break
+        value = request.raw_header(b"authorization")
+        token = value[7:].strip() if value is not None and value.startswith(b"Bearer ") else None
         if not token:
             raise self._refuse(request, "no bearer key")
         digest = sha256(token).digest()

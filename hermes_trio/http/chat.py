@@ -109,9 +109,9 @@ def usage_of(usage: Usage) -> ChatUsage:
     return ChatUsage(usage.input_tokens, usage.output_tokens, usage.total_tokens)
 
 
-@attrs.frozen
+@attrs.define
 class _Asked:
-    """A request, understood."""
+    """A request, understood. Never changed; not frozen, which would double the cost of making one for every request."""
 
     input: TurnInput
     opening: str
@@ -136,13 +136,14 @@ def _read(body: ChatRequest, public_model: str) -> _Asked:
     if not has_content(prompt):
         raise ApiError(400, "The last message has neither text nor an image.", param="messages")
     instructions = "\n".join(system)
-    first = next((text_of(content) for role, content in kept if role == "user"), text_of(prompt))
+    text = text_of(prompt)
+    first = next((text_of(content) for role, content in kept if role == "user"), text) if kept else text
     options = body.stream_options
     return _Asked(
         TurnInput(
-            text=prompt if isinstance(prompt, str) else text_of(prompt),
+            text=text,
             content="" if isinstance(prompt, str) else prompt,
-            history=tuple(Message(role=role, content=content) for role, content in kept),
+            history=tuple([Message(role=role, content=content) for role, content in kept]) if kept else (),
             instructions=instructions,
             model=body.model or "",
         ),

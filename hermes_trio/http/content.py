@@ -128,6 +128,8 @@ def has_content(content: Content) -> bool:
 
 def flat_text(content: Any) -> str:
     """The text in a system message, however nested; images and everything else are left out."""
+    if isinstance(content, str):
+        return content[:TEXT_LENGTH]
     texts: list[str] = []
     pending: list[tuple[Any, int]] = [(content, 0)]
     while pending:

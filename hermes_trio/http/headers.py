@@ -24,6 +24,8 @@ SECURITY: Final = (
 JSON_ANSWER: Final = HeaderBlock([(b"content-type", b"application/json"), *SECURITY])
 """All headers of a JSON answer that has none of its own."""
 
+JSON_ANSWER_NAMES: Final = frozenset(name for name, _ in JSON_ANSWER)
+
 _METHODS: Final = b"GET, POST, PATCH, DELETE, OPTIONS"
 _REQUEST_HEADERS: Final = (
     b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Hermes-Session-Id, X-Hermes-Session-Key"

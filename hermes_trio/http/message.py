@@ -37,7 +37,7 @@ JSON_TYPE: Final = b"application/json"
 class Request:
     """One request. `caller` is known before a handler is called, except on open routes."""
 
-    __slots__ = ("_body", "_query", "_read_body", "caller", "front", "params", "scope")
+    __slots__ = ("_body", "_headers", "_query", "_read_body", "caller", "front", "params", "scope")
 
     def __init__(
         self,
@@ -53,6 +53,8 @@ class Request:
         self._read_body = read_body
         self._body: bytes | None = None
         self._query: dict[str, str] | None = None
+        # From the last to the first, so that of two headers of one name the first stays.
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
 
     @property
     def method(self) -> str:
@@ -66,10 +68,12 @@ class Request:
 
     def header(self, name: bytes) -> str | None:
         """The first header of that (lower-case) name, or None."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return value.decode("latin-1")
-        return None
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def raw_header(self, name: bytes) -> bytes | None:
+        """The same, as it came."""
+        return self._headers.get(name)
 
     def query(self, name: str, default: str = "") -> str:
         """The first query parameter of that name."""

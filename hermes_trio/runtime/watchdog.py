@@ -91,9 +91,13 @@ def _owner(frame: FrameType | None) -> str:
 
     while frame is not None:
         for value in frame.f_locals.values():
-            if isinstance(value, Turn):
-                return f"turn {value.id} of session {value.context.session_id or value.context.session_key}"
-            if isinstance(value, Binding) and value.node is not None:
-                return f"{value.node.kind} {value.node.id}"
+            try:
+                if isinstance(value, Turn):
+                    return f"turn {value.id} of session {value.context.session_id or value.context.session_key}"
+                if isinstance(value, Binding) and value.node is not None:
+                    return f"{value.node.kind} {value.node.id}"
+            except AttributeError:
+                # Caught in the middle of its construction: the next one in the stack names the same work.
+                continue
         frame = frame.f_back
     return "code outside any turn"

@@ -64,6 +64,15 @@ class HeaderBlock(tuple[tuple[bytes, bytes], ...]):
         self.block = _join(pairs)
         return self
 
+    def plus(self, own: tuple[tuple[bytes, bytes], ...]) -> HeaderBlock:
+        """These headers and an answer's own, of which only those are rendered now. Their names are in lower case."""
+        for name, _ in own:
+            if name in _OWNED:
+                raise InvalidHeader(f"{name.decode('latin-1')} cannot be part of a HeaderBlock: the server writes it")
+        made = tuple.__new__(HeaderBlock, self + own)
+        made.block = self.block + _join(own)
+        return made
+
 
 @attrs.frozen
 class RenderedHeaders:

@@ -1,0 +1,136 @@
+"""The product as a benchmark serves it: everything but the model, which is an agent that answers at once or after a while.
+
+Usage: python -m bench.product_server [--port 0] [--store memory|durable] [--home DIR] [--sleep SECONDS] [--profile FILE]
+
+Auth, limits, tree, store and server are those of `hermes-trio serve`. A prompt `#d<N>` streams N deltas, with a checkpoint after each; `#s<SECONDS>`
+sleeps; `#h` holds the turn until it is cancelled. With `--profile` the steps of the loop are profiled until SIGUSR1, and the profile is written to
+FILE. Prints `READY {"port": …}` once it answers; SIGTERM drains it, and the drain's report is its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from hermes_trio.config import load_config
+from hermes_trio.http.auth import AdminKey
+from hermes_trio.logs import configure_logging
+from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.ports import Agent, Reply
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.serving import Serving, open_server, run_server
+
+KEY = "bench-key-0123456789abcdef0123456789abcdef"
+ANSWER = "Hello! It is sunny in Paris today."
+USAGE = Usage(input_tokens=10, output_tokens=5, api_calls=1)
+
+
+def answering(seconds: float) -> Agent:
+    """An agent that says the same to everybody, after so long."""
+
+    async def agent(turn: Turn) -> Reply:
+        prompt = turn.input.text
+        if prompt.startswith("#"):
+            return await _told(turn, prompt)
+        if seconds:
+            await trio.sleep(seconds)
+        return Reply(text=ANSWER, usage=USAGE)
+
+    return agent
+
+
+async def _told(turn: Turn, prompt: str) -> Reply:
+    order, argument = prompt[1], prompt[2:].partition(" ")[0]
+    if order == "h":
+        await trio.sleep_forever()
+    elif order == "s":
+        await trio.sleep(float(argument))
+    elif order == "d":
+        for _ in range(int(argument)):
+            turn.emit("message.delta", delta="token ")
+            await trio.lowlevel.checkpoint()
+        return Reply(text="token " * int(argument), usage=USAGE)
+    return Reply(text=ANSWER, usage=USAGE)
+
+
+@asynccontextmanager
+async def serving(
+    home: Path, *, seconds: float = 0.0, in_memory: bool = False, agent: Agent | None = None
+) -> AsyncIterator[Serving]:
+    """The product in this process, up and listening, for the body of the `async with`."""
+    config = load_config({}, home=home, server={"port": 0, "key": KEY})
+    async with open_server(config, AdminKey(KEY), agent=agent or answering(seconds), in_memory=in_memory) as this:
+        yield this
+
+
+def port_of(server: Serving) -> int:
+    """The port that the kernel chose."""
+    return int(server.addresses[0].rpartition(":")[2])
+
+
+def _profiled(path: Path) -> None:
+    """Profile this thread until SIGUSR1, then write the profile to `path`."""
+    import cProfile
+
+    profile = cProfile.Profile()
+
+    def write(number: int, frame: object) -> None:
+        profile.disable()
+        profile.dump_stats(path)
+        print("PROFILED", flush=True)
+
+    signal.signal(signal.SIGUSR1, write)
+    profile.enable()
+
+
+async def _main(args: argparse.Namespace, home: Path) -> None:
+    config = load_config({}, home=home, server={"port": args.port, "key": KEY, "drain_seconds": args.drain})
+
+    def announce(server: Serving) -> None:
+        print("READY " + json.dumps({"port": port_of(server)}), flush=True)
+        if args.profile is not None:
+            _profiled(args.profile)
+
+    def report(found: dict[str, Any]) -> None:
+        print("DRAINED " + json.dumps(found), flush=True)
+
+    await run_server(
+        config,
+        AdminKey(KEY),
+        agent=answering(args.sleep),
+        in_memory=args.store == "memory",
+        announce=announce,
+        report=report,
+    )
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--store", choices=["memory", "durable"], default="durable")
+    parser.add_argument("--home", type=Path)
+    parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--drain", type=float, default=10.0)
+    parser.add_argument("--profile", type=Path)
+    args = parser.parse_args()
+    configure_logging(level="error", format="text", secrets=[KEY])
+    if args.home is not None:
+        trio.run(_main, args, args.home)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="hermes-trio-bench-") as folder:
+        trio.run(_main, args, Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
