@@ -69,7 +69,7 @@ class HeaderBlock(tuple[tuple[bytes, bytes], ...]):
         for name, _ in own:
             if name in _OWNED:
                 raise InvalidHeader(f"{name.decode('latin-1')} cannot be part of a HeaderBlock: the server writes it")
-        made = tuple.__new__(HeaderBlock, self + own)
+        made = super().__new__(type(self), self + own)
         made.block = self.block + _join(own)
         return made
 
