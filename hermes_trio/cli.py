@@ -29,6 +29,21 @@ keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. 
 app.command(keys)
 # By name: a command that is not called is not imported, so that starting the server stays quick.
 app.command("hermes_trio.store_commands:sessions", name="sessions", help="The conversations in the store.")
+app.command("hermes_trio.gateway_commands:chat", name="chat", help="Talk to the agent in this terminal.")
+app.command(
+    "hermes_trio.gateway_commands:run",
+    name="run",
+    help="One prompt, one answer; waits until all of its work has settled.",
+)
+app.command("hermes_trio.gateway_commands:cron", name="cron", help="Scheduled jobs.")
+app.command(
+    "hermes_trio.gateway_commands:outbox",
+    name="outbox",
+    help="Replies that wait for a platform, and those that could not be sent.",
+)
+app.command(
+    "hermes_trio.gateway_commands:pairing", name="pairing", help="Who may talk to the agent on the chat platforms."
+)
 app.command("hermes_trio.store_commands:backup", name="backup", help="Copy the database, also while a server uses it.")
 app.command(
     "hermes_trio.store_commands:doctor",

@@ -1,11 +1,11 @@
-"""A runtime with the configured models, tools and adapters, without a server in front: what `chat`, `run` and the commands of the gateway open.
+"""A runtime with the configured models, tools and adapters, without a server in front: what `serve`, `chat` and `run` stand on.
 
 Stages are entered in the order of the tree: models and tools first, the senders inside them; the adapters are opened when the runtime runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,20 +16,25 @@ import msgspec
 from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.consent import ConsentSettings
-from hermes_trio.agent.models.routes import build_routes
+from hermes_trio.agent.loop import ModelAgent
+from hermes_trio.agent.models.routes import ModelRoutes, build_routes
+from hermes_trio.agent.tool import ToolBox
 from hermes_trio.config import Config
+from hermes_trio.http.auth import is_loopback
+from hermes_trio.http.context import PLATFORM
 from hermes_trio.runtime.core import Settings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import open_store
+from hermes_trio.store import Retention, open_store
 from hermes_trio.store.port import Store
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings, read_table
 from hermes_trio.tools.toolbox import open_toolbox
-from hermes_trio.wiring import build_agent, retention_of
 
-__all__ = ["Host", "open_host"]
+__all__ = ["Host", "build_agent", "open_host", "retention_of"]
+
+DAY = 86_400.0
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +46,28 @@ class Host:
     store: Store
     approvals: Approvals
     adapters: OpenAdapters
+    routes: ModelRoutes
+
+
+def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolBox) -> Agent:
+    """The agent that answers every turn."""
+    local = is_loopback(config.server.host)
+    allowed = frozenset(cast("Sequence[str]", config.agent.get("demo_directives", ())))
+
+    def directives(turn: Turn) -> bool:
+        # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
+        platform = turn.context.platform
+        return platform in allowed or (local and platform == PLATFORM)
+
+    return ModelAgent(routes, toolbox, history=store, directives=directives)
+
+
+def retention_of(config: Config) -> Retention:
+    """The store's retention, in its own units."""
+    values: dict[str, float | int | None] = {}
+    for name, value in msgspec.structs.asdict(config.retention).items():
+        values[name] = value if name.endswith("_count") else (value * DAY or None)
+    return Retention(**cast("dict[str, int]", values))
 
 
 @asynccontextmanager
@@ -50,11 +77,13 @@ async def open_host(
     *,
     agent: Agent | None = None,
     database: Path | None = None,
+    in_memory: bool = False,
     directives: tuple[str, ...] = (),
 ) -> AsyncIterator[Host]:
     """Everything runs for the body of the `async with`; leaving it stops everything in its order.
 
-    `agent` replaces the configured one, `database` the configured file. The demo model obeys its directives on the platforms in `directives`, too.
+    `agent` replaces the configured one, `database` the configured file; with `in_memory` nothing is kept.
+    The demo model obeys its directives on the platforms in `directives`, too.
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directives:
@@ -84,7 +113,7 @@ async def open_host(
 
     runtime = Runtime(
         agent=agent or _unassembled,
-        store=open_store(database or config.database, retention=retention_of(config)),
+        store=open_store(None if in_memory else database or config.database, retention=retention_of(config)),
         settings=Settings(max_turns=config.limits.concurrent_turns),
         stages=[assemble, assembly.stage],
     )
@@ -95,6 +124,7 @@ async def open_host(
             store=cast("Store", runtime.store),
             approvals=brokers[0],
             adapters=adapters,
+            routes=routes,
         )
 
 

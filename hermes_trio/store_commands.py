@@ -408,7 +408,7 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
 
 
 def _retention(settings: Config) -> Retention:
-    from hermes_trio.wiring import retention_of
+    from hermes_trio.host import retention_of
 
     return retention_of(settings)
 

@@ -134,6 +134,7 @@ class FrontEnd:
         models: Sequence[ModelEntry] = (),
         approvals: ApprovalsPort | None = None,
         cron: CronPort | None = None,
+        platforms: Callable[[], Mapping[str, Any]] | None = None,
         version: str = "",
         home: Path | None = None,
     ) -> None:
@@ -146,6 +147,8 @@ class FrontEnd:
         self.models = list(models) or [ModelEntry(server.model_name, server.model_name)]
         self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
         self.cron = cron
+        self.platforms = platforms
+        """How the adapters are, for the health report."""
         self.version = version
         self.home = home
         self.routes: list[Route] = []

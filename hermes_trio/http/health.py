@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ async def detailed_health(request: Request) -> Answer:
     checks["model"] = {"status": "ok", "detail": front.public_model}
     checks["disk"] = _disk(front.home)
     checks["gateway"] = {"status": "degraded" if host.draining else "ok"}
+    platforms: Mapping[str, Any] = {} if front.platforms is None else front.platforms()
+    if platforms.get("status", "ok") != "ok":
+        checks["gateway"]["status"] = "degraded"
     runs = host.stateless.runs.all()
     checks["background_queues"] = {
         "status": "ok",
@@ -71,7 +75,7 @@ async def detailed_health(request: Request) -> Answer:
             "platform": PLATFORM,
             "version": front.version,
             "gateway_state": "draining" if host.draining else "running",
-            "platforms": sorted({node.id for node in host.tree.root.children or () if node.kind == "receiver"}),
+            "platforms": platforms.get("platforms", {}),
             "active_agents": active,
             "gateway_busy": active > 0,
             "gateway_drainable": not host.draining,
