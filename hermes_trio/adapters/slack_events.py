@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from .commands_text import LiteralText, parse_command
 from .contract import Incoming
 from .menu import MENU
 from .session_keys import Source
@@ -21,6 +22,8 @@ __all__ = ["PLATFORM", "PREFIX", "SlackSettings", "click_source", "command_incom
 PLATFORM: Final = "slack"
 PREFIX: Final = "!"
 """Slack keeps texts that begin with a slash for itself."""
+
+KNOWN: Final = frozenset({*(entry.name for entry in MENU), "reset", "commands"})
 
 SAID: Final = (None, "file_share", "thread_broadcast", "bot_message")
 """The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
@@ -89,7 +92,13 @@ def incoming_of(
         or mention in event.text
         or takes_part
     )
-    return Incoming(source=source, text=text, event_id=f"{event.channel}/{event.ts}", addressed=meant)
+    return Incoming(source=source, text=_command_or_text(text), event_id=f"{event.channel}/{event.ts}", addressed=meant)
+
+
+def _command_or_text(text: str) -> str | LiteralText:
+    """People begin ordinary sentences with this prefix: only the known commands are commands."""
+    command = parse_command(text, prefix=PREFIX)
+    return text if command is None or command.name in KNOWN else LiteralText(text)
 
 
 def command_incoming(command: SlashCommand) -> Incoming:
@@ -97,15 +106,14 @@ def command_incoming(command: SlashCommand) -> Incoming:
 
     Slack knows no slash commands in threads, so it belongs to the channel.
     """
-    names = {entry.name for entry in MENU}
     own = command.command.lstrip("/").rpartition("-")[2]
     first = command.text.split(maxsplit=1)[0].lower() if command.text.strip() else ""
-    if own in names:
+    if own in KNOWN:
         text = f"{PREFIX}{own} {command.text}".strip()
     elif not first:
         text = f"{PREFIX}help"
     else:
-        text = f"{PREFIX}{command.text.strip()}" if first in names else plain_text(command.text)
+        text = f"{PREFIX}{command.text.strip()}" if first in KNOWN else plain_text(command.text)
     direct = command.channel_id.startswith("D") or command.channel_name == "directmessage"
     source = Source(
         platform=PLATFORM,

@@ -1,0 +1,230 @@
+"""The whole gateway with the chat platforms in front of it, for tests: real store, real tools, the demo model, real sockets to the fakes.
+
+`open_gateway_with` puts it together in this process; as a program (`python -m tests.e2e.chat_world TABLES DATABASE`) it is a process of its own that can be
+killed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import trio
+
+from hermes_trio import Runtime, Settings
+from hermes_trio.adapters.contract import AdapterState
+from hermes_trio.adapters.directory import Directory, Member
+from hermes_trio.adapters.discord import DiscordAdapter, discord_member
+from hermes_trio.adapters.gateway import MessageGateway
+from hermes_trio.adapters.outbox import Senders
+from hermes_trio.adapters.settings import OutboxSettings
+from hermes_trio.adapters.slack import slack_member
+from hermes_trio.adapters.telegram import telegram_member
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.loop import ModelAgent
+from hermes_trio.agent.models.routes import build_routes
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import open_store
+from hermes_trio.store.port import Store
+from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
+from hermes_trio.tools.settings import TerminalSettings, ToolSettings
+from hermes_trio.tools.toolbox import open_toolbox
+
+SHARED: Mapping[str, Any] = {"allow_all": True, "thread_sessions_per_user": True}
+"""Conversations of their own in threads: in shared ones each text begins with a name, and the demo model would not see its directives."""
+
+Tables = Mapping[str, Mapping[str, Any]]
+
+PATIENCE = 20.0
+"""Seconds for something to arrive on a busy machine."""
+
+
+@attrs.frozen
+class ChatWorld:
+    """What a test looks at."""
+
+    runtime: Runtime
+    store: Store
+    gateway: MessageGateway
+
+    async def connected(self, *platforms: str) -> None:
+        """Wait until these platforms (or all) are connected."""
+        wanted = platforms or tuple(self.gateway.supervised)
+        with trio.fail_after(PATIENCE):
+            while any(self.gateway.supervised[name].state is not AdapterState.CONNECTED for name in wanted):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+    async def idle(self) -> None:
+        """Wait until nothing runs and nothing waits to be sent."""
+        with trio.fail_after(60):
+            while self.runtime.lanes or self.jobs or await self.store.outbox_unsent():  # noqa: ASYNC110
+                await trio.sleep(0.02)
+
+    async def fatal(self, platform: str) -> None:
+        """Wait until a platform has been given up."""
+        with trio.fail_after(PATIENCE):
+            while self.gateway.supervised[platform].state is not AdapterState.FATAL:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+    async def running(self, kind: str) -> None:
+        """Wait until something of this kind is in the tree."""
+        with trio.fail_after(PATIENCE):
+            while not any(node.kind == kind for node in self.runtime.tree.root.walk()):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+    @property
+    def jobs(self) -> int:
+        """Background jobs that run."""
+        return sum(node.kind in ("process", "delegation") for node in self.runtime.tree.root.walk())
+
+
+def members_of(tables: Tables) -> list[Member]:
+    """The adapters of these tables, by the same functions that the product uses."""
+    makers = {"telegram": telegram_member, "discord": discord_member, "slack": slack_member}
+    found = [makers[name](table, {}) for name, table in tables.items()]
+    for member in found:
+        if member is not None and isinstance(member.adapter, DiscordAdapter):
+            # The fake does not insist on five seconds between two sessions.
+            member.adapter._identify_interval = 0.0
+    return [member for member in found if member is not None]
+
+
+@asynccontextmanager
+async def open_gateway_with(
+    tables: Tables,
+    database: Path | None = None,
+    *,
+    approval_seconds: float = 60.0,
+    settings: Settings | None = None,
+    directory: Path | None = None,
+    processes: int = 256,
+) -> AsyncIterator[ChatWorld]:
+    """The gateway for the body of the `async with`."""
+    members = members_of(tables)
+    senders = Senders(
+        [member.adapter for member in members], OutboxSettings(first_delay=0.05, longest_delay=0.5, flush_seconds=2.0)
+    )
+    routes = build_routes()
+    brokers: list[Approvals] = []
+    tools = ToolSettings(terminal=TerminalSettings(cwd=str(directory or ""), kill_grace=0.3, max_processes=processes))
+
+    @asynccontextmanager
+    async def assemble(runtime: Runtime) -> AsyncIterator[None]:
+        store = cast("Store", runtime.store)
+        brokers.append(Approvals(store, seconds=approval_seconds))
+        async with (
+            routes,
+            open_toolbox(
+                runtime, tools, approvals=brokers[0], consent=ConsentSettings(timeout=approval_seconds)
+            ) as box,
+        ):
+            runtime.core.agent = ModelAgent(routes, box, history=store, directives=lambda turn: True)
+            yield
+
+    runtime = Runtime(
+        agent=_nobody,
+        store=open_store(database),
+        settings=settings or Settings(watchdog_seconds=0),
+        stages=[assemble, senders.stage],
+    )
+    async with runtime:
+        gateway = MessageGateway(runtime, Directory(members), senders, brokers[0])
+        async with gateway.open():
+            yield ChatWorld(runtime, cast("Store", runtime.store), gateway)
+
+
+async def _nobody(turn: Turn) -> str:
+    raise AssertionError("the agent is put in place before any turn")
+
+
+def telegram_table(fake: FakeTelegram, **more: Any) -> dict[str, Any]:
+    """`[telegram]` for a fake."""
+    return {"token": fake.token, "base_url": fake.base_url, "poll_seconds": 10, **SHARED, **more}
+
+
+def discord_table(fake: FakeDiscord, **more: Any) -> dict[str, Any]:
+    """`[discord]` for a fake."""
+    return {"token": fake.token, "base_url": fake.base_url, **SHARED, **more}
+
+
+def slack_table(fake: FakeSlack, **more: Any) -> dict[str, Any]:
+    """`[slack]` for a fake."""
+    return {
+        "token": fake.token,
+        "app_token": fake.app_token,
+        "base_url": fake.base_url,
+        **SHARED,
+        **more,
+    }
+
+
+# -- as a process ----------------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class GatewayProcess:
+    """A gateway in a process of its own."""
+
+    process: trio.Process
+
+    async def kill(self) -> None:
+        """What a crash or the kernel would do."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> int:
+        """Ask it to end, and wait for it."""
+        self.process.terminate()
+        with trio.fail_after(PATIENCE):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def open_gateway_process(tables: Tables, database: Path) -> AsyncIterator[GatewayProcess]:
+    """A gateway process, connected to every platform; it has ended after the body."""
+    command = [sys.executable, "-m", "tests.e2e.chat_world", json.dumps(tables), str(database)]
+    async with AsyncExitStack() as stack:
+        process = await trio.lowlevel.open_process(command, stdout=-1, cwd=Path(__file__).parents[2])
+
+        async def end() -> None:
+            if process.poll() is None:
+                process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+            assert process.stdout is not None
+            await process.stdout.aclose()
+
+        stack.push_async_callback(end)
+        assert process.stdout is not None
+        said = b""
+        with trio.fail_after(2 * PATIENCE):
+            while b"connected" not in said:
+                more = await process.stdout.receive_some()
+                assert more, f"the gateway ended before it was connected: {said!r}"
+                said += bytes(more)
+        yield GatewayProcess(process)
+
+
+async def _serve(tables: Tables, database: Path) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with open_gateway_with(tables, database) as world:
+            await world.connected()
+            sys.stdout.write("connected\n")
+            sys.stdout.flush()
+            await anext(signals)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a gateway until SIGTERM."""
+    trio.run(_serve, json.loads(arguments[0]), Path(arguments[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
