@@ -172,16 +172,41 @@ async def revoke_key(
 
 def main() -> None:
     """The entry point of the `hermes-trio` script."""
-    from hermes_trio.agent.models.routes import InvalidRoute
-    from hermes_trio.http.auth import UnsafeKey
-    from hermes_trio.http.keys import KeyProblem
-    from hermes_trio.runtime.errors import RuntimeProblem
-
     try:
         app()
-    except* (CommandFailed, ConfigError, InvalidRoute, KeyProblem, RuntimeProblem, UnsafeKey, OSError) as group:
-        for error in group.exceptions:
+    except* Exception as group:
+        expected, unexpected = group.split(_for_people())
+        if unexpected is not None:
+            raise unexpected from None
+        assert expected is not None
+        for error in expected.exceptions:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             print(f"hermes-trio: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _for_people() -> tuple[type[Exception], ...]:
+    """The errors whose text is all that the person at the terminal needs. Imported only when there is one."""
+    from hermes_trio import gateway_commands
+    from hermes_trio.adapters.settings import SettingsError as AdapterSettingsError
+    from hermes_trio.agent.models.routes import InvalidRoute
+    from hermes_trio.gateway_clients import ClientProblem
+    from hermes_trio.http.auth import UnsafeKey
+    from hermes_trio.http.keys import KeyProblem
+    from hermes_trio.runtime.errors import RuntimeProblem
+    from hermes_trio.tools.settings import SettingsError
+
+    return (
+        AdapterSettingsError,
+        ClientProblem,
+        CommandFailed,
+        ConfigError,
+        InvalidRoute,
+        KeyProblem,
+        OSError,
+        RuntimeProblem,
+        SettingsError,
+        UnsafeKey,
+        gateway_commands.CommandFailed,
+    )
