@@ -1,0 +1,199 @@
+"""`hermes-trio chat` at a real pseudo-terminal, and `chat` and `run` in a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from .pseudo_terminal import at_terminal, piped, plain_environment
+
+READY = "Ctrl-D leaves"
+
+
+def sessions(home: Path, name: str = "state.db") -> list[tuple[str, str | None]]:
+    """Source and end reason of all sessions, oldest first."""
+    with sqlite3.connect(home / name) as db:
+        return db.execute("SELECT source, end_reason FROM sessions ORDER BY n").fetchall()
+
+
+def test_a_conversation_from_the_first_line_to_the_last(tmp_path: Path) -> None:
+    """Answer, background work that reports while a line is being typed, a command, stop with a receipt, leave, resume."""
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter("good morning")
+        terminal.expect("You said: good morning")
+        terminal.enter("!bg sleep 1; echo the-build-is-ready")
+        terminal.expect(r"Background process\s+started")
+        terminal.type("half a li")
+        shown = terminal.expect(r"the-build-is-ready(.|\n)*half a li")
+        assert "background work reports" in shown
+        terminal.enter("ne")
+        terminal.expect("You said: half a line")
+        terminal.enter("/status")
+        terminal.expect("The agent is idle")
+        terminal.enter("!sleep 1000")
+        time.sleep(1)
+        terminal.press("c")
+        terminal.expect("nothing of it runs any more")
+        terminal.press("c")
+        terminal.expect("Nothing is running")
+        terminal.press("d")
+        assert terminal.wait() == 0
+        resumed = re.search(r"--resume (\S+)", terminal.screen)
+    assert resumed is not None
+    assert sessions(tmp_path) == [("cli", "cli_close")]
+    with at_terminal(["chat", "--resume", "last"], tmp_path) as terminal:
+        terminal.expect("half a line(.|\n)*" + READY)
+        terminal.press("d")
+        assert terminal.wait() == 0
+        assert resumed.group(1) in terminal.screen
+    assert sessions(tmp_path) == [("cli", "cli_close")]
+
+
+def test_an_approval_is_answered_by_a_word(tmp_path: Path) -> None:
+    """Refused once, allowed once."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter(f"!run rm -rf {victim}")
+        terminal.expect("Approval needed")
+        terminal.enter("no")
+        terminal.expect("Refused")
+        time.sleep(0.2)
+        assert victim.exists()
+        terminal.enter(f"!run rm -rf {victim}")
+        terminal.expect("Approval needed")
+        terminal.enter("yes")
+        terminal.expect("Approved")
+        deadline = time.monotonic() + 10
+        while victim.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not victim.exists()
+        terminal.press("d")
+        assert terminal.wait() == 0
+
+
+def test_a_delegated_child_reports_back(tmp_path: Path) -> None:
+    """In a turn of its own, after the turn that started it."""
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter("!delegate say something wise")
+        terminal.expect("background work reports(.|\n)*say something wise")
+        terminal.press("d")
+        assert terminal.wait() == 0
+
+
+def test_leaving_while_work_runs_is_asked_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The first Ctrl-D warns, the second leaves; the process is gone."""
+    mark = tmp_path / "pid"
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter(f"!bg echo $$ > {mark}; exec sleep 1000")
+        terminal.expect(r"Background process\s+started")
+        time.sleep(0.5)
+        terminal.press("d")
+        terminal.expect("would be stopped")
+        terminal.press("d")
+        assert terminal.wait() == 0
+    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+
+
+def test_after_a_kill_the_owner_of_lost_work_is_told_exactly_once(tmp_path: Path) -> None:
+    """The next conversation begins with the one truthful notice; the one after that does not."""
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter("!bg echo half-done; sleep 1000")
+        terminal.expect(r"Background process\s+started")
+        time.sleep(1.5)
+        os.killpg(terminal.process.pid, signal.SIGKILL)
+    with at_terminal(["chat"], tmp_path) as terminal:
+        shown = terminal.expect("was lost")
+        terminal.expect(READY)
+        time.sleep(1)
+        terminal.enter("/status")
+        terminal.expect("idle")
+        assert terminal.screen.count("runs no more") == 1, shown
+        terminal.press("d")
+        assert terminal.wait() == 0
+    with at_terminal(["chat"], tmp_path) as terminal:
+        terminal.expect(READY)
+        terminal.enter("hello")
+        terminal.expect("You said: hello")
+        assert "was lost" not in terminal.screen
+        terminal.press("d")
+        terminal.wait()
+
+
+def test_a_pipe_is_read_line_by_line_and_everything_is_answered_before_it_ends(tmp_path: Path) -> None:
+    """Plain text, in order, with the reports of background work."""
+    done = piped(["chat"], tmp_path, "one\n!bg sleep 0.5; echo built\ntwo\n")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    first, second, report = (done.stdout.index(text) for text in ("You said: one", "You said: two", "built"))
+    assert first < second
+    assert report > first
+    assert {reason for _, reason in sessions(tmp_path)} == {"cli_close"}
+
+
+def test_run_streams_and_says_by_its_exit_code_how_it_ended(tmp_path: Path) -> None:
+    """0 completed, 1 failed, 124 deadline; and one JSON object if wanted."""
+    assert piped(["run", "hello"], tmp_path).stdout == "You said: hello\n"
+    failed = piped(["run", "!fail no luck"], tmp_path)
+    assert (failed.returncode, "no luck" in failed.stdout) == (1, True)
+    assert piped(["run", "!sleep 60", "--deadline", "0.5"], tmp_path).returncode == 124
+    data = msgspec.json.decode(piped(["run", "--json", "!bg sleep 0.3; echo built"], tmp_path).stdout)
+    assert (data["status"], len(data["turns"])) == ("completed", 2)
+    assert "built" in data["text"]
+    assert piped(["run", " "], tmp_path).returncode == 1
+    assert {reason for _, reason in sessions(tmp_path)} == {"run_complete"}
+
+
+def test_run_is_stopped_by_a_signal_with_a_receipt(tmp_path: Path) -> None:
+    """130, what was running is named, and it is gone."""
+    mark = tmp_path / "pid"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes_trio.gateway_commands", "run", f"!run echo $$ > {mark}; exec sleep 1000"],
+        env=plain_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (mark.exists() and mark.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "nothing of it runs any more" in errors
+    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+    assert sessions(tmp_path) == [("cli", "run_complete")]
+
+
+def test_jobs_outbox_and_pairing_are_managed_without_a_server(tmp_path: Path) -> None:
+    """What is written is what the next server finds."""
+    added = piped(["cron", "add", "every 2h", "look at the disks"], tmp_path)
+    assert added.returncode == 0, added.stderr
+    job = added.stdout.split()[0]
+    assert "look at the disks" in piped(["cron", "list"], tmp_path).stdout
+    assert "paused" in piped(["cron", "pause", job], tmp_path).stdout
+    assert '"state": "paused"' in piped(["cron", "show", job], tmp_path).stdout
+    assert "goes on" in piped(["cron", "resume", job], tmp_path).stdout
+    assert "no server runs" in piped(["cron", "run", job], tmp_path).stderr
+    assert piped(["cron", "remove", job], tmp_path).returncode == 0
+    assert piped(["cron", "show", job], tmp_path).returncode == 1
+    assert "not understood" in piped(["cron", "add", "sometimes", "x"], tmp_path).stderr
+    assert "no dead replies" in piped(["outbox", "list"], tmp_path).stdout
+    assert "is not a dead letter" in piped(["outbox", "retry", "1"], tmp_path).stderr
+    assert "may talk" in piped(["pairing", "allow", "telegram", "42", "--name", "Ann"], tmp_path).stdout
+    assert "Ann" in piped(["pairing", "list"], tmp_path).stdout
+    assert "no open code" in piped(["pairing", "approve", "telegram", "ABCD2345"], tmp_path).stderr
+    assert piped(["pairing", "revoke", "telegram", "42"], tmp_path).returncode == 0
