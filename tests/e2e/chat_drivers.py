@@ -82,6 +82,10 @@ class Driver(ABC):
     async def next(self, place: Place, containing: str = "", timeout: float = PATIENCE) -> Shown:
         """The next message in a place that contains this."""
 
+    @abstractmethod
+    async def ready(self) -> None:
+        """Wait until a gateway that has been started since the last time is connected."""
+
     def seen_in(self, place: Place) -> list[Shown]:
         """What the agent has said in one place."""
         return [one for one in self.seen() if (one.chat, one.thread) == (place.chat, place.thread)]
@@ -135,6 +139,9 @@ class TelegramDriver(Driver):
             )
         )
 
+    async def ready(self) -> None:
+        await self.fake.wait_for_poller(timeout=PATIENCE)
+
 
 def _of_telegram(one: BotMessage) -> Shown:
     labels = tuple(str(button["text"]) for row in one.buttons for button in row)
@@ -150,6 +157,7 @@ class DiscordDriver(Driver):
     def __init__(self, fake: FakeDiscord) -> None:
         self.fake = fake
         self._threads: dict[int, str] = {}
+        self._starts = 0
 
     def table(self, **more: Any) -> dict[str, Any]:
         return discord_table(self.fake, **more)
@@ -186,6 +194,10 @@ class DiscordDriver(Driver):
             channel_id=place.thread or place.chat, containing=containing, timeout=timeout
         )
         return self._shown(found)
+
+    async def ready(self) -> None:
+        self._starts += 1
+        await self.fake.gateway.wait_for("identify", count=self._starts, timeout=PATIENCE)
 
 
 class SlackDriver(Driver):
@@ -227,6 +239,9 @@ class SlackDriver(Driver):
             channel=place.chat, thread_ts=place.thread or None, containing=containing, timeout=timeout
         )
         return _of_slack(found)
+
+    async def ready(self) -> None:
+        await self.fake.socket.wait_for_connections(timeout=PATIENCE)
 
 
 def _of_slack(one: SlackMessage) -> Shown:

@@ -1,16 +1,14 @@
 """The whole gateway with the chat platforms in front of it, for tests: real store, real tools, the demo model, real sockets to the fakes.
 
-`open_gateway_with` puts it together in this process; as a program (`python -m tests.e2e.chat_world TABLES DATABASE`) it is a process of its own that can be
-killed.
+`open_gateway_with` puts it together in this process; `open_server_with` starts the real server, which can be killed.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +34,8 @@ from hermes_trio.store.port import Store
 from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
 from hermes_trio.tools.settings import TerminalSettings, ToolSettings
 from hermes_trio.tools.toolbox import open_toolbox
+
+from .server_process import KEY, clean_environment
 
 SHARED: Mapping[str, Any] = {"allow_all": True, "thread_sessions_per_user": True}
 """Conversations of their own in threads: in shared ones each text begins with a name, and the demo model would not see its directives."""
@@ -169,8 +169,8 @@ def slack_table(fake: FakeSlack, **more: Any) -> dict[str, Any]:
 
 
 @attrs.define
-class GatewayProcess:
-    """A gateway in a process of its own."""
+class ServerWithChats:
+    """`hermes-trio serve` in a process of its own."""
 
     process: trio.Process
 
@@ -187,44 +187,39 @@ class GatewayProcess:
 
 
 @asynccontextmanager
-async def open_gateway_process(tables: Tables, database: Path) -> AsyncIterator[GatewayProcess]:
-    """A gateway process, connected to every platform; it has ended after the body."""
-    command = [sys.executable, "-m", "tests.e2e.chat_world", json.dumps(tables), str(database)]
-    async with AsyncExitStack() as stack:
-        process = await trio.lowlevel.open_process(command, stdout=-1, cwd=Path(__file__).parents[2])
+async def open_server_with(tables: Tables, home: Path) -> AsyncIterator[ServerWithChats]:
+    """The real server with these platforms, listening; it has ended after the body."""
+    lines = [f"[agent]\ndemo_directives = {json.dumps(list(tables))}\n"]
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    (home / "config.toml").write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", "0"]
+    environment = clean_environment(home, API_SERVER_KEY=KEY)
+    process = await trio.lowlevel.open_process(command, stdout=-1, stderr=-2, env=environment)
+    try:
+        async with trio.open_nursery() as nursery:
+            listening = trio.Event()
+            said: list[bytes] = []
 
-        async def end() -> None:
-            if process.poll() is None:
-                process.kill()
-            with trio.CancelScope(shield=True):
-                await process.wait()
+            async def read() -> None:
+                assert process.stdout is not None
+                while data := await process.stdout.receive_some():
+                    said.append(bytes(data))
+                    if b"listens on" in b"".join(said):
+                        listening.set()
+                listening.set()
+
+            nursery.start_soon(read)
+            with trio.fail_after(2 * PATIENCE):
+                await listening.wait()
+            assert process.poll() is None, b"".join(said).decode()
+            yield ServerWithChats(process)
+            nursery.cancel_scope.cancel()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
             assert process.stdout is not None
             await process.stdout.aclose()
-
-        stack.push_async_callback(end)
-        assert process.stdout is not None
-        said = b""
-        with trio.fail_after(2 * PATIENCE):
-            while b"connected" not in said:
-                more = await process.stdout.receive_some()
-                assert more, f"the gateway ended before it was connected: {said!r}"
-                said += bytes(more)
-        yield GatewayProcess(process)
-
-
-async def _serve(tables: Tables, database: Path) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async with open_gateway_with(tables, database) as world:
-            await world.connected()
-            sys.stdout.write("connected\n")
-            sys.stdout.flush()
-            await anext(signals)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a gateway until SIGTERM."""
-    trio.run(_serve, json.loads(arguments[0]), Path(arguments[1]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
