@@ -95,7 +95,6 @@ class CronFront(OneShotFront):
         return super().told(turn, outcome, place)
 
     async def on_turn_start(self, turn: Turn) -> None:
-        await super().on_turn_start(turn)
         given = turn.input.payload.get("places")
         if given is not None:
             self._places[turn.id] = tuple(Address(*place) for place in given)
@@ -105,6 +104,7 @@ class CronFront(OneShotFront):
             row = await self._desk.store.get_cron_job(turn.context.chat_id)
             if row is not None:
                 self._places[turn.id] = resolve(self._desk, Job.read(row)).addresses
+        await super().on_turn_start(turn)
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
         """The slot's row gets its end with the end of its own turn; background work may still report later."""
@@ -160,7 +160,7 @@ class CronScheduler:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CronScheduler]:
         """Slots are run for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
-        await self.front.name_interrupted()
+        await self.front.settle_interrupted()
         await self._tell_unbegun()
         async with (
             self._desk.runtime.delivering(self.front) as self.front.delivery,

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.context import SessionContext
@@ -69,6 +71,7 @@ class OneShotFront(Front):
         self._desk = desk
         self._turns: dict[str, Turn] = {}
         self._lingering: set[str] = set()
+        self._owed: set[str] = set()
 
     # -- what a subclass says --------------------------------------------------------------------------------------------------------
 
@@ -107,6 +110,12 @@ class OneShotFront(Front):
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
+        places = [place for place in self.places(turn) if place.platform != LOG]
+        if places:
+            # If the server dies in this turn, the next one knows whom to tell.
+            owed = {"title": self.title(turn.context), "places": [attrs.astuple(place) for place in places]}
+            await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
+            self._owed.add(turn.id)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
@@ -115,7 +124,12 @@ class OneShotFront(Front):
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
         if turn.root.promised > 0 and turn.context.session_id not in self._lingering:
             self._desk.spawn(self._bound_linger, turn)
-        await self.ended(turn, outcome)
+        try:
+            await self.ended(turn, outcome)
+        finally:
+            if turn.id in self._owed:
+                self._owed.discard(turn.id)
+                await self._desk.store.set_meta(_owed(turn.context.session_id), None)
 
     async def _bound_linger(self, turn: Turn) -> None:
         """One for each session that waits for background work, from the end of its first turn on. When its time is up the jobs are stopped."""
@@ -133,13 +147,17 @@ class OneShotFront(Front):
         finally:
             self._lingering.discard(context.session_id)
 
-    async def name_interrupted(self) -> int:
-        """Sessions that died with the last server have ended by boot; give their end this front's reason. Returns how many there were."""
+    async def settle_interrupted(self) -> int:
+        """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.
+
+        Returns how many there were.
+        """
         store, found, offset = self._desk.store, 0, 0
         while True:
             page = await store.list_sessions(source=self.platform, limit=PAGE, offset=offset)
             for session in page:
                 if session.end_reason == BOOT_REASON:
+                    await self._tell_interrupted(session.id)
                     try:
                         await store.reopen_session(session.id)
                     finally:
@@ -147,6 +165,16 @@ class OneShotFront(Front):
             if len(page) < PAGE:
                 return found
             offset += PAGE
+
+    async def _tell_interrupted(self, session_id: str) -> None:
+        store = self._desk.store
+        written = await store.get_meta(_owed(session_id))
+        if written is None:
+            return
+        owed = msgspec.json.decode(written)
+        for place in owed["places"]:
+            await self._desk.post(Address(*place), interrupted_text(owed["title"]))
+        await store.set_meta(_owed(session_id), None)
 
     async def _end(self, session_id: str) -> bool:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
@@ -162,7 +190,18 @@ def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:
     if outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN:
         if turn.input.notices:
             return ""
-        return f"[{title}: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+        return interrupted_text(title)
     if outcome.cause is not None and outcome.cause.kind is CancelCause.SESSION_ENDED:
         return ""
     return f"[{title}: {outcome.state.value}. {outcome.error}]"
+
+
+def interrupted_text(title: str) -> str:
+    """What is told about work that the server's end cut off."""
+    return (
+        f"[{title}: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+    )
+
+
+def _owed(session_id: str) -> str:
+    return f"one_shot:{session_id}"

@@ -129,7 +129,7 @@ class WebhookFrontDoor:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[WebhookFrontDoor]:
         """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
-        await self.front.name_interrupted()
+        await self.front.settle_interrupted()
         self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
         async with self._desk.runtime.delivering(self.front) as self.front.delivery:
             yield self
