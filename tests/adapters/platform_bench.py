@@ -1,0 +1,85 @@
+"""One chat adapter in a gateway, and a place for the requests that its platform makes to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import trio
+
+from hermes_trio import Agent, Runtime, Settings
+from hermes_trio.adapters.contract import Adapter, AdapterState, Incoming, Receipt, Reception
+from hermes_trio.adapters.directory import Directory, Member
+from hermes_trio.adapters.endpoint import Endpoint
+from hermes_trio.adapters.gateway import MessageGateway
+from hermes_trio.adapters.outbox import Senders
+from hermes_trio.adapters.settings import OutboxSettings
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.store import Runner, Store, open_store
+from hermes_trio.testing.platforms.server import LoopbackServer, Reply, Request, open_loopback_server
+
+from .harness import World, scripted
+
+QUICK = OutboxSettings(first_delay=0.02, longest_delay=0.1, flush_seconds=1.0)
+
+
+@asynccontextmanager
+async def open_bench(member: Member, agent: Agent | None = None) -> AsyncIterator[World]:
+    """A gateway that is connected to one platform, in real time, for the body of the `async with`."""
+    senders = Senders([member.adapter], QUICK)
+    runtime = Runtime(
+        agent=agent or scripted(),
+        store=open_store(None, runner=Runner.INLINE),
+        settings=Settings(watchdog_seconds=0),
+        stages=[senders.stage],
+    )
+    async with runtime:
+        store = cast("Store", runtime.store)
+        approvals = Approvals(store)
+        gateway = MessageGateway(runtime, Directory([member]), senders, approvals)
+        async with gateway.open():
+            with trio.fail_after(10):
+                while gateway.supervised[member.platform].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            yield World(runtime, store, gateway, senders, approvals)
+
+
+@asynccontextmanager
+async def open_mount(endpoint: Endpoint) -> AsyncIterator[LoopbackServer]:
+    """A server that brings requests to an adapter, as the product's own server does."""
+
+    async def answer(request: Request) -> Reply:
+        if request.path != endpoint.endpoint:
+            return Reply(404)
+        status, headers, body = await endpoint.handle(
+            request.method, request.path, request.headers.items(), request.body
+        )
+        return Reply(status, body, dict(headers))
+
+    async with open_loopback_server(answer) as server:
+        yield server
+
+
+class Gate:
+    """A `GatewayPort` that keeps what comes in, and returns only when the test says so."""
+
+    def __init__(self) -> None:
+        self.received: list[Incoming] = []
+        self.opened = trio.Event()
+        self.arrived = trio.Event()
+
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+        self.received.append(incoming)
+        self.arrived.set()
+        await self.opened.wait()
+        return Reception(receipt=Receipt.ACCEPTED)
+
+    async def approval_clicked(self, adapter: Adapter, source: Any, approval_id: str, choice: Any) -> str:
+        return ""
+
+    async def get_cursor(self, adapter: Adapter) -> str | None:
+        return None
+
+    async def set_cursor(self, adapter: Adapter, value: str) -> None:
+        return None
