@@ -23,7 +23,7 @@ from .directory import Member
 from .discord_events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
 from .intake import Intake, hand_over
 from .markup import to_discord, to_plain
-from .platform_table import check_base_url, complete_table, is_configured, read_platform, required_token
+from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .recollection import Recollection
 from .session_keys import Source
 from .wire.backoff import Backoff
@@ -73,7 +73,7 @@ class DiscordAdapter(Adapter):
         required_token(
             settings.token, PLATFORM, "token", TOKEN_VARIABLE, "from the developer portal, Bot → Reset Token"
         )
-        check_base_url(settings.base_url, PLATFORM)
+        check_addresses(PLATFORM, base_url=settings.base_url, proxy=settings.proxy)
         self.settings = settings
         self._backoff = backoff
         self._identify_interval = identify_interval

@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-__all__ = ["MENU", "MenuEntry"]
+__all__ = ["KNOWN_COMMANDS", "MENU", "MenuEntry"]
 
 
 @attrs.frozen
@@ -32,3 +32,6 @@ MENU: Final[Sequence[MenuEntry]] = (
     MenuEntry("tree", "Everything that runs for this conversation"),
     MenuEntry("help", "What you can write here"),
 )
+
+KNOWN_COMMANDS: Final = frozenset({*(entry.name for entry in MENU), "reset", "start", "commands"})
+"""Their names and other names: where several bots listen, everything else is for somebody else."""

@@ -17,7 +17,7 @@ import msgspec
 from .settings import PlatformSettings, SettingsError, split_settings
 from .wire.errors import PlatformError, require_token
 
-__all__ = ["check_base_url", "complete_table", "is_configured", "read_platform", "required_token"]
+__all__ = ["check_addresses", "complete_table", "is_configured", "read_platform", "required_token"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -100,9 +100,11 @@ def required_token(value: str, where: str, key: str, variable: str, advice: str)
         ) from None
 
 
-def check_base_url(value: str, where: str) -> str:
-    """An address below which a platform's API is."""
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingsError(f"[{where}]: base_url is {value!r}; it must be an absolute http:// or https:// address")
-    return value.rstrip("/")
+def check_addresses(where: str, **addresses: str | None) -> None:
+    """Whether these settings, by their keys, are addresses that can be called; None is not set."""
+    for key, value in addresses.items():
+        if value is None:
+            continue
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SettingsError(f"[{where}]: {key} is {value!r}; it must be an absolute http:// or https:// address")

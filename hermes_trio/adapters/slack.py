@@ -22,7 +22,7 @@ from .contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
 from .directory import Member
 from .endpoint import EndpointAnswer, form_of, headers_of
 from .intake import Intake, hand_over
-from .platform_table import check_base_url, complete_table, is_configured, read_platform, required_token
+from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .recollection import Recollection
 from .settings import SettingsError
 from .slack_events import PLATFORM, PREFIX, SlackSettings, click_source, command_incoming, incoming_of
@@ -65,7 +65,7 @@ def _check(settings: SlackSettings) -> None:
     required_token(
         settings.token, PLATFORM, "token", TOKEN_VARIABLE, "OAuth & Permissions, Bot User OAuth Token, xoxb-…"
     )
-    check_base_url(settings.base_url, PLATFORM)
+    check_addresses(PLATFORM, base_url=settings.base_url, proxy=settings.proxy)
     if settings.mode == "socket":
         advice = "Basic Information, App-Level Tokens, xapp-…"
         required_token(settings.app_token, PLATFORM, "app_token", APP_TOKEN_VARIABLE, advice)

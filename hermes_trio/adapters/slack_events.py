@@ -13,7 +13,7 @@ import msgspec
 
 from .commands_text import LiteralText, parse_command
 from .contract import Incoming
-from .menu import MENU
+from .menu import KNOWN_COMMANDS
 from .session_keys import Source
 from .wire.slack import API_URL, BlockActions, Event, Identity, SlashCommand
 
@@ -22,8 +22,6 @@ __all__ = ["PLATFORM", "PREFIX", "SlackSettings", "click_source", "command_incom
 PLATFORM: Final = "slack"
 PREFIX: Final = "!"
 """Slack keeps texts that begin with a slash for itself."""
-
-KNOWN: Final = frozenset({*(entry.name for entry in MENU), "reset", "commands"})
 
 SAID: Final = (None, "file_share", "thread_broadcast", "bot_message")
 """The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
@@ -98,7 +96,7 @@ def incoming_of(
 def _command_or_text(text: str) -> str | LiteralText:
     """People begin ordinary sentences with this prefix: only the known commands are commands."""
     command = parse_command(text, prefix=PREFIX)
-    return text if command is None or command.name in KNOWN else LiteralText(text)
+    return text if command is None or command.name in KNOWN_COMMANDS else LiteralText(text)
 
 
 def command_incoming(command: SlashCommand) -> Incoming:
@@ -108,12 +106,12 @@ def command_incoming(command: SlashCommand) -> Incoming:
     """
     own = command.command.lstrip("/").rpartition("-")[2]
     first = command.text.split(maxsplit=1)[0].lower() if command.text.strip() else ""
-    if own in KNOWN:
+    if own in KNOWN_COMMANDS:
         text = f"{PREFIX}{own} {command.text}".strip()
     elif not first:
         text = f"{PREFIX}help"
     else:
-        text = f"{PREFIX}{command.text.strip()}" if first in KNOWN else plain_text(command.text)
+        text = f"{PREFIX}{command.text.strip()}" if first in KNOWN_COMMANDS else plain_text(command.text)
     direct = command.channel_id.startswith("D") or command.channel_name == "directmessage"
     source = Source(
         platform=PLATFORM,

@@ -26,7 +26,7 @@ from .endpoint import EndpointAnswer, headers_of
 from .intake import Intake, hand_over
 from .markup import to_markdown_v2, to_plain
 from .menu import MENU
-from .platform_table import check_base_url, complete_table, is_configured, read_platform, required_token
+from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .settings import SettingsError
 from .telegram_events import PLATFORM, TelegramSettings, incoming_of, source_of
 from .wire.backoff import Backoff, Reconnection
@@ -71,7 +71,7 @@ class TelegramAdapter(Adapter):
 
     def __init__(self, settings: TelegramSettings, *, backoff: Backoff | None = None) -> None:
         required_token(settings.token, PLATFORM, "token", TOKEN_VARIABLE, "from @BotFather")
-        check_base_url(settings.base_url, PLATFORM)
+        check_addresses(PLATFORM, base_url=settings.base_url, proxy=settings.proxy)
         path = urlsplit(settings.webhook_url).path
         if settings.mode == "webhook" and (not urlsplit(settings.webhook_url).hostname or path in ("", "/")):
             raise SettingsError(

@@ -1,7 +1,7 @@
 """Telegram's messages as the gateway knows them: who speaks where, whether the agent is meant, and what was said.
 
-A private chat is a direct conversation. In a group the agent is meant when it is mentioned, when one of its messages is answered, or when a command is given.
-A forum's topic is a thread; its General topic is the group itself, as on Telegram's own wire.
+A private chat is a direct conversation. In a group the agent is meant when it is mentioned, when one of its messages is answered, or when one of its commands
+is given. A forum's topic is a thread; its General topic is the group itself, as on Telegram's own wire.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from .commands_text import parse_command
 from .contract import Incoming
+from .menu import KNOWN_COMMANDS
 from .session_keys import Source
 from .wire.telegram import API_URL, Message, User
 
@@ -80,7 +82,7 @@ def incoming_of(message: Message, bot: User, settings: TelegramSettings) -> Inco
         source.is_direct
         or not settings.require_mention
         or chat in settings.free_chats
-        or text.startswith("/")
+        or _commands(text, bot)
         or _names(message, bot, mention, text)
         or _answers(message, bot)
     )
@@ -102,6 +104,16 @@ def _mention(bot: User) -> re.Pattern[str]:
 def _names(message: Message, bot: User, mention: re.Pattern[str], text: str) -> bool:
     entities = message.entities or message.caption_entities
     return mention.search(text) is not None or any(one.user is not None and one.user.id == bot.id for one in entities)
+
+
+def _commands(text: str, bot: User) -> bool:
+    """Whether it is a command for this bot: addressed to it, or one that it knows and that names no other bot."""
+    command = parse_command(text)
+    if command is None:
+        return False
+    if command.addressee is None:
+        return command.name in KNOWN_COMMANDS
+    return command.addressee.lower() == (bot.username or "").lower()
 
 
 def _answers(message: Message, bot: User) -> bool:

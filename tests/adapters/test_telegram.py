@@ -57,6 +57,7 @@ def adapter_of(made: Member) -> TelegramAdapter:
         ({"token": "1:a", "busy": "wait"}, ["busy is 'wait'", "'queue', 'interrupt', 'steer'"]),
         ({"token": "1:a", "alowed_users": ["1"]}, ["alowed_users", "did you mean allowed_users?"]),
         ({"token": "1:a", "base_url": "telegram.local"}, ["base_url is 'telegram.local'", "https://"]),
+        ({"token": "1:a", "proxy": "proxy:3128"}, ["proxy is 'proxy:3128'", "http://"]),
         ({"token": "1:a", "mode": "webhook"}, ["webhook_url", "https://bot.example.org/telegram"]),
         ({"token": "1:a", "poll_seconds": 60}, ["poll_seconds", "<= 50"]),
     ],
@@ -101,6 +102,7 @@ async def test_in_a_group_only_what_is_meant_for_the_agent_is_answered(fake: Fak
     async with open_bench(member(fake)) as world:
         fake.say("just talking", chat_id=GROUP)
         fake.say("/status@other_bot", chat_id=GROUP)
+        fake.say("/weather", chat_id=GROUP)
         spoken = fake.say("@hermes_bot, what is up?", chat_id=GROUP)
         fake.edit(GROUP, spoken, "@hermes_bot edited")
         first = await fake.wait_for_message(chat_id=GROUP)
