@@ -182,9 +182,8 @@ async def works() -> AsyncIterator[dict[str, Work]]:
                 plan = TurnPlan(input=said, context=where, agent=answer, source="bench")
                 turn = core.make_turn(plan, channel)
                 core.live_turns[turn.id] = turn
-                with turn.scope:
-                    async with TurnScope(turn):
-                        pass
+                async with TurnScope(turn):
+                    pass
                 del core.live_turns[turn.id]
                 turn.node.close()
                 turn.root.turns -= 1

@@ -41,15 +41,14 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
     how = "failed"
     try:
         try:
-            with turn.scope:
+            async with TurnScope(turn):
                 if session_id:
                     await core.locks.acquire(session_id, turn.id, turn.node)
                     locked = True
                 if start.run is None and start.inbox_ids:
                     await core.store.begin_turn(start)
-                async with TurnScope(turn):
-                    answer = await turn.plan.agent(turn)
-                    reply = Reply(text=answer) if isinstance(answer, str) else answer
+                answer = await turn.plan.agent(turn)
+                reply = Reply(text=answer) if isinstance(answer, str) else answer
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
             failure, outside = _sift(error)
         outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)

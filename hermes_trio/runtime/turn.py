@@ -7,6 +7,7 @@ it cannot hold a watcher is for a type checker to say, not for an `if`. A child 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
 
@@ -86,7 +87,8 @@ class Turn:
     """The part that both kinds share. Made by the runtime; an agent receives it and uses it until it returns.
 
     `progress` is what the agent has so far: if the turn is cut off, that is what is kept. `steering` holds texts that came in while the turn ran and
-    that the agent should take up at its next step; it empties the list as it does. `state` is the agent's own.
+    that the agent should take up at its next step; it empties the list as it does. `state` is the agent's own. `scope` is the nursery's, and None until
+    that is open: a cancel that comes earlier is kept in `cause`.
     """
 
     @property
@@ -99,6 +101,7 @@ class Turn:
         "cause",
         "context",
         "core",
+        "deadline",
         "id",
         "input",
         "node",
@@ -124,12 +127,11 @@ class Turn:
         self.progress: Reply | None = None
         self.state: dict[str, Any] | None = None
         self.steering: list[str] = []
-        self.scope = trio.CancelScope()
+        self.scope: trio.CancelScope | None = None
         budget = plan.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
-        if budget is not None and budget.seconds is not None:
-            self.scope.deadline = trio.current_time() + budget.seconds
-        self.node = node.open("turn", id, name=plan.source, owner=self.context.session_key, scope=self.scope)
+        self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds
+        self.node = node.open("turn", id, name=plan.source, owner=self.context.session_key)
         self.nursery: trio.Nursery
 
     def __repr__(self) -> str:
@@ -214,7 +216,8 @@ class Turn:
         """Cancel the turn's scope. The first cause stays. It counts even if the turn has not started its work yet."""
         if self.cause is None:
             self.cause = cause
-        self.scope.cancel(reason=str(cause))
+        if self.scope is not None:
+            self.scope.cancel(reason=str(cause))
 
     async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
         """Stop the turn and everything in its scope; the receipt has one line a node. Not to be called from inside the turn."""
@@ -283,6 +286,11 @@ class TurnScope:
         except BaseException:
             _binding.reset(self._token)
             raise
+        scope = turn.scope = turn.node.scope = turn.nursery.cancel_scope
+        if turn.deadline != inf:
+            scope.deadline = turn.deadline
+        if turn.cause is not None:
+            scope.cancel(reason=str(turn.cause))
         return turn
 
     async def __aexit__(

@@ -76,12 +76,13 @@ class Watchdog:
             self._tell(late, frame)
 
     def _tell(self, late: float, frame: FrameType | None) -> None:
-        self.blocked += 1
         owner = _owner(frame)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-12:])
         self.last = f"the loop was blocked for {1000 * late:.0f} ms and counting by {owner}"
         self._tree.root.note = self.last
         logger.warning("%s\n%s", self.last, stack)
+        # Last: whoever sees the count finds the rest.
+        self.blocked += 1
 
 
 def _owner(frame: FrameType | None) -> str:

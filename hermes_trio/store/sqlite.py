@@ -163,7 +163,7 @@ async def open_store(
         stack.callback(reads.close)
         threaded = not shared
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
-        writer = Writer(db, worker, name, slices=threaded)
+        writer = Writer(db, worker, name, slices=threaded, at_once=in_memory)
         store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
         looks_after_itself = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None

@@ -16,7 +16,7 @@ from .inbox import SESSION_ENDED, abandon_waiting, settle_rows, take_rows
 from .outbox import add_replies
 from .records import IdempotentReply, StoredResponse
 from .responses import put_reply, put_response
-from .rows import Database, one, write
+from .rows import Database, Row, one, write
 from .runs import begin_run, finish_run, insert_events
 from .transcript import add_messages, first_words
 from .verbs import Verbs
@@ -59,6 +59,25 @@ ON CONFLICT (id) DO UPDATE SET
     api_call_count = api_call_count + excluded.api_call_count
 RETURNING n
 """
+
+_CONTINUE: Final = """
+UPDATE sessions SET
+    last_active = ?2,
+    model = CASE model WHEN '' THEN ?3 ELSE model END,
+    preview = CASE preview WHEN '' THEN ?4 ELSE preview END,
+    message_count = message_count + ?5,
+    tool_call_count = tool_call_count + ?6,
+    input_tokens = input_tokens + ?7,
+    output_tokens = output_tokens + ?8,
+    cache_read_tokens = cache_read_tokens + ?9,
+    cache_write_tokens = cache_write_tokens + ?10,
+    reasoning_tokens = reasoning_tokens + ?11,
+    api_call_count = api_call_count + ?12
+WHERE id = ?1 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13
+RETURNING n
+"""
+"""What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
+that has one."""
 
 
 def _put_response(db: Database, now: float, record: object, limit: int) -> None:
@@ -111,34 +130,43 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
     context = start.context
     usage = finish.usage
     messages = finish.messages
-    found = one(
-        db,
-        _FINISH,
-        (
-            context.session_id,
-            start.source,
-            start.tenant,
-            context.session_key,
-            context.user_id,
-            finish.model or start.model,
-            start.parent_session_id or None,
-            "subagent" if start.parent_session_id else "",
-            routing_text(context),
-            start.one_shot,
-            now,
-            clean(first_words(messages)),
-            now if finish.end_session else None,
-            finish.end_session or None,
-            len(messages),
-            usage.tool_calls or sum(len(message.tool_calls) for message in messages),
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cache_read_tokens,
-            usage.cache_write_tokens,
-            usage.reasoning_tokens,
-            usage.api_calls,
-        ),
+    model = finish.model or start.model
+    preview = clean(first_words(messages))
+    counts = (
+        len(messages),
+        usage.tool_calls or sum([len(message.tool_calls) for message in messages]),
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        usage.api_calls,
     )
+    found: Row | None = None
+    if not finish.end_session:
+        found = one(db, _CONTINUE, (context.session_id, now, model, preview, *counts, start.one_shot))
+    if found is None:
+        found = one(
+            db,
+            _FINISH,
+            (
+                context.session_id,
+                start.source,
+                start.tenant,
+                context.session_key,
+                context.user_id,
+                model,
+                start.parent_session_id or None,
+                "subagent" if start.parent_session_id else "",
+                routing_text(context),
+                start.one_shot,
+                now,
+                preview,
+                now if finish.end_session else None,
+                finish.end_session or None,
+                *counts,
+            ),
+        )
     assert found is not None
     if messages:
         add_messages(db, now, found[0], messages)
