@@ -1,4 +1,4 @@
-"""The `hermes-trio` command. Each group of commands is a sub-application; this module mounts them and owns `serve` and `keys`.
+"""The `hermes-trio` command. Each group of commands is a sub-application; this module mounts them and owns `serve`.
 
 Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import cyclopts
 from cyclopts import Parameter
@@ -25,9 +24,10 @@ app: Final = cyclopts.App(
     version=__version__,
     backend="trio",
 )
-keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
-app.command(keys)
 # By name: a command that is not called is not imported, so that starting the server stays quick.
+app.command(
+    "hermes_trio.key_commands:keys", name="keys", help="API keys: several, named, scoped. Only their hashes are kept."
+)
 app.command("hermes_trio.store_commands:sessions", name="sessions", help="The conversations in the store.")
 app.command("hermes_trio.gateway_commands:chat", name="chat", help="Talk to the agent in this terminal.")
 app.command(
@@ -53,11 +53,6 @@ app.command(
 
 HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
 ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
-Scope = Literal["chat", "runs", "sessions", "admin"]
-
-
-class CommandFailed(Exception):
-    """A command that cannot do its work; the text is for the person who typed it."""
 
 
 def configuration(home: Path | None, config: Path | None, **server: Any) -> Config:
@@ -107,69 +102,6 @@ async def serve(
     await run_server(settings, key, announce=announce, report=report)
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------------------
-
-
-@keys.command(name="add")
-async def add_key(
-    name: Annotated[str, Parameter(help="What you will know it by.")],
-    *,
-    scope: Annotated[
-        list[Scope] | None, Parameter(help="What it may do; repeat for several. Default: chat and runs.")
-    ] = None,
-    tenant: Annotated[str, Parameter(help="Share the work of another key by naming its tenant.")] = "",
-    days: Annotated[
-        float | None, Parameter(help="For how many days it is in force; default: until it is revoked.")
-    ] = None,
-    home: HomeOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Make a key and show it, once."""
-    from hermes_trio.http.keys import open_keys
-
-    async with open_keys(configuration(home, config)) as client:
-        made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
-    print(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
-    print(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
-
-
-@keys.command(name="list")
-async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """List the keys, without the keys themselves."""
-    from hermes_trio.http.keys import open_keys
-
-    async with open_keys(configuration(home, config)) as client:
-        known = await client.list()
-    if not known:
-        print("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
-    for key in known:
-        state = "revoked" if key["revoked_at"] else "in force"
-        if not key["revoked_at"] and key["expires_at"] and key["expires_at"] <= time.time():
-            state = "expired"
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(key["last_used_at"])) if key["last_used_at"] else "never"
-        print(
-            f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}"
-        )
-
-
-@keys.command(name="revoke")
-async def revoke_key(
-    key_id: Annotated[str, Parameter(help="The id that `keys list` shows.")],
-    *,
-    home: HomeOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Put a key out of force, at once."""
-    from hermes_trio.http.keys import open_keys
-
-    async with open_keys(configuration(home, config)) as client:
-        if not await client.revoke(key_id):
-            raise CommandFailed(
-                f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
-            )
-    print(f"{key_id} is revoked.")
-
-
 def main() -> None:
     """The entry point of the `hermes-trio` script."""
     try:
@@ -193,14 +125,13 @@ def _for_people() -> tuple[type[Exception], ...]:
     from hermes_trio.agent.models.routes import InvalidRoute
     from hermes_trio.gateway_clients import ClientProblem
     from hermes_trio.http.auth import UnsafeKey
-    from hermes_trio.http.keys import KeyProblem
+    from hermes_trio.key_commands import KeyProblem
     from hermes_trio.runtime.errors import RuntimeProblem
     from hermes_trio.tools.settings import SettingsError
 
     return (
         AdapterSettingsError,
         ClientProblem,
-        CommandFailed,
         ConfigError,
         InvalidRoute,
         KeyProblem,

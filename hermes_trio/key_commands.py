@@ -1,29 +1,37 @@
-"""Making and revoking API keys from the command line: through the running server if there is one, else in the store itself.
+"""The `keys` commands: making, listing and revoking API keys, through the running server if there is one, else in the store itself.
 
 The store has one owner. While a server runs, a change goes through its admin route, so that a revoked key is refused from the next request on.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Protocol, cast
 
+import cyclopts
 import httpx2
 import msgspec
+from cyclopts import Parameter
 
+from hermes_trio.config import Config, load_config
+from hermes_trio.http.admin import check_scopes
+from hermes_trio.http.auth import KEY_FILE
+from hermes_trio.http.errors import ApiError
 from hermes_trio.store import ApiKey, StoreInUse, open_store
 from hermes_trio.store.port import Keys
 
-from .admin import check_scopes
-from .auth import KEY_FILE
-from .errors import ApiError
+__all__ = ["KeyClient", "KeyProblem", "keys", "open_keys"]
 
-if TYPE_CHECKING:
-    from hermes_trio.config import Config
+keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
 
-__all__ = ["KeyClient", "KeyProblem", "open_keys"]
+HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
+ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
+Scope = Literal["chat", "runs", "sessions", "admin"]
 
 
 class KeyProblem(Exception):
@@ -152,3 +160,66 @@ class _OverHTTP:
         if status not in (200, 404):
             raise self._problem(answer)
         return status == 200
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _config(home: Path | None, config: Path | None) -> Config:
+    return load_config(os.environ, home=home, path=config)
+
+
+@keys.command(name="add")
+async def add_key(
+    name: Annotated[str, Parameter(help="What you will know it by.")],
+    *,
+    scope: Annotated[
+        list[Scope] | None, Parameter(help="What it may do; repeat for several. Default: chat and runs.")
+    ] = None,
+    tenant: Annotated[str, Parameter(help="Share the work of another key by naming its tenant.")] = "",
+    days: Annotated[
+        float | None, Parameter(help="For how many days it is in force; default: until it is revoked.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a key and show it, once."""
+    async with open_keys(_config(home, config)) as client:
+        made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
+    _say(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
+    _say(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
+
+
+@keys.command(name="list")
+async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List the keys, without the keys themselves."""
+    async with open_keys(_config(home, config)) as client:
+        known = await client.list()
+    if not known:
+        _say("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
+    for key in known:
+        state = "revoked" if key["revoked_at"] else "in force"
+        if not key["revoked_at"] and key["expires_at"] and key["expires_at"] <= time.time():
+            state = "expired"
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(key["last_used_at"])) if key["last_used_at"] else "never"
+        _say(
+            f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}"
+        )
+
+
+@keys.command(name="revoke")
+async def revoke_key(
+    key_id: Annotated[str, Parameter(help="The id that `keys list` shows.")],
+    *,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put a key out of force, at once."""
+    async with open_keys(_config(home, config)) as client:
+        if not await client.revoke(key_id):
+            raise KeyProblem(f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are")
+    _say(f"{key_id} is revoked.")
