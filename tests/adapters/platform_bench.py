@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import trio
@@ -83,3 +86,9 @@ class Gate:
 
     async def set_cursor(self, adapter: Adapter, value: str) -> None:
         return None
+
+
+def tables_of(page: str) -> list[dict[str, Any]]:
+    """The configuration files that a page of the documentation shows, as tables."""
+    text = (Path(__file__).parents[2] / "docs" / "adapters" / page).read_text(encoding="utf-8")
+    return [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]

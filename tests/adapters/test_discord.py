@@ -17,7 +17,7 @@ from hermes_trio.adapters.settings import SettingsError
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, open_fake_discord
 
 from .harness import World, asks, scripted, works
-from .platform_bench import open_bench
+from .platform_bench import open_bench, tables_of
 
 CHANNEL = "700"
 
@@ -62,6 +62,14 @@ def test_the_environment_is_enough() -> None:
     assert made is not None
     assert (adapter_of(made).settings.token, made.settings.allowed_users) == ("from-env", ["7"])
     assert discord_member({}, {}) is None
+
+
+def test_every_table_on_the_page_is_accepted() -> None:
+    """Whoever copies from the documentation gets an adapter."""
+    tables = tables_of("discord.md")
+    assert len(tables) >= 3
+    for table in tables:
+        assert discord_member(table["discord"], {}) is not None
 
 
 async def test_in_a_channel_only_what_is_meant_for_the_agent_is_answered(fake: FakeDiscord) -> None:

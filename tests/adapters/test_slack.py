@@ -18,7 +18,7 @@ from hermes_trio.testing.platforms import FakeSlack, RateLimited, open_fake_slac
 from hermes_trio.testing.platforms.callback import post
 
 from .harness import World, asks, scripted, works
-from .platform_bench import Gate, open_bench, open_mount
+from .platform_bench import Gate, open_bench, open_mount, tables_of
 
 CHANNEL = "C700"
 
@@ -67,6 +67,14 @@ def test_the_environment_is_enough() -> None:
     assert made is not None
     assert (adapter_of(made).settings.token, adapter_of(made).settings.app_token) == ("xoxb-e", "xapp-e")
     assert slack_member({}, {}) is None
+
+
+def test_every_table_on_the_page_is_accepted() -> None:
+    """Whoever copies from the documentation gets an adapter."""
+    tables = tables_of("slack.md")
+    assert len(tables) >= 3
+    for table in tables:
+        assert slack_member(table["slack"], {}) is not None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hermes_trio.testing.platforms import FakeTelegram, RateLimited, ServerError
 from hermes_trio.testing.platforms.callback import Callback, post
 
 from .harness import scripted, works
-from .platform_bench import Gate, open_bench, open_mount
+from .platform_bench import Gate, open_bench, open_mount, tables_of
 
 GROUP = -1_001_234_567_890
 
@@ -92,6 +92,14 @@ def test_the_environment_completes_the_table_and_the_file_decides() -> None:
     assert telegram_member({}, {}) is None
     assert telegram_member({"enabled": False}, environment) is None
     assert "1:file" not in repr(adapter_of(made).settings)
+
+
+def test_every_table_on_the_page_is_accepted() -> None:
+    """Whoever copies from the documentation gets an adapter."""
+    tables = tables_of("telegram.md")
+    assert len(tables) >= 3
+    for table in tables:
+        assert telegram_member(table["telegram"], {}) is not None
 
 
 # -- who is meant -----------------------------------------------------------------------------------------------------------------
