@@ -1,0 +1,164 @@
+"""The reference pages against the code: no key, default, route, metric or variable is missing from them, and none is invented."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from hermes_trio.adapters.discord_events import DiscordSettings
+from hermes_trio.adapters.settings import (
+    CliSettings,
+    CronSettings,
+    HomeChannel,
+    PlatformSettings,
+    ResetSettings,
+    RouteSettings,
+    WebhookSettings,
+)
+from hermes_trio.adapters.slack_events import SlackSettings
+from hermes_trio.adapters.telegram_events import TelegramSettings
+from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.models import routes as model_routes
+from hermes_trio.agent.models.wire import Timeouts
+from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
+from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.jobs import job_routes
+from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.tools.mcp.settings import McpServer, McpSettings
+from hermes_trio.tools.settings import DelegationTable, TerminalSettings, ToolSettings
+from hermes_trio.tools.shells import PASSED_ON
+from hermes_trio.wiring import open_gateway
+
+DOCS = Path(__file__).parents[2] / "docs"
+UNSET = "–"
+
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "[server]": ServerSettings,
+    "[limits]": Limits,
+    "[log]": LogSettings,
+    "[retention]": RetentionSettings,
+    "[approvals]": ConsentSettings,
+    "[tools]": ToolSettings,
+    "[tools.terminal]": TerminalSettings,
+    "[tools.delegation]": DelegationTable,
+    "[mcp]": McpSettings,
+    "[mcp.servers.NAME]": McpServer,
+    "[cli]": CliSettings,
+    "[webhook]": WebhookSettings,
+    "[webhook.routes.NAME]": RouteSettings,
+    "[cron]": CronSettings,
+    "All platforms": PlatformSettings,
+    "reset": ResetSettings,
+    "[telegram]": TelegramSettings,
+    "[discord]": DiscordSettings,
+    "[slack]": SlackSettings,
+}
+"""What each heading of the configuration page describes."""
+
+
+def page(name: str) -> str:
+    """The text of a page."""
+    return (DOCS / name).read_text()
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """The defaults on the configuration page: by heading, then by key."""
+    found: dict[str, dict[str, str]] = {}
+    rows: dict[str, str] = {}
+    has_defaults = False
+    for line in page("configuration.md").splitlines():
+        if match := re.match(r"^##+ `?([^`]+)`?$", line):
+            rows = found[match[1]] = {}
+            has_defaults = False
+        elif line.startswith("| key | default |"):
+            has_defaults = True
+        elif has_defaults and (match := re.match(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", line)):
+            keys = re.findall(r"\w+", match[1])
+            defaults = match[2].strip().split(", ") if len(keys) > 1 else [match[2].strip()]
+            if len(defaults) == 1:
+                defaults *= len(keys)
+            rows.update(zip(keys, (default.strip("`") for default in defaults), strict=True))
+    return found
+
+
+def defaults_of(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+    """Keys and defaults of a struct, as they would be written in TOML; `UNSET` for a table or nothing."""
+    for field in msgspec.structs.fields(kind):
+        value: Any = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        value = UNSET if value is None else msgspec.to_builtins(value)
+        if isinstance(value, tuple):
+            value = list(cast("tuple[Any, ...]", value))
+        yield field.name, UNSET if isinstance(value, dict) and value else value
+
+
+@pytest.mark.parametrize("heading", STRUCTS)
+def test_the_configuration_page_has_every_key_with_its_default(heading: str):
+    """What the page says of a table is what the program reads."""
+    written = {
+        key: default if default == UNSET else tomllib.loads(f"x = {default}")["x"]
+        for key, default in tables()[heading].items()
+    }
+    assert written == dict(defaults_of(STRUCTS[heading]))
+
+
+def test_the_configuration_page_has_every_section():
+    """A section of the file has a heading."""
+    described = tables()
+    missing = [name for name in SECTIONS if f"[{name}]" not in described]
+    assert missing == []
+
+
+def test_the_configuration_page_has_every_key_of_a_model_route():
+    """Routes of models are read by hand, so their keys are compared by hand."""
+    described = tables()
+    assert set(described["[models.routes.NAME]"]) == set(model_routes._ROUTE_KEYS)
+    assert set(described["[models]"]) == {"default", "routes"}
+    assert set(described["[agent]"]) == {"demo_directives"}
+    text = page("configuration.md")
+    for field in attrs.fields(Timeouts):
+        assert f"`{field.name}` ({field.default:g}" in text
+    for name in HomeChannel.__struct_fields__:
+        assert f"`{name}`" in text
+
+
+def test_the_configuration_page_has_every_variable():
+    """Variables that a start reads, and those that commands get, are listed."""
+    text = page("configuration.md")
+    providers = [
+        name for provider in model_routes._PROVIDERS.values() for name in (provider.key_variable, provider.url_variable)
+    ]
+    for name in (*_SERVER_VARIABLES.values(), *providers, *PASSED_ON, "HERMES_HOME", "HERMES_MODEL"):
+        assert f"`{name}`" in text, name
+
+
+def test_the_example_of_a_configuration_is_accepted(tmp_path: Path):
+    """The TOML block on the page is a configuration that the program takes."""
+    block = re.search(r"^```toml\n(.*?)^```", page("configuration.md"), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    (tmp_path / "config.toml").write_text(block[1])
+    config = load_config({"OPENAI_API_KEY": "k-0123456789"}, home=tmp_path)
+    assert config.server.port == 9000
+    with_models = model_routes.build_routes(config.models, config.environment)
+    assert with_models.default == "fast"
+    assert ToolSettings.read(config.tools).terminal.cwd == "/srv/agent"
+
+
+async def test_the_http_page_and_the_metrics_page_are_complete(tmp_path: Path):
+    """Every route of a server is on the page about HTTP, and every metric on the page about metrics."""
+    config = load_config({}, home=tmp_path)
+    async with open_gateway(config, AdminKey("docs-admin-key-0123456789"), in_memory=True) as gateway:
+        routes = {(route.method, route.path) for route in gateway.front.routes if route.listed}
+        families = {family.name for family in text_string_to_metric_families(gateway.front.metrics.render().decode())}
+    routes |= {(route.method, route.path) for route in job_routes()}
+    written = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)`", page("http.md")))
+    assert written - {("POST", "/webhooks/{route}")} == routes
+    described = set(re.findall(r"^\| `(hermes_\w+)`", page("metrics.md"), re.MULTILINE))
+    assert {name.removesuffix("_total") for name in described} == {name for name in families if "created" not in name}
