@@ -187,14 +187,14 @@ class ServerWithChats:
 
 
 @asynccontextmanager
-async def open_server_with(tables: Tables, home: Path) -> AsyncIterator[ServerWithChats]:
+async def open_server_with(tables: Tables, home: Path, *, port: int = 0) -> AsyncIterator[ServerWithChats]:
     """The real server with these platforms, listening; it has ended after the body."""
     lines = [f"[agent]\ndemo_directives = {json.dumps(list(tables))}\n"]
     for name, table in tables.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     (home / "config.toml").write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", "0"]
+    command = [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", str(port)]
     environment = clean_environment(home, API_SERVER_KEY=KEY)
     process = await trio.lowlevel.open_process(command, stdout=-1, stderr=-2, env=environment)
     try:
