@@ -1,0 +1,144 @@
+"""Webhooks through the real server and real sockets: signed requests in, answers out to a chat platform."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import trio
+
+from hermes_trio.testing.platforms import FakeTelegram, open_fake_telegram
+from tests.adapters.webhook_requests import SECRET
+
+from .served_gateway import Served, open_served
+
+
+def config(telegram: FakeTelegram, linger: float = 30) -> str:
+    """A route whose answers go to a Telegram chat."""
+    return f"""
+[server]
+drain_seconds = 1
+
+[agent]
+demo_directives = ["webhook"]
+
+[telegram]
+token = "{telegram.token}"
+base_url = "{telegram.base_url}"
+poll_seconds = 5
+allow_all = true
+
+[webhook]
+secret = "{SECRET}"
+rate_limit = 100000
+
+[webhook.routes.code]
+prompt = "{{text}}"
+deliver = "telegram"
+deliver_extra = {{ chat_id = "42" }}
+linger = {linger}
+
+[webhook.routes.direct]
+prompt = "{{text}}"
+deliver = "telegram"
+deliver_extra = {{ chat_id = "42" }}
+deliver_only = true
+"""
+
+
+def ends(home: Path) -> list[str | None]:
+    """The end reasons of all webhook sessions."""
+    with sqlite3.connect(home / "state.db") as db:
+        return [
+            reason for (reason,) in db.execute("SELECT end_reason FROM sessions WHERE source = 'webhook' ORDER BY n")
+        ]
+
+
+async def until_ended(home: Path, count: int) -> None:
+    """Wait until so many webhook sessions have ended, and no other is there."""
+    with trio.fail_after(30):
+        while ends(home) != ["webhook_complete"] * count:  # noqa: ASYNC110 - another process changes it
+            await trio.sleep(0.05)
+
+
+async def accepted(served: Served, text: str, **options: str) -> None:
+    """Deliver a text, which must be accepted."""
+    answer = await served.deliver("code", {"text": text}, **options)
+    assert answer.status_code == 202, answer.text
+
+
+async def test_a_delivery_is_answered_in_the_chat_and_its_background_work_and_child_too(tmp_path: Path) -> None:
+    """Message in, reply out, a process and a delegated child that report later; every session ends as webhook_complete."""
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
+        telegram.add_private_chat(42)
+        await accepted(served, "hello", delivery="d1")
+        await telegram.wait_for_message(chat_id=42, containing="You said: hello")
+        again = await served.deliver("code", {"text": "hello"}, delivery="d1")
+        assert (again.status_code, again.json()) == (200, {"status": "duplicate", "delivery_id": "d1"})
+        assert (await served.deliver("code", {}, secret="wrong")).status_code == 401
+        await accepted(served, "!bg sleep 0.5; echo built-it")
+        await telegram.wait_for_message(chat_id=42, containing="built-it", timeout=30)
+        await accepted(served, "!delegate find out what is new")
+        await telegram.wait_for_message(chat_id=42, containing="ASYNC DELEGATION", timeout=30)
+        direct = await served.deliver("direct", {"text": "ship it"}, delivery="d9")
+        assert direct.json() == {"status": "delivered", "route": "direct", "target": "telegram", "delivery_id": "d9"}
+        await telegram.wait_for_message(chat_id=42, containing="ship it")
+        await until_ended(tmp_path, 3)
+        health = await served.ask("GET", "/health/detailed")
+        assert health["status"] == "ok", health
+
+
+async def test_nobody_can_approve_so_it_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """And the file is still there."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
+        telegram.add_private_chat(42)
+        await accepted(served, f"!run rm -rf {victim}")
+        await telegram.wait_for_message(chat_id=42, containing="nobody can be asked", timeout=30)
+        assert victim.exists()
+        await until_ended(tmp_path, 1)
+
+
+async def test_background_work_is_stopped_when_the_route_lingers_no_longer(tmp_path: Path) -> None:
+    """The row ends, and the process is gone."""
+    mark = tmp_path / "pid"
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram, linger=1)) as served:
+        telegram.add_private_chat(42)
+        await accepted(served, f"!bg echo $$ > {mark}; exec sleep 1000")
+        await until_ended(tmp_path, 1)
+        assert not await trio.Path(f"/proc/{mark.read_text().strip()}").exists()
+
+
+async def test_each_owner_is_told_once_after_the_server_was_killed_in_the_middle(tmp_path: Path) -> None:
+    """A turn that had begun is not begun again, lost work is told with its last output; both sessions end."""
+    async with open_fake_telegram() as telegram:
+        telegram.add_private_chat(42)
+        async with open_served(tmp_path, config(telegram)) as served:
+            await accepted(served, "!bg echo half-way; sleep 300")
+            await telegram.wait_for_message(chat_id=42, containing="Background process started", timeout=30)
+            await accepted(served, "!sleep 300", delivery="slow")
+            await trio.sleep(1.5)
+            await served.kill()
+        for start in range(2):
+            async with open_served(tmp_path, config(telegram)) as served:
+                if start == 0:
+                    await telegram.wait_for_message(chat_id=42, containing="interrupted", timeout=30)
+                    await telegram.wait_for_message(chat_id=42, containing="half-way", timeout=30)
+                await until_ended(tmp_path, 2)
+                assert (await served.deliver("code", {"text": "x"}, delivery="slow")).json()["status"] == "duplicate"
+                assert await served.stop() == 0
+        texts = [message.text for message in telegram.messages]
+        assert sum("interrupted" in text for text in texts) == 1
+        assert sum("runs no more" in text for text in texts) == 1
+
+
+async def test_a_stopped_server_tells_what_it_interrupted_and_refuses_meanwhile(tmp_path: Path) -> None:
+    """The word is sent on the way out; the session has ended."""
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
+        telegram.add_private_chat(42)
+        await accepted(served, "!sleep 300")
+        await trio.sleep(1)
+        assert await served.stop() == 0
+        await telegram.wait_for_message(chat_id=42, containing="interrupted", timeout=30)
+        assert ends(tmp_path) == ["webhook_complete"]
