@@ -11,6 +11,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, cast
 
 import attrs
@@ -87,12 +88,7 @@ async def open_server(
         async def receive() -> None:
             try:
                 async with trio.open_nursery() as nursery:
-
-                    async def run(task_status: trio.TaskStatus[Any]) -> None:
-                        await serve(
-                            gateway.app, server_config(config), shutdown=serving.closing, task_status=task_status
-                        )
-
+                    run = partial(serve, gateway.app, server_config(config), shutdown=serving.closing)
                     serving.addresses = await nursery.start(run)
                     ready.set()
             except* OSError as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -228,10 +229,7 @@ async def open_gateway(
             shutdown = trio.Event()
             serving = server_config(ServerConfig(hypercorn=config, fast_path=fast_path))
 
-            async def run(task_status: trio.TaskStatus[list[str]]) -> None:
-                await serve(door, serving, shutdown=shutdown, task_status=task_status)
-
-            [url] = await nursery.start(run)
+            [url] = await nursery.start(partial(serve, door, serving, shutdown=shutdown))
             async with httpx2.AsyncClient(
                 base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
             ) as http:
