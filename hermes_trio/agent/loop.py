@@ -193,8 +193,11 @@ class _Work:
             try:
                 return await self._ask(history, specs)
             except ModelError as error:
-                if error.kind is not ErrorKind.CONTEXT_OVERFLOW or not await self._made_room(history):
+                if error.kind is not ErrorKind.CONTEXT_OVERFLOW:
                     raise
+                overflow = error
+            if not await self._made_room(history):
+                raise overflow
 
     async def _made_room(self, history: list[Message]) -> bool:
         if history:

@@ -216,9 +216,7 @@ _KNOWN_SHAPES = re.compile(
     re.VERBOSE,
 )
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic|bot)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{8,}")
-_SECRET_NAME = (
-    r"(?:(?!hermes_session_key)[A-Za-z0-9_.-]*[_.-]key|(?:[A-Za-z0-9_.-]*[_.-])?(?:apikey|token|secret|password|passwd|passphrase))"
-)
+_SECRET_NAME = r"(?:(?!hermes_session_key)[A-Za-z0-9_.-]*[_.-]key|(?:[A-Za-z0-9_.-]*[_.-])?(?:apikey|token|secret|password|passwd|passphrase))"
 _HARMLESS = r"(?!(?:true|false|none|null|nil|[0-9]{1,5})(?![A-Za-z0-9_.-]))"
 """Values that say something about a secret, or about a sort order, and are none."""
 _ASSIGNED = re.compile(

@@ -30,7 +30,7 @@ from .shells import Shells
 from .warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Stdin, Warden, WardenError
 from .watching import Breaker, Disabled, Match, Watch, WatchEvent
 
-__all__ = ["KILLED_BY_TOOL", "BackgroundProcess", "OutputLog", "Processes"]
+__all__ = ["KILLED_BY_TOOL", "SEE_OFF_LIMIT", "BackgroundProcess", "OutputLog", "Processes"]
 
 logger: Final = logging.getLogger("hermes_trio.tools.processes")
 
@@ -41,6 +41,9 @@ SETTLE_SECONDS: Final = 0.5
 
 END_OF_OUTPUT_SECONDS: Final = 0.3
 """How long the end of the output may take once no process of the job is left."""
+
+SEE_OFF_LIMIT: Final = 120.0
+"""The bound of the shield in which a job is ended: far above every grace, for a machine that is nearly stuck."""
 
 NOTE_SECONDS: Final = 2.0
 """How often the last output is written down, for the notice after a crash."""
@@ -259,29 +262,28 @@ class Processes:
                             await process.wait()
                         by_itself = True
                     finally:
-                        await self._see_off(record, process, by_itself)
+                        with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                            await self._see_off(record, process, by_itself)
                         reading.cancel()
                         nursery.cancel_scope.cancel()
             finally:
-                await self._conclude(record, by_itself)
+                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                    await self._conclude(record, by_itself)
             return JobState.LOST if process.status is not None and process.status.lost else JobState.EXITED
 
     async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool) -> None:
-        """End what is left of the job and read the rest of its output: a bounded shield."""
-        with trio.CancelScope(shield=True):
-            if by_itself:
-                with trio.move_on_after(self._settings.leftover_grace):
-                    await process.wait_empty()
-            report = await process.kill(self._settings.kill_grace)
-            if by_itself:
-                record.leftovers = report.how in (KillHow.SIGTERM, KillHow.SIGKILL)
-            else:
-                record.how = report.how
-                record.job.node.how = (
-                    str(report.how) if not report.survivors else f"{report.survivors} survived SIGKILL"
-                )
-            with trio.move_on_after(END_OF_OUTPUT_SECONDS):
-                await record.end_of_output.wait()
+        """End what is left of the job and read the rest of its output. The caller shields it, with a bound."""
+        if by_itself:
+            with trio.move_on_after(self._settings.leftover_grace):
+                await process.wait_empty()
+        report = await process.kill(self._settings.kill_grace)
+        if by_itself:
+            record.leftovers = report.how in (KillHow.SIGTERM, KillHow.SIGKILL)
+        else:
+            record.how = report.how
+            record.job.node.how = str(report.how) if not report.survivors else f"{report.survivors} survived SIGKILL"
+        with trio.move_on_after(END_OF_OUTPUT_SECONDS):
+            await record.end_of_output.wait()
 
     async def _conclude(self, record: BackgroundProcess, by_itself: bool) -> None:
         """Say how it ended: what the row, the notice and later looks will show."""

@@ -25,7 +25,7 @@ from hermes_trio.runtime.turn import Turn
 
 from .output import AnsiFilter, Decoder, HeadTail, mask_secrets
 from .place import Place
-from .processes import Processes
+from .processes import SEE_OFF_LIMIT, Processes
 from .registry import schema_of
 from .settings import TerminalSettings
 from .shells import Lease, Shells
@@ -265,19 +265,24 @@ class Terminal:
                 node.note = f"pid {process.pid}"
             reading = _Reading(process, output)
             ended = False
+            how = KillHow.LOST
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(reading.run)
                 try:
                     with trio.move_on_after(seconds) as bound, waiting(f"process {process.pid}"):
                         await process.wait()
-                        await reading.settle()
                         ended = True
+                    if ended:
+                        await reading.settle()
                 finally:
-                    report = await process.kill(self._settings.foreground_grace)
-                    if node is not None and not ended:
-                        node.how = str(report.how) if not report.survivors else f"{report.survivors} survived SIGKILL"
-                    await reading.close()
-            return process.status or ExitStatus(lost=True), report.how, bound.cancelled_caught
+                    with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                        report = await process.kill(self._settings.foreground_grace)
+                        how = report.how
+                        if node is not None and not ended:
+                            node.how = str(how) if not report.survivors else f"{report.survivors} survived SIGKILL"
+                        await reading.finish()
+                    reading.scope.cancel()
+            return process.status or ExitStatus(lost=True), how, bound.cancelled_caught
 
     def _result(self, given: TerminalArguments, text: str, status: ExitStatus, how: KillHow) -> dict[str, Any]:
         code = status.returncode
@@ -308,13 +313,13 @@ class _Reading:
     def __init__(self, process: KeptProcess, output: HeadTail) -> None:
         self._process = process
         self._output = output
-        self._scope = trio.CancelScope(shield=True)
+        self.scope = trio.CancelScope(shield=True)
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Read until nobody holds the other end, or `close` says that nothing more will come. Shielded: it is ended by `close` alone."""
+        """Read until nobody holds the other end. Shielded: the owner cancels `scope` when nothing more will come."""
         decoder, escapes = Decoder(), AnsiFilter()
-        with self._scope:
+        with self.scope:
             try:
                 while data := await self._process.output.receive_some():
                     self._output.append(escapes.feed(decoder.feed(data)))
@@ -332,13 +337,11 @@ class _Reading:
                 with trio.move_on_after(OUTPUT_IDLE):
                     await self._over.wait()
 
-    async def close(self) -> None:
-        """Nothing of the command is left: take the rest of the output, stop reading, close the streams. A short, bounded shield."""
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(OUTPUT_IDLE):
-                await self._over.wait()
-            self._scope.cancel()
-            await self._process.close_streams()
+    async def finish(self) -> None:
+        """Nothing of the command is left: take the rest of the output and close the streams. The caller shields it, with a bound."""
+        with trio.move_on_after(OUTPUT_IDLE):
+            await self._over.wait()
+        await self._process.close_streams()
 
 
 def _finished(output: HeadTail, note: str = "") -> str:

@@ -55,6 +55,8 @@ class Server:
         """Make sure that it is gone."""
         if is_alive(self.pid):
             os.kill(self.pid, signal.SIGKILL)
+        # A process whose main thread is a zombie may still hold its files.
+        wait(lambda: not Path(f"/proc/{self.pid}").exists(), "the server survived SIGKILL")
         self._lines.close()
         self.link.close()
 

@@ -55,6 +55,5 @@ async def open_links(
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         # The nursery is an inner matter: what the body raised leaves as it was raised.
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from group.exceptions[0].__cause__
-        raise
+        raised = group.exceptions[0] if len(group.exceptions) == 1 else group
+        raise raised from raised.__cause__
