@@ -71,7 +71,7 @@ def _drain(request: Request) -> DrainBody:
     front = request.front
     return DrainBody(
         draining=front.host.draining,
-        finished=front.drain.finished.is_set(),
+        finished=front.drain.report is not None,
         active_turns=front.host.stateless.active,
         report=front.drain.report,
     )

@@ -15,6 +15,7 @@ import trio
 
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.outcome import Cause, StopReceipt
 from hermes_trio.runtime.sessions import SessionLocks
 from hermes_trio.runtime.stateless import StatelessFront
 from hermes_trio.runtime.supervisor import Supervisor
@@ -58,6 +59,8 @@ class Host(Protocol):
 
     async def drain(self, seconds: float) -> DrainProof: ...
 
+    async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]: ...
+
 
 class CronPort(Protocol):
     """The scheduler, as the job routes use it. Jobs are plain JSON objects with at least an `id`."""
@@ -93,30 +96,29 @@ class ModelEntry:
 
 
 class DrainControl:
-    """The one drain of this server: started once, by the first who asks, and read by everybody."""
+    """The one drain of this server: carried out by the first who asks, and waited for by everybody else."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._attempt: trio.Event | None = None
         self.report: dict[str, Any] | None = None
-        self.started: bool = False
-        self.requested = trio.Event()
-        """Set when somebody asked for a drain over HTTP."""
-        self.finished = trio.Event()
+        """What the drain found, once it has ended."""
 
     async def run(self, seconds: float) -> dict[str, Any]:
-        """Drain, or wait for the drain that is under way; returns its report. Cancelling the first caller ends only its wait at the next start."""
-        if self.started:
-            await self.finished.wait()
-        else:
-            self.started = True
-            self.requested.set()
+        """Drain, or wait for the drain that is under way; returns its report.
+
+        Cancelling whoever carries it out leaves the intake closed, and hands the rest to the next who waits or asks.
+        """
+        while self.report is None:
+            if self._attempt is not None:
+                await self._attempt.wait()
+                continue
+            attempt = self._attempt = trio.Event()
             try:
                 self.report = (await self._host.drain(seconds)).as_dict()
-            except BaseException:
-                self.started = False
-                raise
-            self.finished.set()
-        assert self.report is not None
+            finally:
+                self._attempt = None
+                attempt.set()
         return self.report
 
 

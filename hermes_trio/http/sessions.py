@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from hermes_trio.runtime.outcome import Outcome, TurnState
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.store import NewSession, SessionRecord, StoredMessage
 
@@ -277,12 +277,21 @@ async def patch_session(request: Request) -> Answer:
         set_title="title" in fields,
         end_reason=(reason or "").strip() or None,
     )
+    if changed.ended_at is not None:
+        await _stop_jobs(request, record.id)
     return Response.of(SessionEnvelope(_body(changed)))
 
 
+async def _stop_jobs(request: Request, session_id: str) -> None:
+    """A session's end stops its jobs; a turn that runs in it may still end."""
+    await request.front.host.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
+
+
 async def delete_session(request: Request) -> Answer:
-    """Forget a session and its sub-agents' sessions; branches live on."""
+    """Stop what runs in a session, then forget it and its sub-agents' sessions; branches live on."""
     record = await find_session(request)
+    # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
+    await request.front.host.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
     await request.front.store.delete_session(record.id)
     return Response.of(Deleted(record.id, "hermes.session.deleted", True))
 
@@ -324,6 +333,7 @@ async def fork_session(request: Request) -> Answer:
         new_id=_chosen_id(request, body.id, body.session_id),
         title=_text(body.title, "title", "invalid_title", 10_000),
     )
+    await _stop_jobs(request, record.id)
     return Response.of(SessionEnvelope(_body(made)), 201)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hermes_trio.config import Config, ConfigError, load_config
+from hermes_trio.host import retention_of
 from hermes_trio.logs import Redactor, configure_logging
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.serving import address_of
-from hermes_trio.host import retention_of
 
 from .gateway import open_gateway
 

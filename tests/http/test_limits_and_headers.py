@@ -149,6 +149,30 @@ async def test_a_drain_that_runs_out_of_time_cancels() -> None:
         assert (await gateway.http.post("/admin/drain", params={"timeout": "x"})).status_code == 400
 
 
+async def test_a_drain_survives_whoever_asked_for_it(fast_path: bool) -> None:
+    """A client that asks for a drain and leaves does not keep the next one, or a signal, waiting for ever."""
+    go = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        await go.wait()
+        return "ok"
+
+    async with open_gateway(agent, fast_path=fast_path) as gateway:
+        run_id = await gateway.start()
+
+        async def draining() -> object:
+            return (await gateway.http.get("/admin/drain")).json()["draining"]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: gateway.http.post("/admin/drain", params={"timeout": "25"}))
+            await eventually(draining)
+            nursery.cancel_scope.cancel()
+        go.set()
+        report = await gateway.front.drain.run(20)
+        assert report["ok"] is True
+        assert (await gateway.ended(run_id))["output"] == "ok"
+
+
 async def test_security_headers_are_everywhere(fast_path: bool) -> None:
     """Answers, errors, unknown paths, wrong methods and streams carry the security headers and the envelope."""
     async with open_gateway(fast_path=fast_path) as gateway:

@@ -7,6 +7,7 @@ import trio
 
 from hermes_trio.runtime.errors import AgentFailed
 from hermes_trio.runtime.ports import Message, Reply
+from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn
 
 from .gateway import Gateway, eventually, open_gateway
@@ -208,6 +209,51 @@ async def test_branches(fast_path: bool) -> None:
         assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "b"})).status_code == 409
         assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "a/b"})).status_code == 400
         assert (await gateway.http.post("/api/sessions/s/fork")).status_code == 201
+
+
+@pytest.mark.parametrize("how", ["end", "delete", "fork"])
+async def test_the_end_of_a_session_stops_its_jobs(how: str) -> None:
+    """Ending, deleting or branching a session over HTTP leaves none of its jobs running."""
+
+    async def work(job: Job) -> None:
+        job.started()
+        await trio.sleep_forever()
+
+    async def agent(turn: Turn) -> str:
+        await turn.core.supervisor.start(JobSpec(run=work, kind="process", title="job"), turn.owner)
+        return "started"
+
+    async with open_gateway(agent) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})
+        assert len(gateway.runtime.supervisor) == 1
+        match how:
+            case "end":
+                answer = await gateway.http.patch("/api/sessions/s", json={"end_reason": "done"})
+            case "delete":
+                answer = await gateway.http.delete("/api/sessions/s")
+            case _:
+                answer = await gateway.http.post("/api/sessions/s/fork")
+        assert answer.status_code < 300
+        assert len(gateway.runtime.supervisor) == 0
+
+
+async def test_deleting_a_session_in_use_stops_its_turn_first() -> None:
+    """A turn that runs in a deleted session is cancelled, and does not make the session again."""
+    inside = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        inside.set()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_gateway(agent) as gateway:
+        run_id = await gateway.start(session_id="s")
+        await inside.wait()
+        assert (await gateway.http.delete("/api/sessions/s")).status_code == 200
+        assert (await gateway.http.get("/api/sessions/s")).status_code == 404
+        run = await gateway.ended(run_id)
+        assert (run["status"], run["error_code"]) == ("cancelled", "session_ended")
 
 
 async def test_the_tree_shows_what_runs() -> None:
