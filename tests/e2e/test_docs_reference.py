@@ -162,3 +162,13 @@ async def test_the_http_page_and_the_metrics_page_are_complete(tmp_path: Path):
     assert written - {("POST", "/webhooks/{route}")} == routes
     described = set(re.findall(r"^\| `(hermes_\w+)`", page("metrics.md"), re.MULTILINE))
     assert {name.removesuffix("_total") for name in described} == {name for name in families if "created" not in name}
+
+
+def test_links_lead_to_headings_that_are_there():
+    """A link with a fragment names a heading of its page."""
+    for source in sorted(DOCS.rglob("*.md")):
+        for target, fragment in re.findall(r"\]\(([^):#]*)#([^)]+)\)", source.read_text()):
+            there = (source.parent / target) if target else source
+            headings = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert fragment in anchors, f"{source.name} links to {there.name}#{fragment}"
