@@ -21,8 +21,9 @@ from .commands_text import Choice
 from .contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
 from .directory import Member
 from .discord_events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
-from .intake import Intake, hand_over
+from .intake import HEARD, Intake, hand_over
 from .markup import to_discord, to_plain
+from .participation import Participation
 from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .recollection import Recollection
 from .session_keys import Source
@@ -80,7 +81,7 @@ class DiscordAdapter(Adapter):
         self._open_client: DiscordClient | None = None
         self._bot: User | None = None
         self._channels: Recollection[str, Channel] = Recollection()
-        self._threads: Recollection[str, None] = Recollection()
+        self._threads = Participation(self)
 
     @property
     def _client(self) -> DiscordClient:
@@ -102,6 +103,7 @@ class DiscordAdapter(Adapter):
 
     async def run(self, connected: Callable[[], None]) -> None:
         """See `Adapter.run`. Cancelling it ends the session; what had been handed to the gateway stays there."""
+        await self._threads.load()
         gateway = open_discord_gateway(self._client, backoff=self._backoff, identify_interval=self._identify_interval)
         with single_failure():
             async with gateway as connection, trio.open_nursery() as nursery:
@@ -173,9 +175,9 @@ class DiscordAdapter(Adapter):
         incoming = incoming_of(message, channel, self._bot, self.settings, takes_part=takes_part)
         if incoming is None:
             return
-        if incoming.addressed and incoming.source.thread_id:
-            self._threads.note(incoming.source.thread_id, None)
-        await hand_over(self, incoming)
+        reception = await hand_over(self, incoming)
+        if incoming.source.thread_id and reception.receipt in HEARD:
+            await self._threads.enter(incoming.source.thread_id)
 
     # -- commands and buttons ----------------------------------------------------------------------------------------------------------
 
@@ -239,8 +241,6 @@ class DiscordAdapter(Adapter):
         if message.edits:
             await client.edit_message(channel, message.edits, text, components=components)
             return SendResult.sent(message.edits)
-        if message.thread_id:
-            self._threads.note(message.thread_id, None)
         nonce = secrets.token_hex(12)
         first: PlatformError | None = None
         while True:

@@ -15,9 +15,9 @@ import trio
 
 from hermes_trio.store.errors import StoreError
 
-from .contract import Adapter, Incoming, Reception
+from .contract import Adapter, Incoming, Receipt, Reception
 
-__all__ = ["Intake", "hand_over"]
+__all__ = ["HEARD", "Intake", "hand_over"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.intake")
 
@@ -28,6 +28,9 @@ AT_ONCE: Final = 256
 
 STORE_DELAYS: Final = (0.2, 1.0, 4.0)
 """How long a store that fails is waited for before the connection is given up: not every platform tells a thing twice."""
+
+HEARD: Final = frozenset({Receipt.ACCEPTED, Receipt.STEERED, Receipt.COMMAND, Receipt.ANSWERED})
+"""What becomes of something that was said to the agent by somebody who may."""
 
 
 class Intake:

@@ -21,7 +21,8 @@ from hermes_trio.store.errors import StoreError
 from .contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
 from .directory import Member
 from .endpoint import EndpointAnswer, form_of, headers_of
-from .intake import Intake, hand_over
+from .intake import HEARD, Intake, hand_over
+from .participation import Participation
 from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .recollection import Recollection
 from .settings import SettingsError
@@ -96,7 +97,7 @@ class SlackAdapter(Adapter):
         self._open_client: SlackClient | None = None
         self._identity: Identity | None = None
         self._receiving = False
-        self._threads: Recollection[tuple[str, str], None] = Recollection()
+        self._threads = Participation(self)
         self._names: Recollection[str, str] = Recollection()
 
     @property
@@ -122,6 +123,7 @@ class SlackAdapter(Adapter):
     async def run(self, connected: Callable[[], None]) -> None:
         """See `Adapter.run`. Cancelling it ends the connection; what was not acknowledged comes again with the next one."""
         self._identity = await self._client.auth_test()
+        await self._threads.load()
         self._receiving = True
         try:
             if self.settings.mode == "events":
@@ -159,14 +161,14 @@ class SlackAdapter(Adapter):
         event, identity = callback.event, self._identity
         if event is None or identity is None:
             return
-        takes_part = (event.channel or "", event.thread_ts or "") in self._threads
+        takes_part = f"{event.channel}/{event.thread_ts}" in self._threads
         incoming = incoming_of(event, identity, self.settings, takes_part=takes_part)
         if incoming is None:
             return
+        reception = await hand_over(self, await self._named(incoming))
         source = incoming.source
-        if incoming.addressed and source.thread_id:
-            self._threads.note((source.chat_id or "", source.thread_id), None)
-        await hand_over(self, await self._named(incoming))
+        if source.thread_id and not source.is_direct and reception.receipt in HEARD:
+            await self._threads.enter(f"{source.chat_id}/{source.thread_id}")
 
     async def _named(self, incoming: Incoming) -> Incoming:
         """With the person's name, as far as Slack tells it."""
@@ -262,8 +264,6 @@ class SlackAdapter(Adapter):
             await client.update(channel, message.edits, text, blocks=blocks)
             return SendResult.sent(message.edits)
         thread = message.thread_id or None
-        if thread is not None:
-            self._threads.note((channel, thread), None)
         try:
             sent = await client.post_message(channel, text, thread_ts=thread, blocks=blocks)
         except PlatformError as error:

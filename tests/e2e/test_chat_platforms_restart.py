@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from hermes_trio.adapters.outbox import DUPLICATE_LABEL
-from hermes_trio.testing.platforms import Delay, Drop
+from hermes_trio.testing.platforms import Delay, Drop, FakeDiscord, FakeSlack
 from hermes_trio.testing.platforms.faults import FaultScript
 
 from .chat_drivers import PLATFORMS, Driver, Place, open_driver, open_drivers
@@ -74,6 +74,28 @@ async def test_what_is_said_while_the_gateway_is_away_is_answered_after_the_star
                 await driver.next(place, "second")
                 await world.idle()
             assert len(driver.seen()) == 2
+
+
+async def test_a_thread_goes_on_after_a_restart_without_a_mention(tmp_path: Path) -> None:
+    """In a thread in which the agent takes part nobody mentions it, whichever process answers."""
+    async with open_drivers() as drivers:
+        discord, slack = drivers["discord"], drivers["slack"]
+        assert isinstance(discord.fake, FakeDiscord)
+        assert isinstance(slack.fake, FakeSlack)
+        tables = {"discord": discord.table(), "slack": slack.table()}
+        here, there = discord.threaded(1), slack.threaded(1)
+        async with open_gateway_with(tables, tmp_path / "state.db") as world:
+            await world.connected()
+            for driver, place in ((discord, here), (slack, there)):
+                driver.say(place, "hello")
+                await driver.next(place, "hello")
+            await world.idle()
+        async with open_gateway_with(tables, tmp_path / "state.db") as world:
+            await world.connected()
+            discord.fake.say("go on", channel_id=here.thread, user_id=here.user)
+            await discord.next(here, "go on")
+            slack.fake.say("go on", channel=there.chat, thread_ts=there.thread, user=there.user)
+            await slack.next(there, "go on")
 
 
 @pytest.mark.parametrize("name", RESTARTED)
