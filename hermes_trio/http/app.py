@@ -113,7 +113,7 @@ class Door:
         found = self._match(scope["method"], scope["path"])
         if found is None:
             await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
-        elif EXCHANGE_EXTENSION in scope["extensions"]:
+        elif EXCHANGE_EXTENSION in scope.get("extensions", ()):
             await self._direct(found[0], found[1], scope, receive, send)
         else:
             await self._watched(found[0], found[1], scope, receive, send)
@@ -148,6 +148,9 @@ class Door:
     ) -> None:
         """The same behind a server that says only through `receive` that the client has left."""
         body_read = trio.Event()
+        if scope["method"] in ("GET", "HEAD"):
+            # Nobody will read a body, so nobody else is in `receive`.
+            body_read.set()
 
         async def receiving() -> Message:
             message = await receive()

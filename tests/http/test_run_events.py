@@ -12,7 +12,7 @@ from hermes_trio.runtime.errors import AgentFailed
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn
 
-from .gateway import Event, open_gateway
+from .gateway import Event, eventually, open_gateway
 
 
 def names(events: list[Event]) -> list[str]:
@@ -157,6 +157,32 @@ async def test_a_reader_that_leaves_does_not_stop_the_run() -> None:
             await events.next()
         go.set()
         assert (await gateway.ended(run_id))["output"] == "finished"
+
+
+async def test_readers_that_left_are_gone(fast_path: bool) -> None:
+    """A reader of a silent stream that leaves is noticed at once: nothing of its request stays behind."""
+    go = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        turn.emit("tool.started", tool="x", preview="")
+        await go.wait()
+        return "ok"
+
+    async with open_gateway(agent, fast_path=fast_path) as gateway:
+        run_id = await gateway.start()
+        before = trio.lowlevel.current_statistics().tasks_living
+        async with gateway.events(f"/v1/runs/{run_id}/events") as one, gateway.events("/v1/tree/events") as other:
+            await one.next()
+            await other.next()
+            assert len(gateway.runtime.tree._watchers) == 1
+
+        async def gone() -> bool:
+            living = trio.lowlevel.current_statistics().tasks_living
+            return not gateway.runtime.tree._watchers and living <= before
+
+        await eventually(gone)
+        go.set()
+        await gateway.ended(run_id)
 
 
 async def test_settled_is_sent_only_when_asked_for() -> None:
