@@ -42,8 +42,8 @@ BATCH_LIMIT: Final = 512
 SLICE_SECONDS: Final = 0.001
 """How long a batch stays on the loop before the other tasks get their turn."""
 
-VERBS_PER_TURN: Final = 16
-"""A caller that never has to wait still lets the others run after so many verbs."""
+CALM_VERBS: Final = 16
+"""A caller that need not wait still goes through the queue this often: the others get their turn, and a crowd is noticed."""
 
 
 class Weight(Enum):
@@ -145,8 +145,8 @@ class InlineWorker:
 class Writer:
     """Owns the writing connection. `run` is its task; it ends when `close` was called and the queue is empty.
 
-    `slices` says whether other tasks may run in the middle of a batch; they may not where reads use the same connection. With `at_once` a verb that
-    finds nobody waiting runs in its caller's task: for a database in memory.
+    `slices` says whether other tasks may run in the middle of a batch; they may not where reads use the same connection. With `at_once`, for
+    a database in memory, a verb runs in its caller's task while nobody else comes.
     """
 
     def __init__(self, db: Database, worker: Worker, path: str, *, slices: bool, at_once: bool = False) -> None:
@@ -155,6 +155,8 @@ class Writer:
         self._path: str = path
         self._slices: bool = slices
         self._at_once: bool = at_once
+        self._calm: bool = False
+        """The last batch was of one verb, so a caller need not wait for others to share a transaction with."""
         self._queue: deque[_Call] = deque()
         self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self._sleeper: trio.lowlevel.Task | None = None
@@ -176,8 +178,11 @@ class Writer:
         Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._at_once and self._sleeper is not None and not self._queue and weight is Weight.LIGHT:
-            return await self._run_at_once(verb, args)
+        calm = self._calm and (self._verbs + 1) % CALM_VERBS and not self._queue and self._sleeper is not None
+        if calm and weight is Weight.LIGHT:
+            self._verbs += 1
+            self._commits += 1
+            return run_now(self._db, self._path, verb, *args)
         while len(self._queue) >= QUEUE_LIMIT and not self._ended:
             await self._room.park()
         call = self._enqueue(verb, args, weight)
@@ -188,17 +193,6 @@ class Writer:
             return trio.lowlevel.Abort.SUCCEEDED
 
         return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
-
-    async def _run_at_once(self, verb: Callable[..., T], args: tuple[object, ...]) -> T:
-        """Run a verb here and now: nothing waits for a disk, so there is nothing to share."""
-        self._verbs += 1
-        self._commits += 1
-        self._largest = max(self._largest, 1)
-        try:
-            return run_now(self._db, self._path, verb, *args)
-        finally:
-            if not self._verbs % VERBS_PER_TURN:
-                await trio.lowlevel.cancel_shielded_checkpoint()
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
         """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
@@ -254,6 +248,7 @@ class Writer:
         self._verbs += len(calls)
         self._commits += 1
         self._largest = max(self._largest, len(calls))
+        self._calm = self._at_once and len(calls) == 1
         for call in calls:
             self._settle(call)
         if len(self._queue) < QUEUE_LIMIT:
