@@ -147,7 +147,9 @@ class WebhookFrontDoor:
         if refusal is not None:
             return refusal
         try:
-            payload = parse_payload(body, names.get("content-type", ""))
+            # No form begins with a brace, and `curl -d` calls everything a form (GW-127: JSON is tried first).
+            media = "" if body.lstrip()[:1] in (b"{", b"[") else names.get("content-type", "")
+            payload = parse_payload(body, media)
         except PayloadError as error:
             return _refusal(400, str(error))
         event = WebhookEvent(route.name, event_name(names, payload), payload, names)
