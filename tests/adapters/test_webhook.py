@@ -89,7 +89,7 @@ async def test_a_delivery_becomes_one_session_and_its_answer_goes_to_the_platfor
         (session,) = await hooked.sessions()
         assert session.end_reason == WEBHOOK_COMPLETE
         assert session.session_key == "agent:main:webhook:webhook:webhook:code:d1:webhook:code"
-        assert await hooked.world.store.prune_sessions(0, source="webhook") == 1
+        assert await hooked.world.store.prune_sessions(-1, source="webhook") == 1
 
 
 async def test_the_answers_of_the_reference_in_its_order() -> None:
