@@ -1,10 +1,12 @@
 """The product as a benchmark serves it: everything but the model, which is an agent that answers at once or after a while.
 
-Usage: python -m bench.product_server [--port 0] [--store memory|durable] [--home DIR] [--sleep SECONDS] [--profile FILE]
+Usage: python -m bench.product_server [--port 0] [--store memory|durable] [--home DIR] [--sleep SECONDS] [--turns N]
+    [--drain SECONDS] [--profile FILE]
 
 Auth, limits, tree, store and server are those of `hermes-trio serve`. A prompt `#d<N>` streams N deltas, with a checkpoint after each; `#s<SECONDS>`
-sleeps; `#h` holds the turn until it is cancelled. With `--profile` the steps of the loop are profiled until SIGUSR1, and the profile is written to
-FILE. Prints `READY {"port": …}` once it answers; SIGTERM drains it, and the drain's report is its last line.
+sleeps; `#h` holds the turn until it is cancelled; `#i` answers with the identity that the turn, a task of it and (`#it`) a thread of it see. With
+`--profile` the loop is profiled until SIGUSR1, and the profile is written to FILE. Prints `READY {"port": …}` once it answers; SIGTERM drains it, and
+the drain's report is its last line.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from hermes_trio.config import load_config
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.logs import configure_logging
+from hermes_trio.runtime.context import get_session_env
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Agent, Reply
 from hermes_trio.runtime.turn import Turn
@@ -59,7 +63,29 @@ async def _told(turn: Turn, prompt: str) -> Reply:
             turn.emit("message.delta", delta="token ")
             await trio.lowlevel.checkpoint()
         return Reply(text="token " * int(argument), usage=USAGE)
+    elif order == "i":
+        return Reply(text=await _identity(turn, argument), usage=USAGE)
     return Reply(text=ANSWER, usage=USAGE)
+
+
+def _session() -> str:
+    return get_session_env("HERMES_SESSION_ID") + "/" + get_session_env("HERMES_SESSION_KEY")
+
+
+async def _identity(turn: Turn, argument: str) -> str:
+    """What a turn, a task of it, and a thread of it if asked for, see at moments at which others run."""
+    seen = [_session()]
+
+    async def task() -> None:
+        await trio.sleep(0.001)
+        seen.append(_session())
+
+    turn.start_soon(task)
+    await trio.sleep(0.005)
+    if argument == "t":
+        seen.append(await turn.run_sync(_session))
+    seen.append(_session())
+    return " ".join(seen)
 
 
 @asynccontextmanager
@@ -94,6 +120,7 @@ def _profiled(path: Path) -> None:
 
 async def _main(args: argparse.Namespace, home: Path) -> None:
     config = load_config({}, home=home, server={"port": args.port, "key": KEY, "drain_seconds": args.drain})
+    config = msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, concurrent_turns=args.turns))
 
     def announce(server: Serving) -> None:
         print("READY " + json.dumps({"port": port_of(server)}), flush=True)
@@ -120,6 +147,7 @@ def main() -> int:
     parser.add_argument("--store", choices=["memory", "durable"], default="durable")
     parser.add_argument("--home", type=Path)
     parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--drain", type=float, default=10.0)
     parser.add_argument("--profile", type=Path)
     args = parser.parse_args()
