@@ -82,6 +82,8 @@ async def serve(
     def announce(serving: Serving) -> None:
         for address in serving.addresses:
             print(f"hermes-trio {__version__} listens on {address}", flush=True)
+        if key.path is not None and not key.made:
+            print(f"The API key is in {key.path}", flush=True)
         if key.made:
             print(
                 f"An API key was made and kept in {key.path} (mode 0600). It is shown this once:\n\n  {key.value}\n\n"

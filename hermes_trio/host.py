@@ -5,18 +5,18 @@ Stages are entered in the order of the tree: models and tools first, the senders
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import attrs
 import msgspec
 
 from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.consent import ConsentSettings
-from hermes_trio.agent.loop import ModelAgent
+from hermes_trio.agent.consent import ConsentSettings, ModelReviewer
+from hermes_trio.agent.loop import AgentSettings, ModelAgent
 from hermes_trio.agent.models.routes import ModelRoutes, build_routes
 from hermes_trio.agent.tool import ToolBox
 from hermes_trio.config import Config
@@ -32,9 +32,24 @@ from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings, read_table
 from hermes_trio.tools.toolbox import open_toolbox
 
-__all__ = ["Host", "build_agent", "open_host", "retention_of"]
+__all__ = ["AgentTable", "Host", "build_agent", "open_host", "retention_of"]
 
 DAY = 86_400.0
+
+
+class AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[agent]`: how the agent works, and on which platforms the demo model obeys directives."""
+
+    system_prompt: str = ""
+    """Replaces the built-in prompt."""
+    max_iterations: Annotated[int, msgspec.Meta(ge=1)] = 90
+    """Model calls of one turn."""
+    compact_at: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    """The share of the context window at which older messages are summarised."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    demo_directives: tuple[str, ...] = ()
+    """Platforms, besides the terminal and HTTP on loopback, on which the demo model obeys its directives."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,14 +67,27 @@ class Host:
 def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolBox) -> Agent:
     """The agent that answers every turn."""
     local = is_loopback(config.server.host)
-    allowed = frozenset(cast("Sequence[str]", config.agent.get("demo_directives", ())))
+    table = agent_table(config)
+    allowed = frozenset(table.demo_directives)
 
     def directives(turn: Turn) -> bool:
         # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
         platform = turn.context.platform
         return platform in allowed or (local and platform == PLATFORM)
 
-    return ModelAgent(routes, toolbox, history=store, directives=directives)
+    settings = AgentSettings(
+        system_prompt=table.system_prompt or AgentSettings().system_prompt,
+        max_iterations=table.max_iterations,
+        compact_at=table.compact_at,
+        max_tokens=table.max_tokens,
+        temperature=table.temperature,
+    )
+    return ModelAgent(routes, toolbox, settings=settings, history=store, directives=directives)
+
+
+def agent_table(config: Config) -> AgentTable:
+    """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
+    return read_table(config.agent, AgentTable, "agent")
 
 
 def retention_of(config: Config) -> Retention:
@@ -87,7 +115,7 @@ async def open_host(
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directives:
-        allowed = [*cast("list[str]", config.agent.get("demo_directives", [])), *directives]
+        allowed = [*agent_table(config).demo_directives, *directives]
         table: Mapping[str, Any] = {**config.agent, "demo_directives": allowed}
         config = msgspec.structs.replace(config, agent=dict(table))
     routes = build_routes(config.models, config.environment)
@@ -104,7 +132,13 @@ async def open_host(
         async with (
             routes,
             open_toolbox(
-                runtime, tools, approvals=broker, consent=consent, mcp=mcp, environment=config.environment or None
+                runtime,
+                tools,
+                approvals=broker,
+                consent=consent,
+                reviewer=ModelReviewer(routes.get),
+                mcp=mcp,
+                environment=config.environment or None,
             ) as toolbox,
         ):
             if agent is None:

@@ -59,7 +59,7 @@ class ApprovalStore(Protocol):
         offset: int = 0,
     ) -> list[Approval]: ...
 
-    async def granted(self, scope: str) -> frozenset[str]: ...
+    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -100,7 +100,7 @@ class Approvals:
 
     async def granted(self, turn: Turn) -> frozenset[str]:
         """The categories that are allowed for a turn without asking."""
-        return await self._store.granted(approval_scope(turn))
+        return await self._store.granted(approval_scope(turn), tenant=turn.plan.tenant)
 
     async def ask(self, turn: Turn, question: Question) -> Answer:
         """Ask, and wait for the answer, the time-out, or the end of the turn, whichever is first.

@@ -184,7 +184,7 @@ class Keyring:
         )
         return ApiError(
             401,
-            "The API key is missing or not valid; send it as `Authorization: Bearer <key>`.",
+            "The API key is missing or not valid; send it in the Authorization header, after the word Bearer.",
             code="invalid_api_key",
             headers=((b"www-authenticate", b"Bearer"),),
         )

@@ -91,6 +91,7 @@ def _start_of(turn: Turn) -> TurnStart:
         run=plan.run,
         inbox_ids=tuple(row.id for row in plan.rows if row.kind is InboxKind.MESSAGE) if plan.rows else (),
         one_shot=bool(plan.one_shot),
+        began_at=turn.core.clock(),
     )
 
 

@@ -159,6 +159,6 @@ class StopReceipt:
             "ok": self.ok,
             "milliseconds": round(self.milliseconds, 3),
             "already_ended": self.already_ended,
-            "lines": [attrs.asdict(line) for line in self.lines],
+            "lines": [{**attrs.asdict(line), "milliseconds": round(line.milliseconds, 3)} for line in self.lines],
             "remaining": list(self.remaining),
         }

@@ -191,6 +191,8 @@ class TurnStart:
     run: RunRecord | None = None
     inbox_ids: tuple[int, ...] = ()
     one_shot: bool = False
+    began_at: float = 0.0
+    """When the turn began: a message to a session that had ended before reopens it; one that ends under its turn stays ended."""
 
 
 @attrs.frozen(kw_only=True)

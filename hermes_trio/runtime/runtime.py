@@ -391,7 +391,7 @@ class Runtime:
             backlog=await core.store.backlog(),
             remaining=tuple(node.id for node in core.tree.abandoned.children or ()),
         )
-        logger.info("drained: %s", report.as_dict())
+        logger.debug("drained: %s", report.as_dict())
         return report
 
     def abort(self) -> None:

@@ -80,7 +80,7 @@ def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, r
         if choice is ApprovalChoice.SESSION:
             grant(db, now, answered.scope, answered.categories)
         elif choice is ApprovalChoice.ALWAYS:
-            grant(db, now, EVERYBODY, answered.categories)
+            grant(db, now, tenant_scope(answered.tenant), answered.categories)
     return answered
 
 
@@ -128,6 +128,11 @@ def listed(
     return [_approval(row) for row in many(db, sql, (*bindings, limit, offset))]
 
 
+def tenant_scope(tenant: str) -> str:
+    """Where "always" is remembered: for everybody if the operator said it, else for the tenant that did."""
+    return f"tenant {tenant}" if tenant else EVERYBODY
+
+
 def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> None:
     """Allow categories beforehand."""
     write_many(
@@ -147,9 +152,9 @@ def clear_grants(db: Database, scope: str) -> int:
     return changed(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
 
 
-def granted(db: Database, scope: str) -> frozenset[str]:
-    """What is allowed in a scope: its own grants and everybody's."""
-    found = many(db, "SELECT category FROM grants WHERE scope IN (?, '')", (scope,))
+def granted(db: Database, scope: str, tenant: str) -> frozenset[str]:
+    """What is allowed in a scope: its own grants, its tenant's and everybody's."""
+    found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?, '')", (scope, tenant_scope(tenant)))
     return frozenset(category for (category,) in found)
 
 
@@ -223,9 +228,9 @@ class ApprovalVerbs(Verbs):
         """Whether a category is allowed in a scope, by its own grants or by everybody's."""
         return await self._read(is_granted, scope, category)
 
-    async def granted(self, scope: str) -> frozenset[str]:
-        """All categories that are allowed in a scope."""
-        return await self._read(granted, scope)
+    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]:
+        """All categories that are allowed in a scope of a tenant."""
+        return await self._read(granted, scope, tenant)
 
     async def list_grants(self) -> list[tuple[str, str]]:
         """All grants as (scope, category); the scope "" is everybody's."""

@@ -74,8 +74,16 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
 def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
     """End sessions in which nothing happens: none with a turn, a live job or something that waits for it."""
     cutoffs = (
-        ("one_shot = 0 AND NOT (source = 'api_server' AND id LIKE 'api-%')", retention.session_idle, IDLE),
-        ("one_shot = 0 AND source = 'api_server' AND id LIKE 'api-%'", retention.derived_idle, IDLE),
+        (
+            "one_shot = 0 AND NOT (source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*'))",
+            retention.session_idle,
+            IDLE,
+        ),
+        (
+            "one_shot = 0 AND source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*')",
+            retention.derived_idle,
+            IDLE,
+        ),
         ("one_shot = 1", retention.one_shot_idle, "linger_expired"),
     )
     ended = 0

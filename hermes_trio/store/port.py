@@ -325,8 +325,8 @@ class Approvals(Protocol):
         """Whether a category is allowed in a scope, by its own grants or by everybody's."""
         ...
 
-    async def granted(self, scope: str) -> frozenset[str]:
-        """All categories that are allowed in a scope."""
+    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]:
+        """All categories that are allowed in a scope of a tenant: its own grants, the tenant's and everybody's."""
         ...
 
     async def list_grants(self) -> list[tuple[str, str]]:

@@ -47,8 +47,10 @@ ON CONFLICT (id) DO UPDATE SET
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
     preview = CASE preview WHEN '' THEN excluded.preview ELSE preview END,
-    end_reason = CASE WHEN ended_at IS NULL OR end_reason = 'idle' THEN excluded.end_reason ELSE end_reason END,
-    ended_at = CASE WHEN ended_at IS NULL OR end_reason = 'idle' THEN excluded.ended_at ELSE ended_at END,
+    end_reason = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
+        THEN excluded.end_reason ELSE end_reason END,
+    ended_at = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
+        THEN excluded.ended_at ELSE ended_at END,
     message_count = message_count + excluded.message_count,
     tool_call_count = tool_call_count + excluded.tool_call_count,
     input_tokens = input_tokens + excluded.input_tokens,
@@ -165,6 +167,7 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
                 now if finish.end_session else None,
                 finish.end_session or None,
                 *counts,
+                start.began_at,
             ),
         )
     assert found is not None

@@ -29,6 +29,7 @@ from hermes_trio.agent.consent import ConsentSettings
 from hermes_trio.agent.models import routes as model_routes
 from hermes_trio.agent.models.wire import Timeouts
 from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
+from hermes_trio.host import AgentTable
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.jobs import job_routes
 from hermes_trio.http.settings import Limits, ServerSettings
@@ -121,7 +122,7 @@ def test_the_configuration_page_has_every_key_of_a_model_route():
     described = tables()
     assert set(described["[models.routes.NAME]"]) == set(model_routes._ROUTE_KEYS)
     assert set(described["[models]"]) == {"default", "routes"}
-    assert set(described["[agent]"]) == {"demo_directives"}
+    assert set(described["[agent]"]) == set(AgentTable.__struct_fields__)
     text = page("configuration.md")
     for field in attrs.fields(Timeouts):
         assert f"`{field.name}` ({field.default:g}" in text

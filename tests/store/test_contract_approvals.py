@@ -102,3 +102,16 @@ async def test_lists_select_by_state_scope_and_tenant(store: Store) -> None:
     assert [found.id for found in await store.list_approvals(state=None)] == ["a1", "a2"]
     assert [found.id for found in await store.list_approvals(state=None, scope="run_2")] == ["a2"]
     assert [found.id for found in await store.list_approvals(state=None, tenant="t")] == ["a1"]
+
+
+async def test_always_is_remembered_for_the_tenant_that_said_it(store: Store) -> None:
+    """What one tenant allows for good is not allowed to another; what the operator allows is."""
+    await store.create_approval(request("a1", "run_1", tenant="red"))
+    await store.answer_approval("a1", ApprovalChoice.ALWAYS)
+
+    assert await store.granted("run_2", tenant="red") == {"recursive delete"}
+    assert await store.granted("run_3", tenant="blue") == frozenset()
+
+    await store.create_approval(request("a2", "run_4"))
+    await store.answer_approval("a2", ApprovalChoice.ALWAYS)
+    assert await store.granted("run_3", tenant="blue") == {"recursive delete"}

@@ -16,6 +16,7 @@ from hermes_trio.store import (
     StoredResponse,
 )
 
+from .conftest import Clock
 from .turns import KEY, context, finish, message, notice, run, start
 
 
@@ -156,6 +157,26 @@ async def test_begin_reopens_and_finish_does_not(store: Store) -> None:
     assert reopened.ended_at is None
     assert ended is not None
     assert (ended.end_reason, ended.message_count) == ("session_reset", 4)
+
+
+async def test_a_turn_that_began_after_the_end_reopens_the_session(store: Store, clock: Clock) -> None:
+    """A message to a session that had been ended by hand opens it again; one that ends under its turn stays ended."""
+    await store.finish_turn(finish(start()))
+    await store.end_session("s1", "by hand")
+    clock.advance(5)
+    await store.finish_turn(finish(attrs.evolve(start(), began_at=clock.now)))
+    again = await store.get_session("s1")
+
+    began = clock.now
+    clock.advance(5)
+    await store.end_session("s1", "under the turn")
+    await store.finish_turn(finish(attrs.evolve(start(), began_at=began)))
+    ended = await store.get_session("s1")
+
+    assert again is not None
+    assert (again.ended_at, again.end_reason) == (None, None)
+    assert ended is not None
+    assert ended.end_reason == "under the turn"
 
 
 async def test_a_turn_on_an_idle_session_reopens_it(store: Store) -> None:
