@@ -17,7 +17,6 @@ from .chat_drivers import PLATFORMS, Driver, Place, open_driver, open_drivers
 from .chat_world import PATIENCE, open_gateway_with, open_server_with
 
 SEND = {"telegram": "sendMessage", "discord": "create_message", "slack": "chat.postMessage"}
-RESTARTED = ("telegram",)
 WORK = "!bg echo half-way; sleep 300"
 
 
@@ -25,7 +24,7 @@ WORK = "!bg echo half-way; sleep 300"
 async def test_each_owner_of_lost_work_is_told_once_after_a_restart(how: str, tmp_path: Path) -> None:
     """Work that ran when the server ended is reported with its last output and the truth about its end, where it was started, once."""
     async with open_drivers() as opened:
-        drivers = {name: opened[name] for name in RESTARTED}
+        drivers = {name: opened[name] for name in PLATFORMS}
         tables = {name: one.table() for name, one in drivers.items()}
         owners: list[tuple[Driver, Place, str]] = []
         async with open_server_with(tables, tmp_path) as server:
@@ -98,7 +97,7 @@ async def test_a_thread_goes_on_after_a_restart_without_a_mention(tmp_path: Path
             await slack.next(there, "go on")
 
 
-@pytest.mark.parametrize("name", RESTARTED)
+@pytest.mark.parametrize("name", PLATFORMS)
 async def test_a_reply_whose_sending_was_cut_off_by_a_crash_arrives(name: str, tmp_path: Path) -> None:
     """Killed between the commit and the end of the send, the gateway sends again after its start: once, or a second time with a label."""
     async with open_driver(name) as driver:

@@ -74,6 +74,10 @@ class WebSocket:
         self._ended = trio.Event()
         self.heard_at = trio.current_time()
 
+    def take_early_frames(self) -> None:
+        """Keep the frames that came in one segment with the answer to the upgrade: no later read will bring them."""
+        self._events.extend(self._protocol.events())
+
     @property
     def closed(self) -> SocketClosed | None:
         """How the connection ended, or None while it is open."""
@@ -285,7 +289,9 @@ async def _upgrade(stream: trio.abc.Stream, target: URL, headers: Mapping[str, s
         protocol.receive_data(bytes(data) or None)
         for event in protocol.events():
             if isinstance(event, AcceptConnection):
-                return WebSocket(stream, protocol)
+                socket = WebSocket(stream, protocol)
+                socket.take_early_frames()
+                return socket
             if isinstance(event, RejectConnection):
                 permanent = event.status_code in {401, 403}
                 kind = ErrorKind.UNAUTHORIZED if permanent else ErrorKind.TRANSIENT

@@ -198,3 +198,24 @@ async def test_garbage_is_a_protocol_error() -> None:
         with pytest.raises(SocketClosed) as closed:
             await client.receive()
         assert closed.value.code == 1002
+
+
+async def test_a_frame_in_one_segment_with_the_upgrade_is_received() -> None:
+    """Servers greet at once: the greeting often arrives together with the answer to the upgrade."""
+
+    async def greet(stream: trio.SocketStream) -> None:
+        protocol = WSConnection(ConnectionType.SERVER)
+        protocol.receive_data(bytes(await stream.receive_some()))
+        list(protocol.events())
+        await stream.send_all(protocol.send(AcceptConnection()) + protocol.send(TextMessage("hello")))
+        await stream.receive_some()
+        await stream.aclose()
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, greet, listeners)
+        async with open_websocket(f"ws://127.0.0.1:{port}/") as socket:
+            with trio.fail_after(5):
+                assert await socket.receive() == "hello"
+        nursery.cancel_scope.cancel()
