@@ -269,7 +269,7 @@ async def test_pause_resume_run_and_remove() -> None:
         resumed = await cron.cron.resume_job(None, job)
         assert resumed is not None
         assert resumed["next_run_at"] == "2026-01-01T06:00:00+00:00"
-        await trio.sleep(3600)
+        await trio.sleep(3601)
         await cron.world.idle()
         assert await cron.states(job) == ["completed", "completed"]
         assert await cron.cron.delete_job(None, job)
@@ -355,7 +355,7 @@ async def test_a_graceful_stop_tells_the_owner_and_ends_the_row(tmp_path: Path) 
         await trio.sleep(3601)
     assert "interrupted" in cron.chat.texts("a")[0]
     async with open_cron(scripted(), path=path, clock=WallClock(100)) as again:
-        await trio.sleep(3600)
+        await trio.sleep(3601)
         await again.world.idle()
         assert await again.states(job) == ["failed", "completed"]
         assert await again.reasons() == {CRON_COMPLETE}
