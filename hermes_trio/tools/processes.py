@@ -253,29 +253,34 @@ class Processes:
             job.details["pid"] = process.pid
             job.started(record)
             by_itself = False
+            reading, hurry = trio.CancelScope(shield=True), _Hurry()
+            # In the job's own nursery: one around the wait would raise a cancellation that comes after the exit, and call an exit a kill.
+            job.nursery.start_soon(self._read, record, reading)
+            job.nursery.start_soon(hurry.wait_for_cancellation)
             try:
-                async with trio.open_nursery() as nursery:
-                    reading = trio.CancelScope(shield=True)
-                    nursery.start_soon(self._read, record, reading)
-                    try:
-                        with waiting(f"process {process.pid}"):
-                            await process.wait()
-                        by_itself = True
-                    finally:
-                        with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
-                            await self._see_off(record, process, by_itself)
-                        reading.cancel()
-                        nursery.cancel_scope.cancel()
+                with waiting(f"process {process.pid}"):
+                    await process.wait()
+                by_itself = True
             finally:
+                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                    await self._see_off(record, process, by_itself, hurry)
+                reading.cancel()
+                hurry.scope.cancel()
                 with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
                     await self._conclude(record, by_itself)
             return JobState.LOST if process.status is not None and process.status.lost else JobState.EXITED
 
-    async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool) -> None:
-        """End what is left of the job and read the rest of its output. The caller shields it, with a bound."""
+    async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool, hurry: _Hurry) -> None:
+        """End what is left of the job and read the rest of its output. The caller shields it, with a bound.
+
+        What an exited command left behind has a moment to end by itself, unless the job is stopped meanwhile.
+        """
         if by_itself:
             with trio.move_on_after(self._settings.leftover_grace):
-                await process.wait_empty()
+                async with trio.open_nursery() as either:
+                    either.start_soon(hurry.pass_on, either.cancel_scope)
+                    await process.wait_empty()
+                    either.cancel_scope.cancel()
         report = await process.kill(self._settings.kill_grace)
         if by_itself:
             record.leftovers = report.how in (KillHow.SIGTERM, KillHow.SIGKILL)
@@ -377,6 +382,27 @@ class Processes:
 
 
 _KINDS: Final[dict[type[object], NoticeKind]] = {Match: NoticeKind.WATCH_MATCH, Disabled: NoticeKind.WATCH_DISABLED}
+
+
+class _Hurry:
+    """Tells a shielded task that it should not take its time: its job is being stopped."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self._cancelled = trio.Event()
+
+    async def wait_for_cancellation(self) -> None:
+        """A sibling of the shielded task: cancelled with the job, or through `scope` when it is no longer needed."""
+        with self.scope:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._cancelled.set()
+
+    async def pass_on(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` when the job is cancelled."""
+        await self._cancelled.wait()
+        scope.cancel()
 
 
 def _source_of(cause: Cause | None) -> str:

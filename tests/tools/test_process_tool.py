@@ -145,6 +145,19 @@ async def test_wait_does_not_hang_on_a_held_pipe() -> None:
             assert (await use(bench, "poll", started))["status"] == "exited"
 
 
+async def test_a_stop_does_not_wait_for_leftovers() -> None:
+    """A job whose command has exited is stopped at once, whatever its leftovers were allowed; its end stays an exit."""
+    async with open_bench(consent=ANYTHING, table={"terminal": {"leftover_grace": 60}}) as bench:
+        started = await bench.run("(sleep 60 &); exit 3", background=True, notify_on_complete=True)
+        await until(lambda: gone(started["pid"]))
+        with trio.fail_after(5):
+            answer = await use(bench, "kill", started)
+        assert (answer["status"], answer["exit_code"], answer["completion_reason"]) == ("already_exited", 3, "exited")
+        assert not bench.box.warden.processes
+        job = await bench.runtime.store.get_job(started["session_id"])  # type: ignore[attr-defined]
+        assert job.state is JobState.EXITED
+
+
 async def test_stopping_the_turn_ends_the_wait_and_not_the_process() -> None:
     """TOOL-62: an interrupted wait leaves what it had; the process goes on."""
     async with open_bench() as bench:
