@@ -131,3 +131,32 @@ async def test_a_run_that_was_cut_off_by_a_crash_is_told_once_and_not_repeated(t
         texts = [message.text for message in telegram.messages]
         assert sum("interrupted" in text for text in texts) == 1
         assert sum("runs no more" in text for text in texts) == 1
+
+
+async def test_a_bad_token_disturbs_neither_cron_nor_http_nor_webhooks(tmp_path: Path) -> None:
+    """The platform is off and says why; everything else works for the whole test."""
+    bad = """
+[agent]
+demo_directives = ["cron"]
+
+[telegram]
+token = "1:not-the-token"
+base_url = "{url}"
+
+[webhook.routes.hello]
+secret = "INSECURE_NO_AUTH"
+prompt = "{{text}}"
+"""
+    async with open_fake_telegram() as telegram, open_served(tmp_path, bad.format(url=telegram.base_url)) as served:
+        for number in range(3):
+            job = await add(served, f"round {number}", deliver="local")
+            await served.ask("POST", f"/api/jobs/{job}/run")
+            answer = await served.deliver("hello", {"text": f"hook {number}"})
+            assert answer.status_code == 202
+            body = {"messages": [{"role": "user", "content": f"http {number}"}]}
+            told = await served.ask("POST", "/v1/chat/completions", body)
+            assert told["choices"][0]["message"]["content"] == f"You said: http {number}"
+        await until_slots(tmp_path, *["completed"] * 3)
+        line = (await served.ask("GET", "/health/detailed"))["platforms"]["telegram"]
+        assert (line["state"], line["error_code"], line["attempts"]) == ("fatal", "unauthorized", 1)
+        assert "not-the-token" not in served.output
