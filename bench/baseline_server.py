@@ -3,7 +3,8 @@
 Usage: python -m bench.baseline_server uvicorn|quart PORT [--sleep SECONDS]
 
 `uvicorn` is Starlette on uvicorn with httptools, `quart` is Quart-Trio on Hypercorn's trio worker, both as they come, with a backlog that fits the
-number of clients. With `"stream": true` a prompt `#d<N>` is answered with N events. Prints READY when it accepts.
+number of clients. With `"stream": true` a prompt `#d<N>` is answered with N events, made one at a time by a task beside the response, as an agent makes
+them. Prints READY when it accepts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def deltas(ask: Ask) -> int:
     return int(prompt[2:]) if prompt.startswith("#d") else 1
 
 
-CHUNK = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"token "},"finish_reason":null}]}\n\n'
+def chunk(ask: Ask, delta: str) -> bytes:
+    """One event of a stream."""
+    choice = {"index": 0, "delta": {"content": delta}, "finish_reason": None}
+    return b"data: %b\n\n" % encode({"object": "chat.completion.chunk", "model": ask.model, "choices": [choice]})
+
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -65,16 +71,24 @@ def run_quart(port: int, sleep: float) -> None:
 
     app = QuartTrio("baseline")
 
-    async def events(count: int) -> AsyncIterator[bytes]:
-        for _ in range(count):
-            yield CHUNK
+    async def produce(count: int, channel: trio.MemorySendChannel[str]) -> None:
+        async with channel:
+            for _ in range(count):
+                await channel.send("token ")
+
+    async def events(ask: Ask) -> AsyncIterator[bytes]:
+        sending, receiving = trio.open_memory_channel[str](100)
+        app.nursery.start_soon(produce, deltas(ask), sending)
+        async with receiving:
+            async for delta in receiving:
+                yield chunk(ask, delta)
         yield DONE
 
     @app.post("/v1/chat/completions")
     async def chat() -> Any:
         ask = decode(await request.get_data())
         if ask.stream:
-            response = Response(events(deltas(ask)), content_type="text/event-stream")
+            response = Response(events(ask), content_type="text/event-stream")
             response.timeout = None
             return response
         if sleep:
@@ -104,15 +118,24 @@ def run_uvicorn(port: int, sleep: float) -> None:
     from starlette.responses import Response, StreamingResponse
     from starlette.routing import Route
 
-    async def events(count: int) -> AsyncIterator[bytes]:
+    async def produce(count: int, queue: asyncio.Queue[str | None]) -> None:
         for _ in range(count):
-            yield CHUNK
+            await queue.put("token ")
+            await asyncio.sleep(0)
+        await queue.put(None)
+
+    async def events(ask: Ask) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[str | None] = asyncio.Queue(100)
+        producer = asyncio.create_task(produce(deltas(ask), queue))
+        while (delta := await queue.get()) is not None:
+            yield chunk(ask, delta)
+        await producer
         yield DONE
 
     async def chat(request: Request) -> Response:
         ask = decode(await request.body())
         if ask.stream:
-            return StreamingResponse(events(deltas(ask)), media_type="text/event-stream")
+            return StreamingResponse(events(ask), media_type="text/event-stream")
         if sleep:
             await asyncio.sleep(sleep)
         return Response(answer(ask), media_type="application/json")

@@ -453,12 +453,15 @@ async def stream_turn(
         nursery.start_soon(run)
         await admitted.wait()
         if refusal is None:
+            nursery.start_soon(bell.beat)
             await events.open()
             while not bell.closed:
                 if await bell.wait():
                     await events.write()
                 else:
                     await events.keep_alive()
+        # The turn has ended, or was refused: only the beat is left.
+        nursery.cancel_scope.cancel()
     if refusal is not None:
         raise cast("Exception", refusal)
     assert outcome is not None

@@ -81,12 +81,16 @@ class StreamWriter:
 
 @final
 class Bell:
-    """Tells a writing task that there is something to write, or that nothing more will come. Ringing never waits."""
+    """Tells a writing task that there is something to write, or that nothing more will come. Ringing never waits.
 
-    __slots__ = ("_event", "_rung", "closed")
+    `beat` is a task beside the writing one: it wakes it when the bell was silent for long. A timeout for each wait would cost more than the event.
+    """
+
+    __slots__ = ("_event", "_last", "_rung", "closed")
 
     def __init__(self) -> None:
         self._rung: bool = False
+        self._last: float = trio.current_time()
         self._event: trio.Event | None = None
         self.closed: bool = False
 
@@ -106,10 +110,23 @@ class Bell:
         """Wait for a ring since the last one; False if there was none for as long as a stream may be silent. Cancelling loses nothing."""
         if not self._rung:
             self._event = trio.Event()
-            with trio.move_on_after(HEARTBEAT_SECONDS):
-                await self._event.wait()
+            await self._event.wait()
         rung, self._rung = self._rung, False
+        self._last = trio.current_time()
         return rung
+
+    async def beat(self) -> None:
+        """Wake the writing task whenever it has had nothing to write for as long as a stream may be silent, until cancelled."""
+        while True:
+            due = self._last + HEARTBEAT_SECONDS
+            if trio.current_time() < due:
+                await trio.sleep_until(due)
+                continue
+            self._last = trio.current_time()
+            if self._event is not None:
+                self._event.set()
+                self._event = None
+            await trio.lowlevel.checkpoint()
 
 
 class TurnEvents(Protocol):
