@@ -124,7 +124,7 @@ async def previous_response(request: Request, response_id: str) -> Chain:
 
 async def find_response(request: Request, response_id: str) -> StoredResponse:
     """A stored response that the caller may see."""
-    stored = await request.front.store.get_response(request.caller.tenant, response_id)
+    stored = await request.front.store.get_response(request.caller.sees, response_id)
     if stored is None:
         raise not_found("response", response_id, "response_not_found")
     return stored
@@ -483,7 +483,7 @@ async def get_response(request: Request) -> Answer:
 async def delete_response(request: Request) -> Answer:
     """Forget a stored response and the names that point to it."""
     response_id = request.params["response_id"]
-    if not await request.front.store.delete_response(request.caller.tenant, response_id):
+    if not await request.front.store.delete_response(request.caller.sees, response_id):
         raise not_found("response", response_id, "response_not_found")
     return Response.of(Deleted(response_id, "response", True))
 

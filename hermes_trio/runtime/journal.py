@@ -64,7 +64,8 @@ class Journal:
         run = self._runs[turn.plan.run.run_id]
         run.flush()
         rows = self._waiting.pop(run.id, [])
-        rows.append(run.row(run.log.last + 1, run.terminal_event(outcome)))
+        run.terminal = run.terminal_event(outcome)
+        rows.append(run.row(run.log.last + 1, run.terminal))
         return tuple(rows)
 
     async def run(self) -> None:

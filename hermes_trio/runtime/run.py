@@ -71,6 +71,8 @@ class Run:
         self.ended = trio.Event()
         self.settled = trio.Event()
         self.turn: Turn
+        self.terminal: dict[str, Any] | None = None
+        """The terminal event, as it was committed with the end of the turn."""
         self._delta: list[str] = []
         self._delta_at: float = float("-inf")
         self._approvals: int = 0
@@ -176,7 +178,8 @@ class Run:
         self.outcome = outcome
         self.flush()
         self.move(_ENDS[outcome.state])
-        event = self.terminal_event(outcome)
+        # What is stored is what is shown, unless it could not be stored.
+        event = self.terminal if outcome.committed and self.terminal is not None else self.terminal_event(outcome)
         self.last_event = event["event"]
         self.log.append(event)
         self.ended.set()

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 import attrs
 import trio
-from trio.testing import MockClock
 
 from .budget import Budget
 from .channel import CompletionChannel
@@ -33,7 +32,7 @@ from .run import Runs
 from .settlement import Root
 from .stateless import StatelessFront
 from .supervisor import Supervisor
-from .threads import Threads
+from .threads import Threads, virtual_clock_of
 from .tree import EMPTY_CONTEXT, Tree, waiting
 from .turn import EventSink, Owner, Turn, TurnPlan
 from .watchdog import Watchdog
@@ -201,7 +200,7 @@ class Runtime:
         await self.core.journal.flush()
 
     def _watch(self) -> Watchdog | nullcontext[None]:
-        if self.settings.watchdog_seconds <= 0 or _is_virtual(trio.lowlevel.current_clock()):
+        if self.settings.watchdog_seconds <= 0 or virtual_clock_of(trio.lowlevel.current_clock()) is not None:
             return nullcontext()
         self._watchdog = Watchdog(self.tree, self.settings.watchdog_seconds)
         return self._watchdog
@@ -437,12 +436,8 @@ def current_runtime() -> Runtime:
     return runtime
 
 
-def _is_virtual(clock: object) -> bool:
-    return isinstance(clock, MockClock)
-
-
 def _wall_clock() -> Callable[[], float]:
     """Real time, or the virtual clock's idea of it, so that stored times agree with deadlines."""
-    if _is_virtual(trio.lowlevel.current_clock()):
+    if virtual_clock_of(trio.lowlevel.current_clock()) is not None:
         return trio.current_time
     return time.time

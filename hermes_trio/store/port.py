@@ -341,11 +341,11 @@ class Responses(Protocol):
         """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
         ...
 
-    async def get_response(self, tenant: str, response_id: str) -> StoredResponse | None:
+    async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
         """A tenant's response, or None. Reading it makes it the most recently used one."""
         ...
 
-    async def delete_response(self, tenant: str, response_id: str) -> bool:
+    async def delete_response(self, tenant: str | None, response_id: str) -> bool:
         """Forget a response and the names that point to it; returns whether there was one."""
         ...
 

@@ -62,9 +62,9 @@ def latest_of(db: Database, tenant: str, name: str) -> str | None:
     return found[0] if found else None
 
 
-def get_response(db: Database, tenant: str, response_id: str) -> StoredResponse | None:
-    """A tenant's response."""
-    sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ? AND tenant = ?"
+def get_response(db: Database, tenant: str | None, response_id: str) -> StoredResponse | None:
+    """A tenant's response, or anybody's for None."""
+    sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)"
     found: Row | None = one(db, sql, (response_id, tenant))
     if found is None:
         return None
@@ -78,9 +78,11 @@ def touch_response(db: Database, now: float, response_id: str) -> None:
     write(db, "UPDATE responses SET used_at = ? WHERE id = ?", (now, response_id))
 
 
-def delete_response(db: Database, tenant: str, response_id: str) -> bool:
-    """Forget a tenant's response."""
-    return bool(changed(db, "DELETE FROM responses WHERE id = ? AND tenant = ?", (response_id, tenant)))
+def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
+    """Forget a tenant's response, or anybody's for None."""
+    return bool(
+        changed(db, "DELETE FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)", (response_id, tenant))
+    )
 
 
 def put_reply(db: Database, now: float, reply: IdempotentReply) -> None:
@@ -146,14 +148,14 @@ class ResponseVerbs(Verbs):
         """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
         await self._write(put_response, self._clock(), response, self._response_limit)
 
-    async def get_response(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """A tenant's response, or None. Reading it makes it the most recently used one."""
+    async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
+        """A tenant's response (anybody's if `tenant` is None), or None. Reading it makes it the most recently used one."""
         found = await self._read(get_response, tenant, response_id)
         if found is not None:
             self._writer.post(touch_response, self._clock(), response_id)
         return found
 
-    async def delete_response(self, tenant: str, response_id: str) -> bool:
+    async def delete_response(self, tenant: str | None, response_id: str) -> bool:
         """Forget a response and the names that point to it; returns whether there was one."""
         return await self._write(delete_response, tenant, response_id)
 
