@@ -138,8 +138,7 @@ async def chat(
             if not interactive:
                 await _settled(host)
             nursery.cancel_scope.cancel()
-        await host.runtime.stop_session((await host.store.session_of(session.session_key) or session).id)
-        left = await end_session(host.store)
+        left = await end_session(host.runtime, adapter.delivery())
     if interactive and left:
         screen.note(f"Take it up again with: hermes-trio chat --resume {left}")
 
@@ -263,6 +262,7 @@ async def add_job(
     _say(f"{job['id']}  {job['name']}  {job['schedule_display']}  next: {job['next_run_at']}")
 
 
+@cron.default
 @cron.command(name="list")
 async def list_jobs(*, home: HomeOption = None, config: ConfigOption = None) -> None:
     """List the jobs."""
@@ -333,6 +333,7 @@ async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOpti
 # -- outbox ------------------------------------------------------------------------------------------------------------------------
 
 
+@outbox.default
 @outbox.command(name="list")
 async def list_outbox(
     *,
@@ -403,6 +404,7 @@ async def approve_pairing(
     _say(f"{user.user_name or user.user_id} ({user.user_id}) may talk to the agent on {platform}.")
 
 
+@pairing.default
 @pairing.command(name="list")
 async def list_pairings(*, home: HomeOption = None, config: ConfigOption = None) -> None:
     """List who waits, and who was let in."""

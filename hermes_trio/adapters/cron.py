@@ -25,7 +25,7 @@ from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.errors import StoreError
+from hermes_trio.store.errors import StoreBusy, StoreError
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .commands_text import is_silent_job_reply
@@ -304,8 +304,10 @@ class CronScheduler:
         )
         self._live.add(row.id)
         try:
-            with self._desk.committing():
+            with self._desk.committing() as bound:
                 await self.front.delivery.accept(message)
+            if bound.cancelled_caught:
+                raise StoreBusy("the slot could not be written down in time")
         except (RuntimeProblem, StoreError) as error:
             self._live.discard(row.id)
             await self._desk.store.finish_cron_slot(row.id, slot, CronState.FAILED, error=str(error))

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, cast
 import attrs
 import trio
 
+from hermes_trio.runtime.conduct import first_cause
 from hermes_trio.runtime.ports import OutboxEntry
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import waiting, working
@@ -38,6 +39,9 @@ DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell wh
 
 BLOCKED_SECONDS: Final = 5.0
 """How often a sender looks again when a reply waits behind another one whose time it does not know (after a restart)."""
+
+OPEN_SECONDS: Final = 30.0
+"""How long a sender waits before it tries to open its platform's means of sending again."""
 
 STORE_SECONDS: Final = 1.0
 """How long a sender waits before it asks a failing store again."""
@@ -161,29 +165,49 @@ class Senders:
         return self._runtime.core.clock()
 
     async def _live(self, sender: _Sender) -> None:
+        """A platform whose means of sending cannot be opened is tried again later; it takes nothing else with it."""
         platform = sender.adapter.platform
-        with working("sender", f"sender:{platform}"):
-            async with sender.adapter.open(), trio.open_nursery() as nursery:
-                while True:
-                    sender.wake = trio.Event()
-                    try:
-                        rows = await self._claim(sender) if await self._something(sender) else []
-                        for row in rows:
-                            sender.in_flight += 1
-                            nursery.start_soon(self._deliver, sender, row)
-                        if rows:
-                            continue
-                        if self._closing:
-                            if not sender.in_flight:
-                                return
-                            seconds = math.inf
-                        else:
-                            seconds = await self._pause(sender)
-                    except StoreError as error:
-                        logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
-                        seconds = STORE_SECONDS
-                    with trio.move_on_after(seconds), waiting(f"the outbox ({sender.in_flight} being sent)"):
+        with working("sender", f"sender:{platform}") as node:
+            while True:
+                try:
+                    async with sender.adapter.open():
+                        await self._serve(sender)
+                        return
+                except* Exception as group:
+                    logger.error("sending to %s is not possible now", platform, exc_info=first_cause(group))
+                    if node is not None:
+                        node.note = f"sending is not possible: {type(first_cause(group)).__name__}"
+                with trio.move_on_after(OPEN_SECONDS), waiting("the next attempt to send"):
+                    while not self._closing:
+                        sender.wake = trio.Event()
                         await sender.wake.wait()
+                if self._closing:
+                    return
+
+    async def _serve(self, sender: _Sender) -> None:
+        """Send what there is, until the runtime closes and nothing is left."""
+        platform = sender.adapter.platform
+        async with trio.open_nursery() as nursery:
+            while True:
+                sender.wake = trio.Event()
+                try:
+                    rows = await self._claim(sender) if await self._something(sender) else []
+                    for row in rows:
+                        sender.in_flight += 1
+                        nursery.start_soon(self._deliver, sender, row)
+                    if rows:
+                        continue
+                    if self._closing:
+                        if not sender.in_flight:
+                            return
+                        seconds = math.inf
+                    else:
+                        seconds = await self._pause(sender)
+                except StoreError as error:
+                    logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
+                    seconds = STORE_SECONDS
+                with trio.move_on_after(seconds), waiting(f"the outbox ({sender.in_flight} being sent)"):
+                    await sender.wake.wait()
 
     async def _something(self, sender: _Sender) -> bool:
         """Whether it is worth a transaction to claim something."""

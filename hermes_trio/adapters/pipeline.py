@@ -18,6 +18,7 @@ from hermes_trio.runtime.delivery import Delivery
 from hermes_trio.runtime.errors import Draining, MailboxFull
 from hermes_trio.runtime.ports import NewMessage
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.errors import StoreBusy
 
 from .commands import Caller, Commands, answered_text
 from .commands_text import Answer, Choice, Command, LiteralText, bare_answer, parse_command
@@ -129,11 +130,15 @@ class Pipeline:
         try:
             if desk.runtime.draining:
                 raise Draining
-            with desk.committing():
+            with desk.committing() as bound:
                 if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
                     return await self._steer(delivery, turn, message, key)
                 if not await delivery.accept(message):
                     return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+            if bound.cancelled_caught:
+                raise StoreBusy(
+                    "the message could not be written down in time; it is taken when the platform brings it again"
+                )
         except Draining:
             # Not refused: it is written down, and the next start begins a turn with it (SC-9).
             if await desk.store.accept_message(message) is None:

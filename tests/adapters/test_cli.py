@@ -144,22 +144,30 @@ async def test_leaving_warns_once_while_something_runs(virtual_clock: object) ->
 
 async def test_sessions_begin_resume_and_end(virtual_clock: object) -> None:
     """A new one each time, the last one or any by its id; one in which nothing was said is forgotten."""
-    async with memory_store() as store:
+    screen, _ = plain_screen()
+    async with open_world(scripted(), ChatAdapter(screen, Typed(), interactive=False)) as world:
+        store, delivery = world.store, world.gateway.desk.deliveries[CLI]
+
+        async def leave() -> str:
+            return await end_session(world.runtime, delivery)
+
         with pytest.raises(ResumeError, match="no conversation to resume"):
             await begin_session(store, "")
         empty = await begin_session(store, None)
-        assert await end_session(store) == ""
+        assert await leave() == ""
         assert await store.get_session(empty.id) is None
         first = await begin_session(store, None)
         await store.append_messages(first.id, [_message("hello")])
-        assert await end_session(store) == first.id
+        assert await leave() == first.id
         second = await begin_session(store, None)
         assert second.id != first.id
-        assert await end_session(store) == ""
+        assert await leave() == ""
         assert (await begin_session(store, "")).id == first.id
-        await end_session(store)
+        await leave()
         again = await begin_session(store, first.id)
-        assert (again.id, (await store.get_session(first.id)).ended_at) == (first.id, None)  # type: ignore[union-attr]
+        found = await store.get_session(first.id)
+        assert found is not None
+        assert (again.id, found.ended_at) == (first.id, None)
         with pytest.raises(ResumeError, match="there is no session 'nope'"):
             await begin_session(store, "nope")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,28 @@ async def test_replies_of_a_platform_that_is_gone_wait_for_it(tmp_path: Path) ->
     async with open_world(scripted(), MemoryPlatform("new"), path=path) as world:
         await trio.sleep(100)
         assert len(await world.store.list_outbox(OutboxState.PENDING, platform="old")) == 1
+
+
+async def test_a_platform_whose_client_cannot_be_opened_takes_nothing_else_with_it() -> None:
+    """It is tried again, and what waits is sent then."""
+
+    class Shut(MemoryPlatform):
+        """Its client fails twice."""
+
+        opened = 0
+
+        @asynccontextmanager
+        async def open(self) -> AsyncIterator[None]:
+            self.opened += 1
+            if self.opened < 3:
+                raise OSError("no certificates")
+            yield
+
+    shut, chat = Shut("shut"), MemoryPlatform()
+    async with open_world(scripted(), shut, chat) as world:
+        await world.gateway.desk.post(Address("shut", "1"), "hello")
+        await chat.say("hi")
+        await chat.wait_sent(1)
+        assert trio.current_time() < 1
+        await shut.wait_sent(1)
+        assert trio.current_time() >= 60

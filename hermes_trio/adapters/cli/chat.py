@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
@@ -19,6 +19,7 @@ from hermes_trio.adapters.session_keys import Source, session_key
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.delivery import Delivery
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
+from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.port import Store
 from hermes_trio.store.records import SessionRecord
@@ -167,13 +168,18 @@ async def show_history(store: Store, screen: Screen, session: SessionRecord) -> 
         screen.note(f"{'›' if message.role == 'user' else '‹'} {text}")
 
 
-async def end_session(store: Store) -> str:
-    """The person has left: the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
+async def end_session(runtime: Runtime, delivery: Delivery) -> str:
+    """The person has left: what runs is stopped and the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
+    cause = Cause(CancelCause.SESSION_ENDED, "the person has left")
+    store = cast("Store", runtime.store)
+    turn = delivery.current_turn(CLI_KEY)
+    if turn is not None:
+        await turn.stop(cause)
     found = await store.session_of(CLI_KEY)
     if found is None or found.ended_at is not None:
         return ""
-    if not found.message_count:
-        await store.delete_session(found.id)
-        return ""
-    await store.end_session(found.id, "cli_close")
-    return found.id
+    await runtime.core.end_session(found.id, "cli_close", cause)
+    if found.message_count:
+        return found.id
+    await store.delete_session(found.id)
+    return ""
