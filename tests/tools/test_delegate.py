@@ -355,7 +355,7 @@ async def test_parallel_dispatches_share_the_pool(family: Family) -> None:
         if message.role == "tool"
     ]
     assert sorted("status" in result for result in results) == [False, True]
-    assert "is the limit" in next(result["note"] for result in results if "note" in result)
+    assert "is the limit" in next(result["note"] for result in results if "results" in result)
 
 
 async def test_a_slot_is_free_after_every_end(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,9 +297,11 @@ class McpLink:
             with call.scope:
                 call.answer(_result_of(await client.call_tool(call.tool, dict(call.arguments))))
         except MCPError as error:
-            call.answer(error_result(f"MCP server {self.name!r} answered with an error: {mask_secrets(error.message)}"))
+            said = mask_secrets(error.message)
             if error.code == CONNECTION_CLOSED or "Session terminated" in error.message:
-                raise _Broken(error.message) from error
+                call.answer(error_result(f"the link to MCP server {self.name!r} broke: {said}"))
+                raise _Broken(said) from error
+            call.answer(error_result(f"MCP server {self.name!r} answered with an error: {said}"))
         except Exception as error:
             cause = mask_secrets(self._without_secrets(str(first_cause(error)) or type(error).__name__))
             call.answer(error_result(f"the link to MCP server {self.name!r} broke: {cause}"))
