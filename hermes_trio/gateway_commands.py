@@ -113,7 +113,8 @@ async def chat(
 
     screen = Screen(formatted=interactive and own.markdown, tools=own.show_tools)
     prompt = PromptLines(settings.home / "cli_history", press) if interactive else None
-    adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive)
+    chosen = trio.Event()
+    adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive, ready=chosen)
     member = Member(adapter, PlatformSettings(allow_all=True, busy=own.busy))
     assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
     left = ""
@@ -130,14 +131,15 @@ async def chat(
             await show_history(host.store, screen, session)
         if interactive:
             screen.note("Ctrl-C stops the agent, Ctrl-D leaves, Alt-Enter makes a new line, /help lists commands.")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_interrupts, pressed, adapter)
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        chosen.set()
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_interrupts, pressed, adapter)
                 nursery.start_soon(_signals, signals, press, adapter.left)
                 await adapter.left.wait()
-            if not interactive:
-                await _settled(host)
-            nursery.cancel_scope.cancel()
+                if not interactive:
+                    await _settled(host)
+                nursery.cancel_scope.cancel()
         left = await end_session(host.runtime, adapter.delivery())
     if interactive and left:
         screen.note(f"Take it up again with: hermes-trio chat --resume {left}")

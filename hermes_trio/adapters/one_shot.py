@@ -21,7 +21,6 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import OutboxEntry
 from hermes_trio.runtime.tree import working
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.errors import StoreError
 
 from .commands_text import is_silence_narration, is_silent_reply
 from .desk import Desk
@@ -120,16 +119,14 @@ class OneShotFront(Front):
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
         self._desk.senders.wake()
+        await self.ended(turn, outcome)
         said = (outcome.text or outcome.error)[:LOG_CHARACTERS]
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
         if turn.root.promised > 0 and turn.context.session_id not in self._lingering:
             self._desk.spawn(self._bound_linger, turn)
-        try:
-            await self.ended(turn, outcome)
-        finally:
-            if turn.id in self._owed:
-                self._owed.discard(turn.id)
-                await self._desk.store.set_meta(_owed(turn.context.session_id), None)
+        if turn.id in self._owed:
+            self._owed.discard(turn.id)
+            await self._desk.store.set_meta(_owed(turn.context.session_id), None)
 
     async def _bound_linger(self, turn: Turn) -> None:
         """One for each session that waits for background work, from the end of its first turn on. When its time is up the jobs are stopped."""
@@ -158,10 +155,9 @@ class OneShotFront(Front):
             for session in page:
                 if session.end_reason == BOOT_REASON:
                     await self._tell_interrupted(session.id)
-                    try:
-                        await store.reopen_session(session.id)
-                    finally:
-                        found += await self._end(session.id)
+                    # If the server dies between the two, the next start finds an open session without work, and ends it.
+                    await store.reopen_session(session.id)
+                    found += await store.end_session(session.id, self.one_shot)
             if len(page) < PAGE:
                 return found
             offset += PAGE
@@ -175,14 +171,6 @@ class OneShotFront(Front):
         for place in owed["places"]:
             await self._desk.post(Address(*place), interrupted_text(owed["title"]))
         await store.set_meta(_owed(session_id), None)
-
-    async def _end(self, session_id: str) -> bool:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-            try:
-                return await self._desk.store.end_session(session_id, self.one_shot)
-            except StoreError as error:
-                logger.error("session %s could not be ended now; the next start does it: %s", session_id, error)
-        return False
 
 
 def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:

@@ -197,12 +197,9 @@ class Senders:
                         nursery.start_soon(self._deliver, sender, row)
                     if rows:
                         continue
-                    if self._closing:
-                        if not sender.in_flight:
-                            return
-                        seconds = math.inf
-                    else:
-                        seconds = await self._pause(sender)
+                    if self._closing and not sender.in_flight:
+                        break
+                    seconds = math.inf if self._closing else await self._pause(sender)
                 except StoreError as error:
                     logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
                     seconds = STORE_SECONDS

@@ -16,7 +16,7 @@ import trio
 
 from hermes_trio.runtime.conduct import first_cause
 from hermes_trio.runtime.runtime import Runtime
-from hermes_trio.runtime.tree import split_cancelled, waiting, working
+from hermes_trio.runtime.tree import Node, waiting, working
 
 from .contract import Adapter, AdapterState, PlatformError
 
@@ -68,28 +68,34 @@ class Supervised:
 
     async def run(self) -> None:
         """Keep the adapter running until cancelled. After a permanent error it stays off, and stays visible."""
+        try:
+            with working("adapter", self.adapter.platform) as node:
+                await self._live(node)
+        finally:
+            self._move(AdapterState.DISCONNECTED)
+
+    async def _live(self, node: Node | None) -> None:
         platform = self.adapter.platform
-        with working("adapter", platform) as node:
-            while True:
-                self._move(AdapterState.CONNECTING)
-                self.attempts += 1
-                self._connected_at = None
-                problem = await self._once()
-                if isinstance(problem, PlatformError) and problem.permanent:
-                    self.error, self.error_code = str(problem), problem.kind.value
-                    self._move(AdapterState.FATAL)
-                    if node is not None:
-                        node.note = f"fatal: {problem}"
-                    logger.error("%s is off until its settings are changed: %s", platform, problem)
-                    with waiting("its settings to be changed, and a restart"):
-                        await trio.sleep_forever()
-                delay = self._delay(problem)
-                self.retry_at = self.clock() + delay
-                self._move(AdapterState.RETRYING)
-                logger.warning("%s failed, next attempt in %.0f s: %s", platform, delay, self.error)
-                with waiting(f"the next attempt ({self.error})"):
-                    await trio.sleep(delay)
-                self.retry_at = None
+        while True:
+            self._move(AdapterState.CONNECTING)
+            self.attempts += 1
+            self._connected_at = None
+            problem = await self._once()
+            if isinstance(problem, PlatformError) and problem.permanent:
+                self.error, self.error_code = str(problem), problem.kind.value
+                self._move(AdapterState.FATAL)
+                if node is not None:
+                    node.note = f"fatal: {problem}"
+                logger.error("%s is off until its settings are changed: %s", platform, problem)
+                with waiting("its settings to be changed, and a restart"):
+                    await trio.sleep_forever()
+            delay = self._delay(problem)
+            self.retry_at = self.clock() + delay
+            self._move(AdapterState.RETRYING)
+            logger.warning("%s failed, next attempt in %.0f s: %s", platform, delay, self.error)
+            with waiting(f"the next attempt ({self.error})"):
+                await trio.sleep(delay)
+            self.retry_at = None
 
     async def _once(self) -> BaseException | None:
         """One life of the adapter; what it failed with, or None if it ended by itself."""
@@ -99,20 +105,14 @@ class Supervised:
             self.error = self.error_code = ""
             self._move(AdapterState.CONNECTED)
 
+        problem: BaseException | None = None
         try:
             await self.adapter.run(connected)
-        except BaseException as error:
-            cancelled, rest = split_cancelled(error)
-            if cancelled is not None and rest is None:
-                self._move(AdapterState.DISCONNECTED)
-                raise
-            if not isinstance(rest, Exception):
-                raise
-            cause = first_cause(rest)
-            if not isinstance(cause, PlatformError):
-                logger.exception("the adapter for %s failed", self.adapter.platform)
-            return cause
-        return None
+        except* Exception as group:
+            problem = first_cause(group)
+            if not isinstance(problem, PlatformError):
+                logger.error("the adapter for %s failed", self.adapter.platform, exc_info=problem)
+        return problem
 
     def _delay(self, problem: BaseException | None) -> float:
         if self._connected_at is not None and trio.current_time() - self._connected_at > HEALTHY_SECONDS:

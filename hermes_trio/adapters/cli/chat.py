@@ -48,13 +48,14 @@ class ChatAdapter(Adapter):
 
     platform = CLI
 
-    def __init__(self, screen: Screen, lines: Lines, *, interactive: bool) -> None:
+    def __init__(self, screen: Screen, lines: Lines, *, interactive: bool, ready: trio.Event | None = None) -> None:
         self.limit = Limit(1_000_000_000)
         self.left = trio.Event()
         self.delivery: Callable[[], Delivery]
         self.running: Callable[[], int] = int
         """How many jobs run in the background."""
         self._interactive = interactive
+        self._ready = ready
         self._screen = screen
         self._lines = lines
         self._shown: OrderedDict[str, list[str]] = OrderedDict()
@@ -64,8 +65,10 @@ class ChatAdapter(Adapter):
     # -- the person ------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Read one input after the other until there is no more."""
+        """Read one input after the other until there is no more; the first one when the session is chosen."""
         connected()
+        if self._ready is not None:
+            await self._ready.wait()
         while not self.left.is_set():
             text = await self._lines.next()
             if text is None:
