@@ -28,8 +28,9 @@ BUSY_MILLISECONDS: Final = 5_000
 STATEMENTS: Final = 256
 """More prepared statements than there are in the package."""
 
-READER_CACHE_KIB: Final = 4_096
-WRITER_CACHE_KIB: Final = 16_384
+READER_CACHE_KIB: Final = 2_048
+WRITER_CACHE_KIB: Final = 4_096
+"""Small on purpose: the kernel keeps the file's pages too, and a larger cache makes a server that works look like one that leaks."""
 
 
 def lock_path(path: Path) -> Path:
