@@ -149,7 +149,9 @@ async def test_a_stop_does_not_wait_for_leftovers() -> None:
     """A job whose command has exited is stopped at once, whatever its leftovers were allowed; its end stays an exit."""
     async with open_bench(consent=ANYTHING, table={"terminal": {"leftover_grace": 60}}) as bench:
         started = await bench.run("(sleep 60 &); exit 3", background=True, notify_on_complete=True)
-        await until(lambda: gone(started["pid"]))
+        record = bench.box.processes.find(started["session_id"], "s1")
+        assert record is not None
+        await until(lambda: record.status is not None)
         with trio.fail_after(5):
             answer = await use(bench, "kill", started)
         assert (answer["status"], answer["exit_code"], answer["completion_reason"]) == ("already_exited", 3, "exited")
