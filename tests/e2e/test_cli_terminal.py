@@ -15,7 +15,7 @@ import msgspec
 
 from .pseudo_terminal import at_terminal, piped, plain_environment
 
-READY = "Ctrl-D leaves"
+READY = r"Ctrl-D leaves(.|\n)*›"
 
 
 def sessions(home: Path, name: str = "state.db") -> list[tuple[str, str | None]]:
