@@ -1,28 +1,25 @@
 """The application: one front door, then Quart for what is routed and plain callables for what is hot or streams.
 
-Both carriers call the same handlers through `Door.answer`, so errors, keys, limits and headers cannot differ between them.
+Both carriers call the same handlers through `Door.answer`, so errors, keys, limits and headers cannot differ between them. Quart itself lives in
+`quart_carrier`, which is loaded when it is first needed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from time import perf_counter
-from typing import Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import trio
-from quart import Response as QuartResponse
-from quart import request as quart_request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from hermes_trio.http.server import (
     ASGIApp,
-    BodyTooLarge,
     ClientLeft,
     Message,
     Receive,
-    RemediedQuartTrio,
     Scope,
     Send,
     read_body,
@@ -47,6 +44,9 @@ from .runs import run_routes
 from .sessions import session_routes
 from .sse import StreamWriter
 from .tree import tree_routes
+
+if TYPE_CHECKING:
+    from hermes_trio.http.server import RemediedQuartTrio
 
 __all__ = ["Door", "make_app", "standard_routes"]
 
@@ -87,13 +87,35 @@ class Door:
         self._front = front
         front.routes = routes
         self._cors = Cors(front.server.cors_origins)
+        self._routes = routes
         self._match = match_direct(routes)
-        self.quart = _quart(self, front, routes)
+        self._quart: RemediedQuartTrio | None = None
+        self._passed: tuple[type[Exception], ...] = ()
+        """Errors that are the carrier's own business."""
+
+    @property
+    def quart(self) -> RemediedQuartTrio:
+        """The carrier of what is not hot. It is made when it is first asked for: a server that only chats never loads it."""
+        if self._quart is None:
+            from .quart_carrier import PASSED, make_quart
+
+            self._passed = PASSED
+            self._quart = make_quart(self, self._front, self._routes)
+        return self._quart
+
+    async def _carry(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._quart is None:
+            # Loading it takes a while: not on the loop.
+            await trio.to_thread.run_sync(import_module, "hermes_trio.http.quart_carrier")
+        await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Cancellation means that the client has left, or that the server stops."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
         if scope["type"] != "http":
-            await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
+            await self._carry(scope, receive, send)
             return
         origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -104,7 +126,7 @@ class Door:
             if origin is None or not self._cors.allows(origin):
                 self._front.metrics.refused("origin")
                 error = ApiError(403, "This origin is not allowed to use this server.", code="origin_not_allowed")
-                await _send(send, _error(error))
+                await _send(send, error_response(error))
                 return
             send = _with_cors(send, self._cors.headers(origin))
             if scope["method"] == "OPTIONS":
@@ -112,7 +134,7 @@ class Door:
                 return
         found = self._match(scope["method"], scope["path"])
         if found is None:
-            await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
+            await self._carry(scope, receive, send)
         elif EXCHANGE_EXTENSION in scope.get("extensions", ()):
             await self._direct(found[0], found[1], scope, receive, send)
         else:
@@ -179,7 +201,7 @@ class Door:
                 logger.exception("%s failed", route.name)
                 told = internal_error()
             if not writer.opened:
-                return _error(told)
+                return error_response(told)
             # The stream is cut off here: a client that sees no end knows that something went wrong.
             raise
         await writer.close()
@@ -208,14 +230,24 @@ class Door:
         except Exception as error:
             told = translate(error)
             if told is None:
-                if isinstance(error, HTTPException):
+                if isinstance(error, self._passed):
                     raise
                 logger.exception("%s failed", route.name)
                 told = internal_error()
-            return _error(told)
+            return error_response(told)
 
 
-def _error(error: ApiError) -> Response:
+async def _live(receive: Receive, send: Send) -> None:
+    """The lifespan of an application that has nothing to start and nothing to end: what it serves belongs to the runtime."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as an answer."""
     return Response(error.body(), error.status, error.headers)
 
 
@@ -242,72 +274,3 @@ def _with_cors(send: Send, headers: HeaderPairs) -> Send:
         await send(message)
 
     return sending
-
-
-# -- Quart -----------------------------------------------------------------------------------------------------------------------
-
-
-def _quart(door: Door, front: FrontEnd, routes: list[Route]) -> RemediedQuartTrio:
-    quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
-    quart.config["MAX_CONTENT_LENGTH"] = front.limits.body_bytes
-    quart.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    quart.url_map.strict_slashes = False
-    quart.url_map.merge_slashes = False
-    for route in routes:
-        quart.add_url_rule(
-            route.quart_path, endpoint=route.name, view_func=_view(door, front, route), methods=[route.method]
-        )
-    quart.register_error_handler(HTTPException, cast("Any", _routing_error))
-    quart.register_error_handler(Exception, cast("Any", _unexpected_error))
-    return quart
-
-
-async def _quart_body() -> bytes:
-    try:
-        return cast("bytes", await quart_request.get_data(cache=True))
-    except RequestEntityTooLarge:
-        raise BodyTooLarge(quart_request.max_content_length or 0) from None
-
-
-def _view(door: Door, front: FrontEnd, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
-    async def view(**params: str) -> QuartResponse:
-        began = perf_counter()
-        request = Request(front, cast("Scope", quart_request.scope), _quart_body, params)
-        answer = await door.answer(route, request)
-        if type(answer) is EventStream:
-            # Only a HEAD comes here: streams are served in front of Quart.
-            answer = Response(b"", media=b"text/event-stream")
-        front.metrics.answered(route.name, answer.status, perf_counter() - began)
-        return _to_quart(answer)
-
-    return view
-
-
-def _to_quart(response: Response) -> QuartResponse:
-    made = QuartResponse(response.body, status=response.status)
-    made.headers.clear()
-    for name, value in headers_of(response):
-        made.headers.add(name.decode("latin-1").title(), value.decode("latin-1"))
-    made.headers["Content-Length"] = str(len(response.body))
-    return made
-
-
-async def _routing_error(error: HTTPException) -> QuartResponse:
-    status = error.code or 500
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if status == 404:
-        told = ApiError(
-            404, "There is nothing at this path; GET /openapi.json lists what there is.", code="unknown_path"
-        )
-    elif status == 405:
-        allow = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
-        headers = ((b"allow", allow.encode()),)
-        told = ApiError(405, f"This path takes {allow}.", code="method_not_allowed", headers=headers)
-    else:
-        told = ApiError(status, error.description or error.name)
-    return _to_quart(_error(told))
-
-
-async def _unexpected_error(error: Exception) -> QuartResponse:
-    logger.error("a request failed", exc_info=error)
-    return _to_quart(_error(internal_error()))

@@ -6,15 +6,20 @@ their plain helpers, event streams, and the remedies for stock Hypercorn and Qua
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.bodies import BodyTooLarge, ClientLeft, InvalidJSON, decode_json, read_body
 from hermes_trio.http.server.config import ServerConfig, hypercorn_config
 from hermes_trio.http.server.events import EventStreamWriter, encode_event
 from hermes_trio.http.server.faults import Ending, ending_of
-from hermes_trio.http.server.remedies import RemediedQuartTrio, bound_stock_sends, remedied, unbounded
+from hermes_trio.http.server.remedies import bound_stock_sends, remedied
 from hermes_trio.http.server.responses import HeaderBlock
 from hermes_trio.http.server.routes import HotRoutes, send_json
 from hermes_trio.http.server.serving import LifespanCrashed, ShutdownSignal, serve
+
+if TYPE_CHECKING:
+    from hermes_trio.http.server.quart_remedies import RemediedQuartTrio, unbounded
 
 __all__ = [
     "ASGIApp",
@@ -44,3 +49,12 @@ __all__ = [
     "serve",
     "unbounded",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Quart is loaded when it is asked for."""
+    if name in {"RemediedQuartTrio", "unbounded"}:
+        from hermes_trio.http.server import quart_remedies
+
+        return getattr(quart_remedies, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

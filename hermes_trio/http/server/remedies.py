@@ -1,6 +1,6 @@
 """Remedies for what stock Hypercorn 0.18, Quart 0.22 and Quart-Trio 0.12 do wrong under Trio, each with its cause.
 
-`remedied(app)` wraps any ASGI application; `RemediedQuartTrio` has the same remedies built in, for `hypercorn
+`remedied(app)` wraps any ASGI application; `RemediedQuartTrio`, in `quart_remedies`, has the same remedies built in, for `hypercorn
 --worker-class trio`. Both leave requests of the fast path alone: there the causes do not exist.
 
 **Last send.** Hypercorn emits `http.disconnect` from inside the application's own last `send()`. Quart-Trio cancels
@@ -34,17 +34,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar, cast, final
+from typing import final
 
 import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.trio.tcp_server import TCPServer
-from quart.wrappers import Response
-from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
-from quart_trio.wrappers import TrioRequest
-from quart_trio.wrappers.request import TrioBody
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.faults import EXCHANGE_EXTENSION, Ending, RequestFate
@@ -54,14 +48,6 @@ DRAIN_TIMEOUT = 5.0
 LAST_SEND_TIMEOUT = 30.0
 LAST_SEND_GRACE = 0.5
 WRITE_TIMEOUT = 30.0
-
-ResponseT = TypeVar("ResponseT", bound=Response)
-
-
-def unbounded(response: ResponseT) -> ResponseT:
-    """The same response without Quart's response timeout."""
-    response.timeout = None
-    return response
 
 
 @final
@@ -269,7 +255,7 @@ def checkpointed_send(send: Send) -> Send:
     return checkpointed
 
 
-def _is_guarded(scope: Scope) -> bool:
+def is_guarded(scope: Scope) -> bool:
     return EXCHANGE_EXTENSION in scope.get("extensions", {})
 
 
@@ -277,7 +263,7 @@ def remedied(app: ASGIApp, *, drain_bytes: int = DRAIN_BYTES, drain_timeout: flo
     """The application with the remedies that act between server and application."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_guarded(scope):
+        if scope["type"] == "http" and not is_guarded(scope):
             exchange = GuardedExchange(scope, receive, send, drain_bytes=drain_bytes, drain_timeout=drain_timeout)
             await exchange.run(partial(app, scope))
         elif scope["type"] == "websocket":
@@ -286,81 +272,3 @@ def remedied(app: ASGIApp, *, drain_bytes: int = DRAIN_BYTES, drain_timeout: flo
             await app(scope, receive, send)
 
     return guarded
-
-
-@final
-class BoundedBody(TrioBody):
-    """A request body whose limit holds for the sum of its parts."""
-
-    _total = 0
-
-    def append(self, data: bytes) -> None:
-        """Take a part; past the limit the body is complete and reading it raises `RequestEntityTooLarge`."""
-        self._total += len(data)
-        limit = self._max_content_length
-        if limit is not None and self._total > limit:
-            self._must_raise = RequestEntityTooLarge()
-            self.set_complete()
-            return
-        super().append(data)
-
-    async def __anext__(self) -> bytes:
-        """The next part; a limit that was passed while it was waited for is an error, not the end."""
-        try:
-            return await super().__anext__()
-        except StopAsyncIteration:
-            if self._must_raise is not None:
-                raise self._must_raise from None
-            raise
-
-
-class RemediedRequest(TrioRequest):
-    """A Quart request with a body that is really bounded."""
-
-    body_class = BoundedBody
-
-
-class RemediedHTTPConnection(TrioASGIHTTPConnection):
-    """Quart-Trio's HTTP connection with the last send shielded and early answers settled."""
-
-    async def __call__(self, receive: Any, send: Any) -> None:
-        """Run one request; cancelled when its client leaves."""
-        scope = cast("Scope", self.scope)
-        if _is_guarded(scope):
-            await super().__call__(receive, send)
-        else:
-            await GuardedExchange(scope, receive, send).run(cast("Any", super().__call__))
-
-    async def handle_request(self, nursery: trio.Nursery, request: Any, send: Any) -> None:
-        """Answer one request; a stream has no response timeout."""
-        response = await self.app.handle_request(request)
-        timeout = self._timeout_of(response)
-        if timeout is None:
-            await self._send_response(send, response)
-        else:
-            with trio.move_on_after(timeout):
-                await self._send_response(send, response)
-        nursery.cancel_scope.cancel()
-
-    def _timeout_of(self, response: Any) -> float | None:
-        if isinstance(response, Response) and response.timeout is not Ellipsis:
-            return cast("float | None", response.timeout)
-        if "content-length" not in response.headers:
-            return None
-        return cast("float | None", self.app.config["RESPONSE_TIMEOUT"])
-
-
-class RemediedWebsocketConnection(TrioASGIWebsocketConnection):
-    """Quart-Trio's WebSocket connection whose sends are checkpoints."""
-
-    async def __call__(self, receive: Any, send: Any) -> None:
-        """Run one WebSocket; cancelled when its peer leaves."""
-        await super().__call__(receive, cast("Any", checkpointed_send(send)))
-
-
-class RemediedQuartTrio(QuartTrio):
-    """QuartTrio with every remedy of this module."""
-
-    asgi_http_class = RemediedHTTPConnection
-    asgi_websocket_class = RemediedWebsocketConnection
-    request_class = RemediedRequest
