@@ -33,6 +33,7 @@ from .model import (
     ToolCallReady,
     ToolSpec,
 )
+from .models.redaction import hide_credentials
 from .tool import Tool, ToolBox, error_result, partial_result, usage_of_tools
 
 __all__ = ["AgentSettings", "ModelAgent", "Routes"]
@@ -280,7 +281,9 @@ class _Work:
         tool = self.tools.get(call.name)
         preview = _preview(tool, call)
         began = trio.current_time()
-        turn.emit("tool.started", tool=call.name, preview=preview, tool_call_id=call.id, arguments=call.arguments)
+        if turn.sink is not None:
+            arguments = hide_credentials(call.arguments)
+            turn.emit("tool.started", tool=call.name, preview=preview, tool_call_id=call.id, arguments=arguments)
         failed = True
         result = ""
         try:
@@ -294,7 +297,7 @@ class _Work:
                 tool_call_id=call.id,
                 duration=round(trio.current_time() - began, 3),
                 error=failed,
-                result=result,
+                result=hide_credentials(result) if turn.sink is not None else "",
             )
         return Message(
             role="tool", content=result, tool_call_id=call.id, tool_name=call.name, timestamp=turn.core.clock()

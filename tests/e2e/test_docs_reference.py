@@ -27,6 +27,7 @@ from hermes_trio.adapters.slack_events import SlackSettings
 from hermes_trio.adapters.telegram_events import TelegramSettings
 from hermes_trio.agent.consent import ConsentSettings
 from hermes_trio.agent.models import routes as model_routes
+from hermes_trio.agent.models.network import allow_network_models
 from hermes_trio.agent.models.wire import Timeouts
 from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
 from hermes_trio.host import AgentTable
@@ -147,7 +148,8 @@ def test_the_example_of_a_configuration_is_accepted(tmp_path: Path):
     (tmp_path / "config.toml").write_text(block[1])
     config = load_config({"OPENAI_API_KEY": "k-0123456789"}, home=tmp_path)
     assert config.server.port == 9000
-    with_models = model_routes.build_routes(config.models, config.environment)
+    with allow_network_models():
+        with_models = model_routes.build_routes(config.models, config.environment)
     assert with_models.default == "fast"
     assert ToolSettings.read(config.tools).terminal.cwd == "/srv/agent"
 

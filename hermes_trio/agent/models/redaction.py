@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, final
 
-__all__ = ["HIDDEN", "Secret", "redact"]
+__all__ = ["HIDDEN", "Secret", "hide_credentials", "redact"]
 
 HIDDEN: Final = "[hidden]"
 
@@ -50,6 +50,11 @@ def redact(text: str) -> str:
         # there is any.
         head = text[:_MAXIMUM_TEXT]
         text = (head.rsplit(None, 1)[0] if " " in head else head[:256]) + " …"
+    return hide_credentials(text)
+
+
+def hide_credentials(text: str) -> str:
+    """`text` without anything that looks like a key, a token or a password, in its full length."""
     return _CREDENTIALS.sub(_hide, text)
 
 
