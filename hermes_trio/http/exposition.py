@@ -1,0 +1,96 @@
+"""The metrics as Prometheus reads them. Loaded when somebody asks for them: most servers are never asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hermes_trio.runtime.run import RunStatus
+
+from .metrics import BUCKETS, Metrics
+
+if TYPE_CHECKING:
+    from .front import Host
+
+__all__ = ["exposition_of"]
+
+_BOUNDS: Final = (*(str(float(bucket)) for bucket in BUCKETS), "+Inf")
+
+
+class _Counted(Collector):
+    """What was counted since the start."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Counters and the histogram."""
+        metrics = self._metrics
+        answers = CounterMetricFamily(
+            "hermes_http_requests", "Answers, by route and status.", labels=["route", "status"]
+        )
+        for (route, status), count in metrics.answers.items():
+            answers.add_metric([route, str(status)], count)
+        yield answers
+        histogram = HistogramMetricFamily(
+            "hermes_http_request_seconds",
+            "Seconds until the answer (or the end of a stream), by route.",
+            labels=["route"],
+        )
+        for route, buckets in metrics.buckets.items():
+            total = 0
+            rows: list[tuple[str, float]] = []
+            for bound, count in zip(_BOUNDS, buckets, strict=True):
+                total += count
+                rows.append((bound, total))
+            histogram.add_metric([route], rows, metrics.seconds[route])
+        yield histogram
+        refused = CounterMetricFamily(
+            "hermes_http_refused", "Requests refused before a route saw them.", labels=["reason"]
+        )
+        for reason, count in metrics.refusals.items():
+            refused.add_metric([reason], count)
+        yield refused
+        left = CounterMetricFamily("hermes_http_client_left", "Requests whose client left first.", labels=["route"])
+        for route, count in metrics.departures.items():
+            left.add_metric([route], count)
+        yield left
+
+
+class _Live(Collector):
+    """Gauges of what is alive now."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def collect(self) -> Iterator[Metric]:
+        """The tree and the limiter, in one step without a checkpoint."""
+        host = self._host
+        yield GaugeMetricFamily("hermes_turns_active", "Turns that hold a limiter token.", value=host.stateless.active)
+        yield GaugeMetricFamily("hermes_draining", "1 while new work is refused.", value=int(host.draining))
+        kinds: dict[str, int] = {}
+        for node in host.tree.root.walk():
+            kinds[node.kind] = kinds.get(node.kind, 0) + 1
+        nodes = GaugeMetricFamily("hermes_tree_nodes", "Nodes of the live task tree, by kind.", labels=["kind"])
+        for kind, count in sorted(kinds.items()):
+            nodes.add_metric([kind], count)
+        yield nodes
+        runs = GaugeMetricFamily("hermes_runs_live", "Runs that have not settled, by status.", labels=["status"])
+        statuses = dict.fromkeys((status.value for status in RunStatus), 0)
+        for run in host.stateless.runs.all():
+            statuses[run.status.value] += 1
+        for status, count in statuses.items():
+            runs.add_metric([status], count)
+        yield runs
+
+
+def exposition_of(metrics: Metrics) -> bytes:
+    """The text. A fresh registry each time: everything in it is read off the moment."""
+    registry = CollectorRegistry()
+    registry.register(_Counted(metrics))
+    registry.register(_Live(metrics.host))
+    return generate_latest(registry)
