@@ -279,6 +279,9 @@ class Shells:
     def _prune(self) -> None:
         """Drop what is too old or too much, the longest unused first."""
         now = self._clock()
+        oldest = next(iter(self._sessions.values()))
+        if len(self._sessions) <= MAX_SESSIONS and now - oldest.used_at <= IDLE_SECONDS:
+            return
         newest = next(reversed(self._sessions))
         for session_id, shell in list(self._sessions.items()):
             idle = now - shell.used_at > IDLE_SECONDS
