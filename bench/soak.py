@@ -339,8 +339,9 @@ def lost(database: Path, tally: Tally) -> tuple[int, int]:
 
 @attrs.define
 class Soak:
-    """What was seen."""
+    """What was seen. `memory` is the server's, every second of the load after the warm-up."""
 
+    memory: list[int]
     idle: State
     warm: State
     after: State
@@ -354,17 +355,27 @@ class Soak:
     rows_at_the_end: dict[str, int]
 
 
+async def _weigh(pid: int, memory: list[int]) -> None:
+    while True:
+        memory.append(rss_bytes(pid))
+        await trio.sleep(1)
+
+
 async def soak(process: subprocess.Popen[str], port: int, home: Path, seconds: float, bar: Progress) -> Soak:
     """Warm up, load, look, and end the server under load."""
     database = home / "state.db"
     task = bar.add_task("warming up", total=4)
     tally, last = Tally(), Tally()
-    warming = max(3.0, seconds / 5)
+    warming = max(3.0, seconds / 3)
+    memory: list[int] = []
     await load(port, warming, Tally())
     warm = await calm_state(process.pid, port, None)
     idle = await calm_state(process.pid, port, warm)
     bar.update(task, advance=1, description=f"{CLIENTS} clients for {seconds - warming:.0f} s")
-    await load(port, seconds - warming, tally)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_weigh, process.pid, memory)
+        await load(port, seconds - warming, tally)
+        nursery.cancel_scope.cancel()
     bar.update(task, advance=1, description="looking at what is left")
     after = await calm_state(process.pid, port, idle)
     rows = await trio.to_thread.run_sync(open_rows, database)
@@ -382,6 +393,7 @@ async def soak(process: subprocess.Popen[str], port: int, home: Path, seconds: f
     missing = await trio.to_thread.run_sync(lost, database, last)
     earlier = await trio.to_thread.run_sync(lost, database, tally)
     return Soak(
+        memory,
         idle,
         warm,
         after,
@@ -460,6 +472,7 @@ def _tell(report: Report, seen: Soak, took: float) -> int:
     report.figures |= {
         "seconds": round(took, 1),
         "done": dict(done),
+        "memory_by_second": seen.memory,
         "warm": attrs.asdict(warm),
         "after": attrs.asdict(after),
         "rows": seen.rows,
@@ -483,6 +496,14 @@ def _tell(report: Report, seen: Soak, took: float) -> int:
     report.bound(lost_words, not seen.lost_runs and not seen.lost_answers)
     left = sum(seen.rows_at_the_end.values())
     report.bound(f"{left} rows without an end after it", not left)
+
+    def draw(axes: Any) -> None:
+        axes.plot([rss / 1e6 for rss in seen.memory])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds of load after the warm-up")
+        axes.set_title(f"memory of a server under {CLIENTS} clients, MB")
+
+    report.plot(draw, height=3)
     return report.finish(strict=True)
 
 
