@@ -49,7 +49,9 @@ class Terminal:
         self.type(text + "\r")
 
     def press(self, key: str) -> None:
-        """Press Ctrl and a letter."""
+        """Press Ctrl and a letter, once the screen stands still: while something is being printed the terminal is not in raw mode."""
+        while self._read(0.4):
+            pass
         self.type(chr(ord(key.upper()) - 64))
 
     def expect(self, pattern: str, *, seconds: float = PATIENCE) -> str:

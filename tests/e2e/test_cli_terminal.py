@@ -172,7 +172,7 @@ def test_run_is_stopped_by_a_signal_with_a_receipt(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "nothing of it runs any more" in errors
     assert not Path(f"/proc/{mark.read_text().strip()}").exists()
     assert sessions(tmp_path) == [("cli", "run_complete")]

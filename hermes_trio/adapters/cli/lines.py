@@ -109,6 +109,12 @@ class PromptLines:
         def new_line(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
+        def end(event: KeyPressEvent) -> None:
+            if not event.current_buffer.text:
+                event.app.exit(exception=EOFError())
+
         bindings.add("c-c")(stop)
+        # While something is printed above the prompt the terminal is not in raw mode for a moment, and Linux keeps a Ctrl-D of that moment as NUL.
+        bindings.add("c-@")(end)
         bindings.add("escape", "enter")(new_line)
         return bindings

@@ -15,7 +15,7 @@ import trio
 from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.delivery import Front
+from hermes_trio.runtime.delivery import Delivery, Front
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.runtime import Runtime
@@ -164,21 +164,25 @@ async def run_once(
         assert front.first is not None
         turn = front.first
         async with trio.open_nursery() as nursery:
-
-            async def settle() -> None:
-                await turn.root.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(settle)
             if stop is not None:
-                await stop.wait()
-                cause = Cause(CancelCause.STOP, "Ctrl-C")
-                current = delivery.current_turn(key) or turn
-                front.result.receipt = await current.stop(cause)
-                await runtime.core.end_session(turn.context.session_id, RUN_COMPLETE, cause)
+                nursery.start_soon(_stop_when_asked, runtime, delivery, front, stop)
+            await turn.root.wait()
+            if stop is None or not stop.is_set():
+                nursery.cancel_scope.cancel()
         # The lane ends the session after its last turn, and then itself.
         lane = turn.node.parent
         assert lane is not None
         await lane.wait_closed()
     front.result.seconds = trio.current_time() - began
     return front.result
+
+
+async def _stop_when_asked(runtime: Runtime, delivery: Delivery, front: _RunFront, stop: trio.Event) -> None:
+    """Stop the turn that runs (or the first one, which says that it had ended), then what it left in the background."""
+    await stop.wait()
+    assert front.first is not None
+    cause = Cause(CancelCause.STOP, "Ctrl-C")
+    context = front.first.context
+    turn = delivery.current_turn(context.session_key) or front.first
+    front.result.receipt = await turn.stop(cause)
+    await runtime.core.end_session(context.session_id, RUN_COMPLETE, cause)
