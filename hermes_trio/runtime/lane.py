@@ -196,6 +196,10 @@ class Lanes:
         plan.sink = front.sink(plan.context)
         plan.asks = plan.sink if front.interactive else None
         await core.admission.admit()
+        if core.draining:
+            # What has not begun keeps waiting for the next start; begun now, it would be cancelled at once and be lost.
+            core.admission.release()
+            return
         try:
             lane.root = root if front.one_shot else None
             lane.context_session = session_id

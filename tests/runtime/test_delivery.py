@@ -359,3 +359,26 @@ async def test_a_notice_for_a_session_that_ended_is_abandoned(
     await trio.sleep(100)
     assert len(fake_adapter.sent) == 1
     assert (await runtime.store.backlog())["inbox"] == 0
+
+
+async def test_a_message_that_waits_for_a_slot_when_a_drain_begins_is_kept(virtual_clock):
+    """It has not begun, so it is not begun and cancelled: it waits for the next start."""
+    gate = trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        await gate.wait()
+        return turn.input.text
+
+    async with (
+        Runtime(agent=agent, settings=Settings(max_turns=1)) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
+        await adapter.say("first", chat="1")
+        await trio.testing.wait_all_tasks_blocked()
+        await adapter.say("second", chat="2")
+        await trio.testing.wait_all_tasks_blocked()
+        report = await runtime.drain(0)
+        assert report.ok
+        assert [entry.outcome.cause.kind for entry in adapter.sent] == [CancelCause.DRAIN]
+        waiting = await runtime.store.take_inbox(adapter.key("2"))
+        assert [row.text for row in waiting] == ["second"]
