@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from .pseudo_terminal import at_terminal, piped, plain_environment
 
@@ -178,6 +179,7 @@ def test_run_is_stopped_by_a_signal_with_a_receipt(tmp_path: Path) -> None:
     assert sessions(tmp_path) == [("cli", "run_complete")]
 
 
+@pytest.mark.slow
 def test_jobs_outbox_and_pairing_are_managed_without_a_server(tmp_path: Path) -> None:
     """What is written is what the next server finds."""
     added = piped(["cron", "add", "every 2h", "look at the disks"], tmp_path)

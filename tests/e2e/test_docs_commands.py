@@ -20,6 +20,8 @@ import pytest
 
 from .server_process import KEY, ServerProcess, clean_environment, server_process
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```console run( stopped)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"^# prints: (.+)$", re.MULTILINE)

@@ -62,7 +62,9 @@ async def test_own_session_and_fresh_signals() -> None:
     async with open_warden() as warden:
         process = await warden.spawn(spec("grep -E 'Sig(Ign|Blk)' /proc/self/status; ps -o sid= -p $$"))
         lines = (await read_all(process)).decode().split()
-        assert lines[1] == lines[3] == "0" * 16
+        # 32 and 33 belong to the C library, which lets nobody change them; whoever started the tests may have them ignored.
+        ours = ~(0b11 << 31)
+        assert (int(lines[1], 16) & ours, int(lines[3], 16) & ours) == (0, 0)
         assert int(lines[4]) == process.pid
 
 
