@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import attrs
 
@@ -17,17 +18,18 @@ from hermes_trio.runtime.runtime import Runtime, Stage
 
 from .cron import CronScheduler
 from .directory import Directory, Member
-from .discord import discord_member
 from .gateway import MessageGateway
 from .github import API, GithubComments
 from .outbox import Senders
 from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings, read_settings
-from .slack import slack_member
-from .telegram import telegram_member
 from .webhook import PREFIX as WEBHOOK_PREFIX
 from .webhook import WebhookFrontDoor
 
 __all__ = ["AdapterAssembly", "Mount", "OpenAdapters", "build_assembly", "github_member"]
+
+
+_PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
+"""The chat platforms, and the variable that switches each on without a table in the configuration."""
 
 
 class Mount(Protocol):
@@ -131,10 +133,14 @@ def build_assembly(
 ) -> AdapterAssembly:
     """The assembly that a configuration asks for: `tables` are its sections by name. `members` come in addition."""
     built = list(members)
-    for name, build in (("telegram", telegram_member), ("discord", discord_member), ("slack", slack_member)):
-        member = build(tables.get(name, {}), environment)
-        if member is not None:
-            built.append(member)
+    for name, variable in _PLATFORMS.items():
+        table = tables.get(name, {})
+        if table or environment.get(variable):
+            # By name: a platform that nobody uses is not loaded, so that starting the server stays quick.
+            build = getattr(import_module(f".{name}", __package__), f"{name}_member")
+            member: Member | None = build(table, environment)
+            if member is not None:
+                built.append(member)
     comments = github_member(environment)
     if comments is not None:
         built.append(comments)

@@ -5,7 +5,6 @@ An async function for Trio that takes a turn and returns a reply is an agent alr
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -35,6 +34,8 @@ def asyncio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
 
     Stopping the turn cancels the coroutine as asyncio does it, and waits for it within the thread grace.
     """
+
+    import asyncio  # only here: loading it takes longer than loading Trio, and few programs need it
 
     async def agent(turn: Turn) -> Reply | str:
         loop: asyncio.AbstractEventLoop | None = None
