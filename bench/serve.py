@@ -5,7 +5,8 @@ reference's fake agent stores nothing either) and durable, one commit a turn. Be
 stock Hypercorn. Every server has one core to itself, the load comes from another core (wrk, or our own generator), and all take turns within a round.
 
 The machine is shared: read the ratios, which are taken within a round, and the CPU time that a server used for a request, which others' load changes
-least. What a commit costs on this disk is measured in the same rounds, because one client with a durable store waits for nothing else.
+least. What a commit costs on this disk is measured in the same rounds, because one client with a durable store waits for nothing else. The quick run leaves
+out the isolation of sessions, which `bench.http_isolation` measures too.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _start(stack: ExitStack, names: list[str], sleep: float) -> dict[str, Pinned
     return servers
 
 
-def _warm_up(server: PinnedServer, count: int = 100) -> None:
+def _warm_up(server: PinnedServer, count: int) -> None:
     request = request_bytes(CHAT_BODY)
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         for _ in range(count):
@@ -140,7 +141,7 @@ def measure(
     with ExitStack() as stack:
         servers = _start(stack, names, sleep)
         for server in servers.values():
-            _warm_up(server)
+            _warm_up(server, 5 if sleep else 100)
         for _ in range(rounds):
             for clients in cases:
                 for name, server in servers.items():
@@ -351,9 +352,9 @@ def main() -> int:
         affinity = os.sched_getaffinity(0)
         try:
             with pinned(DURABLE, product(sleep=WAIT)) as server:
-                crowd = measure_crowd(server, CONNECTIONS, 1.5 if quick else 5)
+                crowd = measure_crowd(server, CONNECTIONS, 1 if quick else 5)
             bar.update(task, description=f"{ISOLATED} sessions")
-            isolation = measure_isolation(ISOLATED, 1 if quick else 3)
+            isolation = None if quick else measure_isolation(ISOLATED, 3)
         finally:
             os.sched_setaffinity(0, affinity)
     _table(report, "Turns that take no time, relative to the reference", instant, everybody, CLIENTS, REFERENCE)
@@ -363,7 +364,7 @@ def main() -> int:
         "waiting": _figures(waiting),
         "commit_ms": 1000 * commit,
         "crowd": attrs.asdict(crowd),
-        "isolation": attrs.asdict(isolation),
+        "isolation": None if isolation is None else attrs.asdict(isolation),
         "starts": {name: [attrs.asdict(start) for start in found] for name, found in starts.items()},
         "load_generator": "wrk" if have_wrk() else "own",
     }
@@ -375,7 +376,8 @@ def main() -> int:
     calm = crowd.busy_p99 <= 3 * crowd.idle_p99
     report.bound(f"/health p99 {crowd.busy_p99:.1f} ms beside them, {crowd.idle_p99:.1f} alone (at most 3 x)", calm)
     start_bounds(report, cast("dict[str, list[Start]]", starts))
-    report.bound(f"crossings: {isolation.crossings} at {isolation.most_at_once} sessions", not isolation.crossings)
+    if isolation is not None:
+        report.bound(f"crossings: {isolation.crossings} at {isolation.most_at_once} sessions", not isolation.crossings)
     report.plot(_draw(instant, waiting, everybody), panels=2)
     share = _median([sample.share for clients in CLIENTS[1:] for sample in instant[DURABLE, clients]])
     report.figures["core_share"] = share
