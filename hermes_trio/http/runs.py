@@ -491,7 +491,9 @@ def run_routes() -> list[Route]:
             errors=(400,),
             parameters=(
                 Parameter(
-                    "status", "Only runs in this status.", {"type": "string", "enum": [s.value for s in RunStatus]}
+                    "status",
+                    "Only runs in this status; empty for all.",
+                    {"type": "string", "enum": ["", *(status.value for status in RunStatus)]},
                 ),
                 Parameter("session_id", "Only runs of this session."),
                 Parameter("limit", "How many.", LOOSE_NUMBER),
