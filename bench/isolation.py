@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import trio
 from rich.progress import Progress, TaskID
 
@@ -275,7 +276,7 @@ class Hosted:
         await trio.sleep(step.pause)
         check("worker thread", mine, await turn.run_sync(read_here))
         theirs = mine.child()
-        context = attrs.evolve(turn.context, message_id=theirs.message, session_id=f"child-{theirs.message}")
+        context = msgspec.structs.replace(turn.context, message_id=theirs.message, session_id=f"child-{theirs.message}")
         await turn.run_child("child", agent=partial(self.child, step.pause, theirs), context=context)
         if step.process:
             check("process", mine, await self.ask_process())

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import attrs
 import msgspec
 
 from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
@@ -52,8 +51,7 @@ class AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Platforms, besides the terminal and HTTP on loopback, on which the demo model obeys its directives."""
 
 
-@attrs.frozen(kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What is open."""
 
     config: Config

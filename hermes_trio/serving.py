@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.config import Config
@@ -39,14 +39,13 @@ class AddressUnusable(OSError):
     """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
 
 
-@attrs.define
-class Serving:
+class Serving(msgspec.Struct):
     """A server that is up: where it listens, and how it ends."""
 
     gateway: Gateway
     addresses: list[str]
-    closing: trio.Event = attrs.field(factory=trio.Event)
-    closed: trio.Event = attrs.field(factory=trio.Event)
+    closing: trio.Event = msgspec.field(default_factory=trio.Event)
+    closed: trio.Event = msgspec.field(default_factory=trio.Event)
 
     async def close(self) -> None:
         """Close the connections, open requests within their grace, and wait for it."""

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import attrs
 import cyclopts
 import msgspec
 from cyclopts import Parameter
@@ -96,11 +95,7 @@ def _check_version(db: Database, path: str) -> None:
 
 
 def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(_plain(value)), indent=2).decode() + "\n")
-
-
-def _plain(value: object) -> object:
-    return attrs.asdict(value) if attrs.has(type(value)) else value  # pyright: ignore[reportArgumentType]
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def _when(moment: float | None) -> str:
@@ -144,7 +139,7 @@ def list_command(
     with _reading(_path(home, config)) as db:
         found = list_sessions(db, limit, offset, source, tenant, children, open_only)
     if as_json:
-        _print_json([_plain(session) for session in found])
+        _print_json(found)
         return
     table = Table(box=None)
     for name in ("id", "source", "last active", "ended", "reason", "messages", "title"):
@@ -178,11 +173,11 @@ def show_command(
         everything = list(_all_messages(db, session_id, archived))
     last = everything[-messages:] if messages > 0 else []
     if as_json:
-        _print_json({"session": _plain(session), "messages": last})
+        _print_json({"session": session, "messages": last})
         return
     console = Console()
     facts = Table(box=None, show_header=False)
-    for field, value in attrs.asdict(session).items():
+    for field, value in msgspec.structs.asdict(session).items():
         if value not in (None, "", 0, False):
             text = _when(value) if field.endswith(("_at", "_active")) else getattr(value, "value", value)
             facts.add_row(field, str(text))
@@ -202,7 +197,7 @@ def _all_messages(db: Database, session_id: str, archived: bool) -> Iterator[dic
             row.update(
                 {
                     name: value
-                    for name, value in attrs.asdict(message).items()
+                    for name, value in msgspec.structs.asdict(message).items()
                     if value and name not in ("role", "content")
                 }
             )
@@ -234,7 +229,7 @@ def search_command(
     if behind:
         sys.stderr.write(f"{behind} messages are not in the index yet; the running server adds them within seconds\n")
     if as_json:
-        _print_json([_plain(hit) for hit in hits])
+        _print_json(hits)
         return
     table = Table(box=None)
     for name in ("session", "when", "role", "match"):
@@ -334,7 +329,7 @@ def export_command(
         )
         lines = (
             msgspec.json.encode(
-                {"session": _plain(session), "messages": list(_all_messages(db, session.id, archived))}
+                {"session": session, "messages": list(_all_messages(db, session.id, archived))}
             ).decode()
             for session in chosen
         )
@@ -401,7 +396,7 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
     finally:
         db.close()
     if as_json:
-        _print_json({**attrs.asdict(found), "sound": found.sound, "healthy": found.healthy})
+        _print_json({**msgspec.structs.asdict(found), "sound": found.sound, "healthy": found.healthy})
     else:
         _print_diagnosis(found)
     return 0 if found.sound else 1

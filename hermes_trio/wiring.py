@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import attrs
+import msgspec
 
 from hermes_trio import __version__
 from hermes_trio.adapters.assembly import Mount, OpenAdapters, build_assembly
@@ -27,8 +27,7 @@ from hermes_trio.runtime.runtime import Runtime
 __all__ = ["Gateway", "open_gateway"]
 
 
-@attrs.frozen(kw_only=True)
-class Gateway:
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     """A running gateway: what a server needs to serve it."""
 
     config: Config

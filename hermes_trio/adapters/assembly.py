@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-import attrs
+import msgspec
 
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.runtime import Runtime, Stage
@@ -43,8 +43,7 @@ class Mount(Protocol):
     ) -> tuple[int, tuple[tuple[str, str], ...], bytes]: ...
 
 
-@attrs.frozen(kw_only=True)
-class OpenAdapters:
+class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
     """What is running. `gateway.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
 
     gateway: MessageGateway

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from attrs import frozen
+import msgspec
 
 __all__ = [
     "DISCORD",
@@ -40,8 +40,7 @@ def utf16_length(text: str) -> int:
     return len(text) + sum(char > "\uffff" for char in text)
 
 
-@frozen
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """How much fits into one message."""
 
     size: int
@@ -53,8 +52,7 @@ DISCORD: Final = Limit(2000)
 SLACK: Final = Limit(39_000)
 
 
-@frozen
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """One message. The bodies and separators of all chunks, joined, are the text without the blank space in front.
 
     `opening` and `closing` are the fences that were added because a code block was cut, `marker` is its number.
@@ -120,8 +118,7 @@ _BARE_FENCE: Final = re.compile(r" {0,3}(?:`{3,}|~{3,})\s*")
 _FENCE_START: Final = re.compile(r" {0,3}(?:```|~~~)")
 
 
-@frozen
-class _Fence:
+class _Fence(msgspec.Struct, frozen=True):
     """A fenced block: the offsets of its opening line, its content and what follows, and how to write it again."""
 
     start: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
@@ -25,8 +25,7 @@ RECEIPT_LINES: Final = 12
 TREE_LINES: Final = 40
 
 
-@attrs.frozen(kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who gave a command, and in which conversation."""
 
     platform: str
@@ -35,8 +34,7 @@ class Caller:
     prefix: str = "/"
 
 
-@attrs.frozen
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     usage: str
     help: str
     run: Callable[[Caller, Command], Awaitable[str]]

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Protocol
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import Outcome
@@ -47,8 +47,7 @@ DEFAULT_LIMIT: Final = Limit(4000)
 # -- what comes in -----------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a person (or a machine) wrote on a platform.
 
     `event_id` identifies the platform's event, so that a redelivered one is done once. `anchor` is the message that the answer should be a reply to, empty
@@ -61,7 +60,7 @@ class Incoming:
     event_id: str = ""
     anchor: str | None = None
     addressed: bool = True
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     @property
     def plain_text(self) -> str:
@@ -89,8 +88,7 @@ class Receipt(Enum):
     """The conversation's mailbox is full; the person was told."""
 
 
-@attrs.frozen(kw_only=True)
-class Reception:
+class Reception(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `GatewayPort.receive`."""
 
     receipt: Receipt
@@ -101,8 +99,7 @@ class Reception:
 # -- what goes out -----------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Button:
+class Button(msgspec.Struct, frozen=True):
     """A choice below a message. `value` comes back through `GatewayPort.approval_clicked`: an approval id and a choice."""
 
     label: str
@@ -123,8 +120,7 @@ class Button:
         return parts[1], Choice(parts[2])
 
 
-@attrs.frozen(kw_only=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     """One message for a platform. `text` is what a model writes (CommonMark) and is within the adapter's limit; the adapter puts it into its own markup.
 
     With `plain`, it is sent without markup: the platform refused it with markup. `edits` is the id of a message that this text replaces; if that message
@@ -140,11 +136,10 @@ class Outgoing:
     plain: bool = False
     buttons: tuple[Button, ...] = ()
     notify: bool = True
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@attrs.frozen(kw_only=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a send ended (GW-4, GW-5). `ambiguous`: the platform may have it although no answer came."""
 
     success: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.budget import Budget
@@ -81,7 +81,7 @@ class ConversationFront(Front):
         given = super().prepare(rows)
         note = self._told_model.pop(rows[0].session_key, "")
         content: Any = given.payload.get("content", "")
-        return attrs.evolve(given, instructions=note, content=content or "")
+        return msgspec.structs.replace(given, instructions=note, content=content or "")
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         seconds = self._member.settings.deadline

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.budget import Budget
@@ -71,7 +71,7 @@ class CronFront(OneShotFront):
         given = super().prepare(rows)
         name = rows[0].routing.chat_name
         model = str(given.payload.get("model", ""))
-        return attrs.evolve(given, model=model, instructions=INSTRUCTIONS.format(name=name))
+        return msgspec.structs.replace(given, model=model, instructions=INSTRUCTIONS.format(name=name))
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         return Budget(seconds=float(rows[0].payload.get("deadline") or self._settings.deadline))
@@ -230,7 +230,7 @@ class CronScheduler:
             job = Job.read(row)
         except (ScheduleError, KeyError, TypeError, ValueError) as error:
             logger.error("cron job %s (%s) cannot be read and is switched off: %s", row.name, row.id, error)
-            await store.put_cron_job(attrs.evolve(row, enabled=False))
+            await store.put_cron_job(msgspec.structs.replace(row, enabled=False))
             return None
         present = datetime.fromtimestamp(now, UTC)
         first = datetime.fromtimestamp(row.next_at, UTC)
@@ -256,7 +256,7 @@ class CronScheduler:
         if job.times is not None and job.completed + 1 >= job.times:
             following = None
         # Counted before it is claimed: if the server dies in between, a job that should run so many times runs once less, and never once more.
-        await store.put_cron_job(attrs.evolve(row, spec={**row.spec, "completed": job.completed + 1}))
+        await store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "completed": job.completed + 1}))
         if await self._account(row, slot, CronState.CLAIMED, "", following):
             await self._start(job, slot.timestamp())
         return following

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
-import attrs
+import msgspec
 
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
@@ -40,8 +40,7 @@ class JobError(ValueError):
     """A field of a job that cannot be used; the text names it and says what would be right."""
 
 
-@attrs.frozen
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A stored job, read."""
 
     row: CronJob
@@ -131,7 +130,7 @@ def changed_job(
         name = _text("name", fields["name"]).strip()
         if not 0 < len(name) <= NAME_LENGTH:
             raise JobError(f"name must have 1 to {NAME_LENGTH} characters")
-    return attrs.evolve(row, name=name, schedule=written, spec=spec, enabled=enabled, next_at=next_at)
+    return msgspec.structs.replace(row, name=name, schedule=written, spec=spec, enabled=enabled, next_at=next_at)
 
 
 def _resumed(schedule: Schedule, row: CronJob, present: datetime) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.ports import OutboxEntry
 
@@ -17,12 +17,11 @@ from .targets import Address
 __all__ = ["Directory", "Member"]
 
 
-@attrs.frozen
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """An adapter with the settings that the gateway applies to it."""
 
     adapter: Adapter
-    settings: PlatformSettings = attrs.Factory(PlatformSettings)
+    settings: PlatformSettings = msgspec.field(default_factory=PlatformSettings)
 
     @property
     def platform(self) -> str:

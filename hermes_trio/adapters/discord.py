@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import attrs
 import msgspec
 import trio
 
@@ -256,7 +255,7 @@ class DiscordAdapter(Adapter):
             except PlatformError as error:
                 if first is not None:
                     # Whatever the second attempt failed with: the first may have arrived.
-                    return attrs.evolve(SendResult.failed(error), ambiguous=True)
+                    return msgspec.structs.replace(SendResult.failed(error), ambiguous=True)
                 if not error.ambiguous:
                     raise
                 first = error

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+import msgspec
 
 __all__ = ["KNOWN_COMMANDS", "MENU", "MenuEntry"]
 
 
-@attrs.frozen
-class MenuEntry:
+class MenuEntry(msgspec.Struct, frozen=True):
     """A command. `argument` says what may follow it, empty for nothing."""
 
     name: str

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import msgspec
 import trio
 
@@ -112,7 +111,7 @@ class OneShotFront(Front):
         places = [place for place in self.places(turn) if place.platform != LOG]
         if places:
             # If the server dies in this turn, the next one knows whom to tell.
-            owed = {"title": self.title(turn.context), "places": [attrs.astuple(place) for place in places]}
+            owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
             await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
             self._owed.add(turn.id)
 

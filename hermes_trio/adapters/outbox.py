@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, cast
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.conduct import first_cause
@@ -97,15 +97,14 @@ class SenderHooks(Protocol):
         ...
 
 
-@attrs.define(eq=False)
-class _Sender:
+class _Sender(msgspec.Struct, eq=False):
     """One platform's sender. `retries` are the times at which something is due again."""
 
     adapter: Adapter
-    wake: trio.Event = attrs.Factory(trio.Event)
+    wake: trio.Event = msgspec.field(default_factory=trio.Event)
     in_flight: int = 0
-    retries: list[float] = attrs.Factory(list[float])
-    ambiguous: set[int] = attrs.Factory(set[int])
+    retries: list[float] = msgspec.field(default_factory=list[float])
+    ambiguous: set[int] = msgspec.field(default_factory=set[int])
     sent: int = 0
     failed: int = 0
     dead: int = 0
@@ -247,13 +246,13 @@ class Senders:
         label = row.maybe_duplicate or row.id in sender.ambiguous
         message = _outgoing(row)
         if replaces:
-            message = attrs.evolve(message, edits=replaces)
+            message = msgspec.structs.replace(message, edits=replaces)
         result = await self._send(adapter, message, label)
         if message.edits and not result.success and not result.retryable:
-            message = attrs.evolve(message, edits="")
+            message = msgspec.structs.replace(message, edits="")
             result = await self._send(adapter, message, label)
         if result.error_kind in (ErrorKind.BAD_FORMAT, ErrorKind.TOO_LONG) and not message.plain:
-            message = attrs.evolve(message, plain=True)
+            message = msgspec.structs.replace(message, plain=True)
             result = await self._send(adapter, message, label)
         return result
 
@@ -263,7 +262,7 @@ class Senders:
             return await self._call(adapter, message)
         result = SendResult(success=False)
         for piece in adapter.split(f"{DUPLICATE_LABEL}\n\n{message.text}"):
-            result = await self._call(adapter, attrs.evolve(message, text=piece))
+            result = await self._call(adapter, msgspec.structs.replace(message, text=piece))
             if not result.success:
                 break
         return result

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-import attrs
+import msgspec
 
 from hermes_trio.store.port import Access
 
@@ -35,8 +35,7 @@ class Admittance(Enum):
     IGNORED = "ignored"
 
 
-@attrs.frozen
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Whether somebody may come in, and the code that was made for them."""
 
     admittance: Admittance

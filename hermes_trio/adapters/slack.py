@@ -183,7 +183,7 @@ class SlackAdapter(Adapter):
                 logger.info("the name of %s could not be looked up: %s", user, error)
                 name = user
             self._names.note(user, name)
-        return attrs.evolve(incoming, source=attrs.evolve(incoming.source, user_name=name))
+        return msgspec.structs.replace(incoming, source=attrs.evolve(incoming.source, user_name=name))
 
     async def _clicked(self, pressed: BlockActions) -> str:
         parsed = next((found for one in pressed.actions if (found := Button.parse(one.value or ""))), None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypeAlias
 
-from attrs import frozen
+import msgspec
 
 __all__ = [
     "Address",
@@ -37,8 +37,7 @@ class Keyword(Enum):
     ALL = "all"
 
 
-@frozen
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """A place on a platform. Without a chat it stands for the platform: the origin's chat there, or the home channel."""
 
     platform: str
@@ -49,8 +48,7 @@ class Address:
 Target: TypeAlias = Keyword | Address
 
 
-@frozen
-class Resolution:
+class Resolution(msgspec.Struct, frozen=True):
     """Where to deliver, each place once and in order; `local` asks for the local copy; `problems` go to the owner."""
 
     addresses: tuple[Address, ...] = ()

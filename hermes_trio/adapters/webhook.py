@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import attrs
 import msgspec
 import trio
 
@@ -79,7 +78,7 @@ class WebhookFront(OneShotFront):
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
         given = super().prepare(rows)
         route = self._routes.get(rows[0].routing.user_name)
-        return given if route is None else attrs.evolve(given, model=route.settings.model)
+        return given if route is None else msgspec.structs.replace(given, model=route.settings.model)
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         route = self._routes.get(rows[0].routing.user_name)

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 import msgspec
-from attrs import frozen
 
 __all__ = [
     "Delivery",
@@ -46,8 +45,7 @@ class PayloadError(ValueError):
 # The request
 
 
-@frozen
-class WebhookEvent:
+class WebhookEvent(msgspec.Struct, frozen=True):
     """An authentic request, as filters and templates see it. Header names are lower case."""
 
     route: str
@@ -56,8 +54,7 @@ class WebhookEvent:
     headers: Mapping[str, str]
 
 
-@frozen
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """The identity under which a request is done at most once: ids of different routes never meet.
 
     `generated` says that the sender gave none, so that this one is unique to the request.
@@ -186,8 +183,7 @@ ReadFile: TypeAlias = Callable[[str], str | None]
 _Test: TypeAlias = Callable[[WebhookEvent, ReadFile], bool]
 
 
-@frozen
-class Filters:
+class Filters(msgspec.Struct, frozen=True):
     """A route's filters, ready to be asked, and what was wrong with them ("filters[1].regex: …")."""
 
     test: _Test

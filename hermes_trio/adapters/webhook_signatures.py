@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypeAlias
 
-from attrs import frozen
+import msgspec
 
 __all__ = [
     "INSECURE_NO_AUTH",
@@ -67,16 +67,14 @@ _HEADERS: Final[Mapping[Scheme, tuple[str, ...]]] = {
 _ALL_HEADERS: Final = frozenset(name for names in _HEADERS.values() for name in names) | {"x-webhook-timestamp"}
 
 
-@frozen
-class Verified:
+class Verified(msgspec.Struct, frozen=True):
     """The sender knew the secret. `replay_protected` says that the signature covers a fresh timestamp."""
 
     scheme: Scheme
     replay_protected: bool
 
 
-@frozen
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """The request is not authentic, for `reason`; `scheme` is None if no signature was found."""
 
     reason: str

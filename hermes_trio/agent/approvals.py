@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.tree import waiting
@@ -62,8 +62,7 @@ class ApprovalStore(Protocol):
     async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]: ...
 
 
-@attrs.frozen(kw_only=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What a person is asked. `shown` is the command as it may be displayed; the original is never stored."""
 
     shown: str
@@ -73,8 +72,7 @@ class Question:
     smart_denied: bool = False
 
 
-@attrs.frozen(kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a question. `reason` is for the model: why not, or the words of whoever refused."""
 
     allowed: bool

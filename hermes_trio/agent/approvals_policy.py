@@ -11,7 +11,7 @@ import fnmatch
 from collections.abc import Collection, Iterable
 from enum import Enum
 
-import attrs
+import msgspec
 
 from .guard import Category, Finding, Verdict
 
@@ -80,8 +80,7 @@ ALL_CHOICES = (Choice.ONCE, Choice.SESSION, Choice.ALWAYS, Choice.DENY)
 _NEVER_PERMANENT = frozenset({Category.EXTERNAL_SCANNER})
 
 
-@attrs.frozen
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """The outcome for one command: the action, the step that decided, and what a prompt needs."""
 
     action: Action
@@ -101,8 +100,7 @@ class Decision:
         return Choice.ALWAYS in self.choices and not self.categories & _NEVER_PERMANENT
 
 
-@attrs.frozen
-class Grant:
+class Grant(msgspec.Struct, frozen=True):
     """What an answer allows from now on: kinds for the session, and keys for the permanent list."""
 
     session: frozenset[Category] = frozenset()
@@ -164,7 +162,7 @@ def after_review(decision: Decision, review: Review | None) -> Decision:
     if review is Review.APPROVE:
         return Decision(Action.ALLOW, Step.REVIEW, "the reviewing model approved it for this once")
     choices = (Choice.ONCE, Choice.DENY) if review is Review.DENY else ALL_CHOICES
-    return attrs.evolve(decision, action=Action.ASK, step=Step.QUESTION, choices=choices)
+    return msgspec.structs.replace(decision, action=Action.ASK, step=Step.QUESTION, choices=choices)
 
 
 def grant(decision: Decision, choice: Choice) -> Grant:

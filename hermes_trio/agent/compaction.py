@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message
@@ -80,8 +80,7 @@ def split_for_compaction(history: Sequence[Message], window: int) -> tuple[list[
     return list(history[:kept]), list(history[kept:])
 
 
-@attrs.frozen
-class Compacted:
+class Compacted(msgspec.Struct, frozen=True):
     """A shorter history, and what it cost to make it."""
 
     history: list[Message]
@@ -130,7 +129,7 @@ def _trimmed(message: Message) -> Message:
         return message
     half = TRIMMED_RESULT // 2
     left_out = len(text) - 2 * half
-    return attrs.evolve(
+    return msgspec.structs.replace(
         message, content=f"{text[:half]}\n… {left_out} characters left out to make room …\n{text[-half:]}"
     )
 

@@ -12,7 +12,6 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 
-import attrs
 import msgspec
 
 from hermes_trio.runtime.ports import Message
@@ -71,8 +70,7 @@ class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.mode
 
 
-@attrs.frozen(kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a command may run. `approval` says how it came to be allowed, `error` and `status` what the model is told otherwise."""
 
     allowed: bool

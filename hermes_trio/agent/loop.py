@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-import attrs
 import msgspec
 import trio
 
@@ -59,8 +58,7 @@ class Routes(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
 
-@attrs.frozen(kw_only=True)
-class AgentSettings:
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent works."""
 
     system_prompt: str = DEFAULT_PROMPT

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.outcome import Usage
@@ -47,17 +47,15 @@ ONE_CALL: Final = Usage(api_calls=1)
 """What a call counts when the provider does not say more."""
 
 
-@attrs.frozen(kw_only=True)
-class ToolSpec:
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as a model sees it. `parameters` is a JSON schema of an object."""
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = attrs.Factory(lambda: {"type": "object", "properties": {}})
+    parameters: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
 
 
-@attrs.frozen(kw_only=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `messages` holds the system prompt, too, as messages of role `system`.
 
     `max_tokens` and `temperature` are left to the model's own defaults when None. `metadata` never goes over the
@@ -68,32 +66,28 @@ class ModelRequest:
     tools: tuple[ToolSpec, ...] = ()
     max_tokens: int | None = None
     temperature: float | None = None
-    metadata: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    metadata: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@attrs.frozen
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """The next piece of the answer's text."""
 
     text: str
 
 
-@attrs.frozen
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """The next piece of what the model shows of its thinking."""
 
     text: str
 
 
-@attrs.frozen
-class ToolCallReady:
+class ToolCallReady(msgspec.Struct, frozen=True):
     """A tool call whose arguments are complete."""
 
     call: ToolCall
 
 
-@attrs.frozen(kw_only=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of every successful stream.
 
     `finish_reason` is one of the words of the OpenAI API whatever the provider: `stop`, `length`, `tool_calls`,
@@ -185,8 +179,7 @@ class ModelError(Exception):
         return f"ModelError({', '.join(facts)})"
 
 
-@attrs.frozen(kw_only=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer, collected from a stream."""
 
     text: str = ""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import attrs
+import msgspec
 import trio
 
 from hermes_trio.store import ApiKey
@@ -96,8 +97,7 @@ SCOPES: Final = tuple(access.value for access in (Access.CHAT, Access.RUNS, Acce
 """What `hermes-trio keys add --scope` accepts."""
 
 
-@attrs.frozen(kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever holds a key. `tenant` is what its work is filed under; an admin sees all tenants."""
 
     key_id: str

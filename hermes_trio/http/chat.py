@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, cast
 
-import attrs
 import msgspec
 import trio
 from msgspec import Meta
@@ -109,8 +108,7 @@ def usage_of(usage: Usage) -> ChatUsage:
     return ChatUsage(usage.input_tokens, usage.output_tokens, usage.total_tokens)
 
 
-@attrs.define
-class _Asked:
+class _Asked(msgspec.Struct):
     """A request, understood. Never changed; not frozen, which would double the cost of making one for every request."""
 
     input: TurnInput
@@ -166,7 +164,7 @@ async def _session(request: Request, asked: _Asked) -> AsyncIterator[tuple[str, 
         return
     async with turns.named(request.caller, named) as claim:
         instructions = "\n".join(text for text in (claim.prompt, asked.input.instructions) if text)
-        yield named, attrs.evolve(asked.input, history=None, instructions=instructions)
+        yield named, msgspec.structs.replace(asked.input, history=None, instructions=instructions)
 
 
 async def create_chat_completion(request: Request) -> Answer:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Final, Protocol, final
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
@@ -41,8 +41,7 @@ class SessionStore(Protocol):
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]: ...
 
 
-@attrs.define
-class Captured:
+class Captured(msgspec.Struct):
     """What the agent of a turn answered, beside what the outcome says: the messages that it added."""
 
     reply: Reply | None = None
@@ -56,8 +55,7 @@ class Captured:
         return (asked, Message(role="assistant", content=outcome.text)) if outcome.text else (asked,)
 
 
-@attrs.frozen
-class SessionClaim:
+class SessionClaim(msgspec.Struct, frozen=True):
     """A session that a request may use. `record` is None for one that does not exist yet."""
 
     session_id: str

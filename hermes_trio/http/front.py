@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.errors import Draining
@@ -86,8 +86,7 @@ class CronPort(Protocol):
     async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
 
 
-@attrs.frozen
-class ModelEntry:
+class ModelEntry(msgspec.Struct, frozen=True):
     """A model that clients may name. `root` is the real model behind an alias."""
 
     id: str

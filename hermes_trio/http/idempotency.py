@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Protocol
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.store import IdempotencyConflict, IdempotentReply
@@ -32,8 +32,7 @@ def fingerprint_of(body: bytes) -> str:
     return sha256(body).hexdigest()
 
 
-@attrs.frozen
-class Once:
+class Once(msgspec.Struct, frozen=True):
     """One use of a key. `replayed` is the earlier answer, if there is one."""
 
     tenant: str
@@ -93,7 +92,7 @@ class Replies:
                 if found is not None:
                     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers]
                     headers.append((b"idempotent-replayed", b"true"))
-                    yield attrs.evolve(mine, replayed=Response(found.body, found.status, headers))
+                    yield msgspec.structs.replace(mine, replayed=Response(found.body, found.status, headers))
                 else:
                     yield mine
             finally:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
-import attrs
 import msgspec
 
 from .auth import Access
@@ -171,7 +170,9 @@ def job_routes() -> list[Route]:
     one = "/api/jobs/{job_id}"
 
     def route(name: str, method: str, path: str, handler: Handler, summary: str, **fields: Any) -> Route:
-        return attrs.evolve(base, name=name, method=method, path=path, handler=handler, summary=summary, **fields)
+        return msgspec.structs.replace(
+            base, name=name, method=method, path=path, handler=handler, summary=summary, **fields
+        )
 
     known = {"errors": (400, 404)}
     return [

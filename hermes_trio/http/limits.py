@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from .errors import ApiError, retry_after
@@ -118,8 +118,7 @@ def idempotency_key(request: Request) -> str:
     return trimmed
 
 
-@attrs.define
-class _Bucket:
+class _Bucket(msgspec.Struct):
     tokens: float
     at: float
 

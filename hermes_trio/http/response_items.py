@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
 import msgspec
 
 from hermes_trio.runtime.ids import Ids
@@ -22,15 +21,14 @@ OUTPUT_LENGTH: Final = 1_000
 _LONG_ARGUMENTS: Final = ("content", "query", "pattern", "old_string", "new_string")
 
 
-@attrs.define
-class OutputItem:
+class OutputItem(msgspec.Struct):
     """One item: a message, a tool call, or a tool's result."""
 
     id: str
     type: str
     status: str = "in_progress"
-    text: list[str] = attrs.Factory(list[str])
-    fields: dict[str, Any] = attrs.Factory(dict[str, Any])
+    text: list[str] = msgspec.field(default_factory=list[str])
+    fields: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     def as_dict(self) -> dict[str, Any]:
         """The item as clients read it."""

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
-import attrs
 import msgspec
 
 from hermes_trio.runtime.outcome import Outcome, TurnState
@@ -100,8 +99,7 @@ _decoder: Final = msgspec.json.Decoder(ResponseRequest)
 _transcripts: Final = msgspec.json.Decoder(list[Message])
 
 
-@attrs.frozen
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """What an earlier response leaves behind: its transcript, its session, its instructions."""
 
     id: str
@@ -130,8 +128,7 @@ async def find_response(request: Request, response_id: str) -> StoredResponse:
     return stored
 
 
-@attrs.frozen(kw_only=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood: where it starts from and what it says."""
 
     id: str

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from .auth import Access
 from .message import Handler
@@ -20,18 +20,16 @@ __all__ = ["Parameter", "Route", "match_direct"]
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
-@attrs.frozen
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """A query parameter or header, for the OpenAPI document."""
 
     name: str
     description: str = ""
-    schema: Mapping[str, Any] = attrs.field(factory=lambda: {"type": "string"})
+    schema: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"type": "string"})
     where: str = "query"
 
 
-@attrs.frozen(kw_only=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One method of one path. `turns` says that it starts a turn, `direct` that it is served in front of Quart.
 
     A route whose answer may be a stream is direct: Quart has nothing to add to a stream, and would put a timeout on it.
@@ -56,7 +54,7 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     media: str = "application/json"
     tag: str = ""
-    provides: Mapping[str, str] = attrs.Factory(dict[str, str])
+    provides: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Path parameters of other routes that this one's answer holds, and where."""
     listed: bool = True
     """Whether the route stands in the OpenAPI document."""

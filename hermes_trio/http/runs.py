@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, Final, cast
 
-import attrs
 import msgspec
 import trio
 from msgspec import Meta
@@ -462,7 +461,7 @@ def _merged(run: Run, cause: Cause, receipts: list[StopReceipt]) -> dict[str, An
 
 def run_routes() -> list[Route]:
     """The routes of this module."""
-    route = attrs.evolve
+    route = msgspec.structs.replace
     base = Route(name="", method="GET", path="", handler=get_run, access=Access.RUNS, tag="runs")
     return [
         route(

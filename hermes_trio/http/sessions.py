@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
 import msgspec
 
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
@@ -517,7 +516,7 @@ def session_routes() -> list[Route]:
     base = Route(name="", method="GET", path="", handler=get_session, access=Access.SESSIONS, tag="sessions")
 
     def route(**fields: Any) -> Route:
-        return attrs.evolve(base, **fields)
+        return msgspec.structs.replace(base, **fields)
 
     page = (
         Parameter("limit", "How many.", LOOSE_NUMBER),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
-import attrs
+import msgspec
 
 from .errors import BudgetExhausted
 from .outcome import CancelCause, Cause
@@ -18,8 +18,7 @@ __all__ = ["UNLIMITED", "Allowance", "Budget", "Resource"]
 Resource = Literal["jobs", "wakes", "tokens", "turns"]
 
 
-@attrs.frozen(kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """What a scope may use; None is no limit of its own (the parent's still holds).
 
     `seconds` is wall time, `jobs` background jobs started, `wakes` turns started by notices, `tokens` model tokens, `turns` child turns.
@@ -31,7 +30,7 @@ class Budget:
     tokens: int | None = None
     turns: int | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         for name in ("seconds", "jobs", "wakes", "tokens", "turns"):
             value = getattr(self, name)
             if value is not None and value < 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final, cast
 
-import attrs
+import msgspec
 import trio
 
 from .core import SUBAGENT, Core
@@ -147,7 +147,7 @@ def _judge(
         seconds=seconds,
     )
     if reply is not None and failure is None:
-        return attrs.evolve(outcome, state=TurnState.FAILED) if reply.error and not reply.text else outcome
+        return msgspec.structs.replace(outcome, state=TurnState.FAILED) if reply.error and not reply.text else outcome
     cause = turn.cause
     if cause is None and failure is None and outside is None:
         cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
@@ -155,7 +155,7 @@ def _judge(
         cause = turn.plan.outer_cause
     if cause is not None:
         turn.cause = cause
-        return attrs.evolve(
+        return msgspec.structs.replace(
             outcome,
             state=TurnState.CANCELLED,
             error=f"cancelled ({cause})",
@@ -171,7 +171,7 @@ def _judge(
     else:
         text, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
         logger.error("turn %s failed", turn.id, exc_info=failure)
-    return attrs.evolve(
+    return msgspec.structs.replace(
         outcome,
         state=TurnState.FAILED,
         error=text,
@@ -228,7 +228,7 @@ async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None,
     except Exception as error:
         logger.exception("the end of turn %s could not be written down", turn.id)
         problem = str(error)
-    return attrs.evolve(
+    return msgspec.structs.replace(
         outcome,
         committed=False,
         state=TurnState.FAILED,

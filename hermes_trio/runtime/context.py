@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from .errors import InvalidContext
 
@@ -55,12 +55,11 @@ def check_id(value: object, what: str, limit: int = MAX_ID_LENGTH) -> str:
     return value
 
 
-@attrs.frozen(kw_only=True)
-class SessionContext:
+class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a conversation, as its tools, threads and child processes see it.
 
     A field that is not given is bound to the empty string: binding a context binds all of it. To change one field for a nested scope,
-    use `attrs.evolve(current_context(), cwd=...)`.
+    use `msgspec.structs.replace(current_context(), cwd=...)`.
     """
 
     platform: str = ""
@@ -78,7 +77,7 @@ class SessionContext:
     cron_deliver_chat_id: str = ""
     cron_deliver_thread_id: str = ""
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         # One is made for each turn: if all fields together pass, each of them does.
         try:
             together = "".join(_values(self))

@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from .budget import Allowance, Budget
 from .channel import CompletionChannel
@@ -30,8 +30,7 @@ SUBAGENT: Final = "subagent"
 """The source of the sessions of child turns."""
 
 
-@attrs.frozen(kw_only=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a runtime, all in one place. Seconds where a time is meant."""
 
     max_turns: int = 1000
@@ -121,7 +120,9 @@ class Core:
         """A child turn of `owner`, of the same kind, with a session of its own below the owner's."""
         owner.allowance.spend("turns")
         if context is None:
-            context = attrs.evolve(owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}")
+            context = msgspec.structs.replace(
+                owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}"
+            )
         plan = TurnPlan(
             input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
             context=context,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 __all__ = ["DEFAULT_EVENTS", "EventCursor", "EventLog", "Gap", "LogEvent"]
@@ -18,16 +18,14 @@ DEFAULT_EVENTS: Final = 10_000
 """Events kept in memory per log; older ones are read from the store."""
 
 
-@attrs.frozen
-class LogEvent:
+class LogEvent(msgspec.Struct, frozen=True):
     """An event and its number, from 1 on."""
 
     number: int
     data: Mapping[str, Any]
 
 
-@attrs.frozen
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """Events after `after` and before `oldest` are not in memory any more."""
 
     after: int

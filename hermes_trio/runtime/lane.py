@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
 from .conduct import conduct
@@ -183,7 +183,7 @@ class Lanes:
                 return
         plan = TurnPlan(
             input=front.prepare(rows),
-            context=attrs.evolve(routing, session_key=lane.key, session_id=session_id),
+            context=msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id),
             agent=front.agent or core.agent,
             source=front.platform,
             budget=front.budget(rows) if rows[0].kind is InboxKind.MESSAGE else None,

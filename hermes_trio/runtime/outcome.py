@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-import attrs
+import msgspec
 
 __all__ = ["CancelCause", "Cause", "JobState", "Outcome", "ReceiptLine", "StopReceipt", "TurnState", "Usage"]
 
@@ -25,8 +25,7 @@ class CancelCause(Enum):
     SESSION_ENDED = "session_ended"
 
 
-@attrs.frozen
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """A `CancelCause` with the words of whoever cancelled."""
 
     kind: CancelCause
@@ -64,8 +63,7 @@ class JobState(Enum):
 _LIVE_JOB_STATES: Final = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
-@attrs.frozen(kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn used, summed over all of its model calls and its synchronous children."""
 
     input_tokens: int = 0
@@ -93,8 +91,7 @@ class Usage:
         )
 
 
-@attrs.frozen(kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
@@ -113,7 +110,7 @@ class Outcome:
     partial: bool = False
     model: str = ""
     finish_reason: str = "stop"
-    exception: BaseException | None = attrs.field(default=None, eq=False, repr=False)
+    exception: BaseException | None = None
     committed: bool = True
     seconds: float = 0.0
 
@@ -122,9 +119,13 @@ class Outcome:
         """Whether the turn ended by itself, without an error."""
         return self.state is TurnState.COMPLETED and not self.error
 
+    def __repr__(self) -> str:
+        # Without the exception: its text is for logs, which take secrets out.
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "exception")
+        return f"Outcome({', '.join(shown)})"
 
-@attrs.frozen(kw_only=True)
-class ReceiptLine:
+
+class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a stopped scope: what it was, how it ended, and after how many milliseconds."""
 
     node: str
@@ -135,8 +136,7 @@ class ReceiptLine:
     waited_on: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class StopReceipt:
+class StopReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a stop. `ok` only when the scope is empty: nothing of it runs any more.
 
     `already_ended` says that there was nothing left to stop; the lines are empty then.
@@ -159,6 +159,8 @@ class StopReceipt:
             "ok": self.ok,
             "milliseconds": round(self.milliseconds, 3),
             "already_ended": self.already_ended,
-            "lines": [{**attrs.asdict(line), "milliseconds": round(line.milliseconds, 3)} for line in self.lines],
+            "lines": [
+                {**msgspec.structs.asdict(line), "milliseconds": round(line.milliseconds, 3)} for line in self.lines
+            ],
             "remaining": list(self.remaining),
         }

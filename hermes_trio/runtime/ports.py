@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
+import msgspec
 
 from .context import SessionContext
 from .outcome import JobState, TurnState, Usage
@@ -46,8 +46,7 @@ Content = str | Sequence[Mapping[str, Any]]
 """Text, or a list of OpenAI-shaped parts (`{"type": "text" | "image_url", …}`)."""
 
 
-@attrs.frozen(kw_only=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A model's wish to call a tool. `arguments` is the JSON text as the model wrote it."""
 
     id: str
@@ -55,8 +54,7 @@ class ToolCall:
     arguments: str = "{}"
 
 
-@attrs.frozen(kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a transcript."""
 
     role: str
@@ -97,8 +95,7 @@ class InboxKind(Enum):
     NOTICE = "notice"
 
 
-@attrs.frozen(kw_only=True)
-class InboxRow:
+class InboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """Something that waits for a session. Messages become one turn each; a burst of notices becomes one turn."""
 
     id: int
@@ -111,24 +108,22 @@ class InboxRow:
     notice: NoticeKind | None = None
     job_id: str = ""
     root_id: str = ""
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     created_at: float = 0.0
 
 
-@attrs.frozen(kw_only=True)
-class NewMessage:
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that an adapter accepts for a session. `dedupe_key` (unique per inbox) makes accepting it idempotent."""
 
     inbox: str
     session_key: str
     routing: SessionContext
     text: str
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     dedupe_key: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class NewNotice:
+class NewNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A notice to a session, not yet numbered."""
 
     inbox: str
@@ -139,21 +134,19 @@ class NewNotice:
     text: str
     job_id: str = ""
     root_id: str = ""
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@attrs.frozen(kw_only=True)
-class OutboxEntry:
+class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A reply that waits for a platform. `target` is what the platform's sender needs to find the chat again after a restart."""
 
     platform: str
     target: Mapping[str, Any]
     text: str
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@attrs.frozen(kw_only=True)
-class RunRecord:
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The row behind a run: made by `begin_turn` before the run is promised to anybody."""
 
     run_id: str
@@ -165,8 +158,7 @@ class RunRecord:
     fingerprint: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class EventRow:
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a run's log. Its public id is `<epoch>-<number>`."""
 
     run_id: str
@@ -175,8 +167,7 @@ class EventRow:
     event: Mapping[str, Any]
 
 
-@attrs.frozen(kw_only=True)
-class TurnStart:
+class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     """What `begin_turn` writes: the session if it is new, the run if one is promised, and which inbox rows this turn takes.
 
     A row of kind MESSAGE that was taken is never begun again; a NOTICE leaves only by the commit of the turn that told it.
@@ -195,8 +186,7 @@ class TurnStart:
     """When the turn began: a message to a session that had ended before reopens it; one that ends under its turn stays ended."""
 
 
-@attrs.frozen(kw_only=True)
-class TurnFinish:
+class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
     """What `finish_turn` writes, all of it or nothing: messages, counters, replies, acknowledgements, the run's end and the session's.
 
     It also makes the session if `begin_turn` was not written (a turn that nobody was promised is durable in one commit).
@@ -218,8 +208,7 @@ class TurnFinish:
     also: tuple[object, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class JobStart:
+class JobStart(msgspec.Struct, frozen=True, kw_only=True):
     """A job's row, written before the job's work exists. `inbox` is empty for a job that nobody watches."""
 
     job_id: str
@@ -231,11 +220,10 @@ class JobStart:
     turn_id: str
     routing: SessionContext
     inbox: str = ""
-    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@attrs.frozen(kw_only=True)
-class JobFinish:
+class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
     """A job's end: its terminal state and, if a channel was held, the notice, in one transaction.
 
     `superseded` says that the agent has already seen the end by itself: the notice is written as superseded, and told to nobody.
@@ -244,14 +232,13 @@ class JobFinish:
     job_id: str
     state: JobState
     summary: str = ""
-    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     notice: NewNotice | None = None
     superseded: bool = False
     abandoned: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class Recovery:
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """What a boot found and put right."""
 
     epoch: str
@@ -327,8 +314,7 @@ class RuntimeStore(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True)
-class TurnInput:
+class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn is about: a message, or notices from the conversation's own work.
 
     `history`, when given, replaces what the store holds (a stateless client brings its own). `instructions` are for this turn only.
@@ -340,7 +326,7 @@ class TurnInput:
     history: tuple[Message, ...] | None = None
     instructions: str = ""
     model: str = ""
-    payload: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     @property
     def prompt(self) -> Content:
@@ -348,8 +334,7 @@ class TurnInput:
         return self.content or self.text
 
 
-@attrs.frozen(kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent answers. `messages` is what is added to the transcript; left empty, it is the prompt and the text."""
 
     text: str = ""

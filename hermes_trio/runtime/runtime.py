@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final, Self
 
-import attrs
+import msgspec
 import trio
 
 from .budget import Budget
@@ -45,8 +45,7 @@ Stage = Callable[["Runtime"], AbstractAsyncContextManager[object]]
 """Something that must outlive every job: opened between the store and the supervisor (the warden, the senders)."""
 
 
-@attrs.frozen(kw_only=True)
-class DrainReport:
+class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was left when a drain ended: all zero, or the exact list of what remains."""
 
     turns: int
@@ -64,7 +63,7 @@ class DrainReport:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready form."""
-        return {"ok": self.ok, **attrs.asdict(self)}
+        return {"ok": self.ok, **msgspec.structs.asdict(self)}
 
 
 class Runtime:
@@ -269,9 +268,9 @@ class Runtime:
         core = self.core
         where = SessionContext() if context is None else context
         if not where.session_id:
-            where = attrs.evolve(where, session_id=where.session_key or core.ids.make("s_", 16))
+            where = msgspec.structs.replace(where, session_id=where.session_key or core.ids.make("s_", 16))
         if not where.session_key:
-            where = attrs.evolve(where, session_key=where.session_id)
+            where = msgspec.structs.replace(where, session_key=where.session_id)
         await core.admission.admit()
         try:
             plan = TurnPlan(

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from .budget import Budget
@@ -31,8 +31,7 @@ __all__ = ["Job", "JobSpec", "Supervisor"]
 logger: Final = logging.getLogger("hermes_trio.runtime.supervisor")
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a job is. `run(job)` does the work; it calls `job.started(...)` once the work really exists, and returns the end state.
 
     `kind` names the node (`process`, `delegation`). `notice` is the kind of its completion notice. `seconds` bounds its life.
@@ -43,7 +42,7 @@ class JobSpec:
     run: Callable[[Job], Awaitable[JobState | None]]
     id: str = ""
     notice: NoticeKind = NoticeKind.COMPLETION
-    details: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     seconds: float | None = None
 
 
@@ -175,12 +174,11 @@ class Job:
         return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
 
 
-@attrs.define(eq=False)
-class _Session:
+class _Session(msgspec.Struct, eq=False):
     """The live jobs of one session, and their node."""
 
     node: Node
-    jobs: dict[str, Job] = attrs.Factory(dict[str, Job])
+    jobs: dict[str, Job] = msgspec.field(default_factory=dict[str, Job])
 
 
 class Supervisor:
@@ -225,7 +223,7 @@ class Supervisor:
     async def start(self, job: JobSpec, owner: Owner) -> Job:
         """Start a job that nobody is told about, and wait for its handshake. It has a maximum lifetime."""
         if job.seconds is None:
-            job = attrs.evolve(job, seconds=self._core.settings.unwatched_job_seconds)
+            job = msgspec.structs.replace(job, seconds=self._core.settings.unwatched_job_seconds)
         return await self._start(job, owner, None)
 
     async def start_watched(self, job: JobSpec, owner: Owner, channel: CompletionChannel) -> Job:

@@ -11,7 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
 
-import attrs
+import msgspec
 import trio
 
 from .budget import UNLIMITED, Allowance, Budget
@@ -40,8 +40,7 @@ DEFAULT_STOP_TIMEOUT = 30.0
 PARENT_GONE = Cause(CancelCause.PARENT_GONE)
 
 
-@attrs.define(kw_only=True, eq=False)
-class TurnPlan:
+class TurnPlan(msgspec.Struct, kw_only=True, eq=False):
     """Everything about a turn that is known before it starts. `replies`, `also` and `on_end` belong to the interface that handles the turn.
 
     `replies(turn, outcome)` and `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after
@@ -67,8 +66,7 @@ class TurnPlan:
     on_end: Callable[[Outcome], Awaitable[None]] | None = None
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Owner:
+class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whom background work belongs to: the session's identity by value, and where its turns and jobs are counted.
 
     `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started. `asks` is where a person can be asked.
@@ -265,7 +263,7 @@ class DeliveringTurn(Turn):
     @property
     def owner(self) -> Owner:
         """As `Turn.owner`, with the channel, so that children are of this kind too."""
-        return attrs.evolve(super().owner, channel=self.channel)
+        return msgspec.structs.replace(super().owner, channel=self.channel)
 
 
 class TurnScope:

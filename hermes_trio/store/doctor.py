@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import attrs
+import msgspec
 
 from .files import lock_path, owner_pid
 from .maintenance import expired_counts
@@ -56,8 +56,7 @@ WAITING: Final[Mapping[str, str]] = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at a database found. Sizes are in bytes."""
 
     path: str

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
-import attrs
+import msgspec
 
 from .records import DAY, MaintenanceReport, Retention
 from .rows import Database, changed, many, one, write
@@ -27,8 +27,7 @@ MERGE_STEPS: Final = 10_000
 """A bound for a loop that ends by itself; an index of that many steps would be far larger than a disk."""
 
 
-@attrs.frozen(kw_only=True)
-class Prune:
+class Prune(msgspec.Struct, frozen=True, kw_only=True):
     """Which ended sessions to remove: those that ended before a time, and match all the filters that are given."""
 
     before: float
@@ -104,8 +103,7 @@ def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
     return ended
 
 
-@attrs.frozen
-class _Rule:
+class _Rule(msgspec.Struct, frozen=True):
     """What retention removes from a table: rows whose `ended` column is older than an age, and the oldest beyond a count."""
 
     table: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import JobState
@@ -63,8 +63,7 @@ class InboxState(Enum):
     INTERRUPTED = "interrupted"
 
 
-@attrs.frozen
-class SessionRecord:
+class SessionRecord(msgspec.Struct, frozen=True):
     """A session's row."""
 
     id: str
@@ -99,8 +98,7 @@ class SessionRecord:
         return self.title or self.preview
 
 
-@attrs.frozen(kw_only=True)
-class NewSession:
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is made explicitly, not by its first turn. Without an id it is given one."""
 
     id: str = ""
@@ -113,11 +111,10 @@ class NewSession:
     system_prompt: str | None = None
     model_config: Mapping[str, Any] | None = None
     parent_session_id: str | None = None
-    routing: SessionContext = attrs.Factory(SessionContext)
+    routing: SessionContext = msgspec.field(default_factory=SessionContext)
 
 
-@attrs.frozen
-class StoredMessage:
+class StoredMessage(msgspec.Struct, frozen=True):
     """A message with its number. `active` is false for one that a compaction set aside."""
 
     id: int
@@ -126,8 +123,7 @@ class StoredMessage:
     active: bool = True
 
 
-@attrs.frozen(kw_only=True)
-class SearchHit:
+class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a search found: a snippet with the match between `>>>` and `<<<`, and one neighbour on each side."""
 
     session_id: str
@@ -166,8 +162,7 @@ class RunStatus(Enum):
         return self in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
 
 
-@attrs.frozen
-class RunRow:
+class RunRow(msgspec.Struct, frozen=True):
     """A run's row."""
 
     run_id: str
@@ -189,8 +184,7 @@ class RunRow:
     error_code: str
 
 
-@attrs.frozen
-class JobRecord:
+class JobRecord(msgspec.Struct, frozen=True):
     """A job's row."""
 
     job_id: str
@@ -219,8 +213,7 @@ class OutboxState(Enum):
     DEAD = "dead"
 
 
-@attrs.frozen
-class OutboxRow:
+class OutboxRow(msgspec.Struct, frozen=True):
     """A reply to a platform. `maybe_duplicate`: an attempt was under way when the server died, so the platform may have it already."""
 
     id: int
@@ -261,8 +254,7 @@ class ApprovalChoice(Enum):
     DENY = "deny"
 
 
-@attrs.frozen(kw_only=True)
-class NewApproval:
+class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key."""
 
     id: str
@@ -278,8 +270,7 @@ class NewApproval:
     tenant: str = ""
 
 
-@attrs.frozen
-class Approval:
+class Approval(msgspec.Struct, frozen=True):
     """An approval's row."""
 
     id: str
@@ -300,8 +291,7 @@ class Approval:
     answered_at: float | None
 
 
-@attrs.frozen(kw_only=True)
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A response that can be read and continued later. In `TurnFinish.also` it commits with its turn.
 
     With a `conversation`, the name is moved to this response, if it still points to `expected_previous` ("" = to nothing yet; None =
@@ -318,8 +308,7 @@ class StoredResponse:
     created_at: float = 0.0
 
 
-@attrs.frozen(kw_only=True)
-class IdempotentReply:
+class IdempotentReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to a request with an idempotency key, kept byte for byte. In `TurnFinish.also` it commits with its turn."""
 
     tenant: str
@@ -348,23 +337,21 @@ class CronState(Enum):
         return self not in (CronState.CLAIMED, CronState.RUNNING)
 
 
-@attrs.frozen(kw_only=True)
-class CronJob:
+class CronJob(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduled job. `spec` is what the scheduler's owner put there: prompt, delivery target, limits."""
 
     id: str
     name: str
     schedule: str
     tenant: str = ""
-    spec: Mapping[str, Any] = attrs.Factory(dict[str, Any])
+    spec: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     enabled: bool = True
     next_at: float | None = None
     created_at: float = 0.0
     updated_at: float = 0.0
 
 
-@attrs.frozen
-class CronExecution:
+class CronExecution(msgspec.Struct, frozen=True):
     """One slot of a cron job: there is at most one row for each (job, slot)."""
 
     job_id: str
@@ -378,8 +365,7 @@ class CronExecution:
     ended_at: float | None
 
 
-@attrs.frozen
-class ApiKey:
+class ApiKey(msgspec.Struct, frozen=True):
     """What is known of an API key. The key itself is not: only its hash is kept."""
 
     id: str
@@ -392,8 +378,7 @@ class ApiKey:
     revoked_at: float | None
 
 
-@attrs.frozen
-class PairingRequest:
+class PairingRequest(msgspec.Struct, frozen=True):
     """Somebody who was offered a pairing code and has not been let in yet. The code is kept as a hash only."""
 
     platform: str
@@ -403,8 +388,7 @@ class PairingRequest:
     expires_at: float
 
 
-@attrs.frozen
-class AllowedUser:
+class AllowedUser(msgspec.Struct, frozen=True):
     """Somebody who may talk to the agent on a platform."""
 
     platform: str
@@ -416,8 +400,7 @@ class AllowedUser:
 DAY: Final = 86_400.0
 
 
-@attrs.frozen(kw_only=True)
-class Retention:
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """How long ended things are kept, in seconds, and how many of them. None keeps them for ever. On by default for all of them."""
 
     sessions: float | None = 90 * DAY
@@ -448,12 +431,11 @@ class Retention:
     """Rows that one transaction of maintenance removes at most."""
 
 
-@attrs.frozen(kw_only=True)
-class MaintenanceReport:
+class MaintenanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a round of maintenance did. `removed` counts rows by table."""
 
     sessions_ended: int = 0
-    removed: Mapping[str, int] = attrs.Factory(dict[str, int])
+    removed: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])
     messages_indexed: int = 0
     pages_freed: int = 0
     seconds: float = 0.0

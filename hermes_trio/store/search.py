@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+import msgspec
 
 from .notes import get_meta, set_meta
 from .records import SearchHit, SearchOrder
@@ -46,8 +46,7 @@ _HAS_SPACELESS: Final = re.compile(f"[{_SPACELESS}]")
 _TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
-@attrs.frozen
-class _Query:
+class _Query(msgspec.Struct, frozen=True):
     """A query, taken apart: an expression for each index, and what only looking at the text can find."""
 
     words: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ports import Message
@@ -489,4 +489,4 @@ class SessionVerbs(Verbs):
 
 
 def _with_id(new: NewSession, made_id: str) -> NewSession:
-    return attrs.evolve(new, id=made_id)
+    return msgspec.structs.replace(new, id=made_id)

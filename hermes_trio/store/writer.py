@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import apsw
-import attrs
+import msgspec
 import outcome
 import trio
 
@@ -69,8 +69,7 @@ class Worker(Protocol):
     async def __aexit__(self, *failure: object) -> None: ...
 
 
-@attrs.define(eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     verb: Callable[..., object]
     args: tuple[object, ...]
     weight: Weight
@@ -79,8 +78,7 @@ class _Call:
     error: Exception | None = None
 
 
-@attrs.frozen(kw_only=True)
-class WriterStatistics:
+class WriterStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer has done since it was opened."""
 
     verbs: int

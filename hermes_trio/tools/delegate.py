@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-import attrs
 import msgspec
 import trio
 
@@ -32,8 +31,7 @@ SUMMARY_FLOOR: Final = 2_000
 SHORTEST_CHILD: Final = 30.0
 
 
-@attrs.frozen(kw_only=True)
-class DelegationSettings:
+class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of delegation."""
 
     max_concurrent_children: int = 3

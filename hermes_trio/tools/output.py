@@ -10,7 +10,7 @@ import re
 from collections import deque
 from typing import final
 
-import attrs
+import msgspec
 
 RING_CHARACTERS = 200_000
 """How much of a background process's output can be looked at later (TOOL-70)."""
@@ -83,8 +83,7 @@ class AnsiFilter:
         return ""
 
 
-@attrs.frozen
-class LogSlice:
+class LogSlice(msgspec.Struct, frozen=True):
     """Some lines of a log. `first` is the number, from 0, of the first of them among the `total_lines` visible ones."""
 
     text: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from hermes_trio.runtime.channel import CompletionChannel
 from hermes_trio.runtime.context import SessionContext, current_context
@@ -22,8 +22,7 @@ CHILD: str = (
 )
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """`channel` is what a promise needs; without one, `unsupported` says why and what to do instead."""
 
     core: Core
@@ -59,7 +58,7 @@ class Place:
         context = current_context()
         if context is not None and context.session_id:
             if not context.session_key:
-                context = attrs.evolve(context, session_key=context.session_id)
+                context = msgspec.structs.replace(context, session_key=context.session_id)
         else:
             context = None
         return cls(core=runtime.core, owner=runtime.owner(context), channel=runtime.channel)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, final
 
 import attrs
+import msgspec
 
 from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE
@@ -111,12 +112,11 @@ def base_environment(server: Mapping[str, str], passed_on: Sequence[str] = ()) -
     return found
 
 
-@attrs.define(eq=False)
-class Shell:
+class Shell(msgspec.Struct, eq=False):
     """One session's state. `changes` are the variables that differ from the base environment; None for one that was removed."""
 
     cwd: str
-    changes: dict[str, str | None] = attrs.Factory(dict[str, "str | None"])
+    changes: dict[str, str | None] = msgspec.field(default_factory=dict[str, "str | None"])
     definitions: bytes = b""
     leases: int = 0
     used_at: float = 0.0

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import ClassVar, final
 
-import attrs
+import msgspec
 
 COOL_DOWN = 15.0
 """Seconds after an event in which a process gets no other (TOOL-46)."""
@@ -31,8 +31,7 @@ MAX_LINE = 16_384
 _LINE_END = re.compile(r"[\r\n]")
 
 
-@attrs.frozen
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """Lines of the output contained a pattern."""
 
     kind: ClassVar[str] = "watch_match"
@@ -45,24 +44,21 @@ class Match:
     """Matching lines that were dropped since the last event of this process."""
 
 
-@attrs.frozen
-class Disabled:
+class Disabled(msgspec.Struct, frozen=True):
     """The process matched too often: it is watched no longer, and its owner is told when it ends instead."""
 
     kind: ClassVar[str] = "watch_disabled"
     suppressed: int
 
 
-@attrs.frozen
-class OverflowTripped:
+class OverflowTripped(msgspec.Struct, frozen=True):
     """All processes together matched too often: there are no match events for a while."""
 
     kind: ClassVar[str] = "watch_overflow_tripped"
     seconds: float
 
 
-@attrs.frozen
-class OverflowReleased:
+class OverflowReleased(msgspec.Struct, frozen=True):
     """Match events are delivered again; so many were dropped meanwhile."""
 
     kind: ClassVar[str] = "watch_overflow_released"
@@ -72,8 +68,7 @@ class OverflowReleased:
 WatchEvent = Match | Disabled | OverflowTripped | OverflowReleased
 
 
-@attrs.frozen
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """A line, or as much of it as there is, that contains a pattern."""
 
     pattern: str

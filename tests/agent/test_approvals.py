@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-import attrs
+import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -111,7 +111,11 @@ async def test_scopes_of_an_answer(runtime: Runtime) -> None:
 async def test_always_where_it_was_not_offered_counts_for_the_conversation(runtime: Runtime) -> None:
     """TOOL-147: what may not be allowed for ever is allowed for the conversation."""
     async with asking(runtime) as person:
-        person.ask(attrs.evolve(QUESTION, choices=(ApprovalChoice.ONCE, ApprovalChoice.SESSION, ApprovalChoice.DENY)))
+        person.ask(
+            msgspec.structs.replace(
+                QUESTION, choices=(ApprovalChoice.ONCE, ApprovalChoice.SESSION, ApprovalChoice.DENY)
+            )
+        )
         await wait_all_tasks_blocked()
         assert person.events[0]["allow_permanent"] is False
         (answered,) = await person.approvals.answer("chat", ApprovalChoice.ALWAYS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import attrs
 import msgspec
 import pytest
 import trio
@@ -172,7 +171,7 @@ async def test_what_goes_wrong_in_a_tool_is_told_to_the_model(runtime: Runtime, 
 @pytest.mark.parametrize("arguments", ["", "null", "[1]", "{", '{"a": ' + "[" * 5000, "\udcff"])
 async def test_hostile_arguments_do_not_fail_the_turn(runtime: Runtime, arguments: str) -> None:
     """Whatever a model writes as arguments, the turn goes on."""
-    model = ScriptedModel([attrs.evolve(tool_call("add"), arguments=arguments)], ["I see"])
+    model = ScriptedModel([msgspec.structs.replace(tool_call("add"), arguments=arguments)], ["I see"])
     outcome = await runtime.run_turn("x", CONTEXT, agent=agent(model))
     assert "error" in msgspec.json.decode(model.requests[1].messages[-1].text)
     assert outcome.text == "I see"

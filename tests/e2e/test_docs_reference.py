@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import attrs
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -125,7 +124,7 @@ def test_the_configuration_page_has_every_key_of_a_model_route():
     assert set(described["[models]"]) == {"default", "routes"}
     assert set(described["[agent]"]) == set(AgentTable.__struct_fields__)
     text = page("configuration.md")
-    for field in attrs.fields(Timeouts):
+    for field in msgspec.structs.fields(Timeouts):
         assert f"`{field.name}` ({field.default:g}" in text
     for name in HomeChannel.__struct_fields__:
         assert f"`{name}`" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -230,7 +231,7 @@ async def test_events_older_than_the_memory_come_from_the_store() -> None:
         return "ok"
 
     async with open_gateway(agent) as gateway:
-        object.__setattr__(gateway.runtime.core.settings, "event_limit", 10)
+        msgspec.structs.force_setattr(gateway.runtime.core.settings, "event_limit", 10)
         run_id = await gateway.start()
         async with gateway.events(f"/v1/runs/{run_id}/events") as events:
             found = [await events.next() for _ in range(count)]
@@ -252,7 +253,7 @@ async def test_a_gap_that_cannot_be_closed_is_a_resync() -> None:
         return "ok"
 
     async with open_gateway(agent) as gateway:
-        object.__setattr__(gateway.runtime.core.settings, "event_limit", 5)
+        msgspec.structs.force_setattr(gateway.runtime.core.settings, "event_limit", 5)
         run_id = await gateway.start()
         go.set()
         async with gateway.events(f"/v1/runs/{run_id}/events") as events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 import pytest
 
 from hermes_trio.store import ConversationMoved, IdempotencyConflict, IdempotentReply, Retention, Store, StoredResponse
@@ -32,7 +32,7 @@ async def test_a_response_is_kept_byte_for_byte_for_its_tenant(store: Store) -> 
 async def test_a_snapshot_is_replaced_by_the_final_response(store: Store) -> None:
     """Putting a response again replaces it, and its conversation still points to it."""
     await store.put_response(response("r1", conversation="c", expected_previous=""))
-    final = attrs.evolve(response("r1", conversation="c", expected_previous=""), body=b"final")
+    final = msgspec.structs.replace(response("r1", conversation="c", expected_previous=""), body=b"final")
     await store.finish_turn(finish(start(), "q", "a", also=(final,)))
 
     found = await store.get_response("t", "r1")
@@ -89,5 +89,5 @@ async def test_an_idempotent_reply_is_repeated_exactly(store: Store, clock: Cloc
         await store.get_reply("t", "/v1/x", "k", "other")
     clock.advance(11)
     assert await store.get_reply("t", "/v1/x", "k", "other") is None
-    await store.put_reply(attrs.evolve(reply, fingerprint="other"))
+    await store.put_reply(msgspec.structs.replace(reply, fingerprint="other"))
     assert await store.get_reply("t", "/v1/x", "k", "other") is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 import pytest
 
 from hermes_trio.runtime.outcome import TurnState, Usage
@@ -63,7 +63,7 @@ async def test_messages_come_back_as_they_were(store: Store) -> None:
     await store.finish_turn(finish(start(), messages=messages))
 
     loaded = await store.load_history("s1")
-    assert [attrs.evolve(entry, timestamp=0.0) for entry in loaded[:3]] == list(messages[:3])
+    assert [msgspec.structs.replace(entry, timestamp=0.0) for entry in loaded[:3]] == list(messages[:3])
     assert (loaded[3].content, loaded[3].timestamp, loaded[3].platform_message_id) == ("żółć ? 漢字", 5.0, "99")
 
 
@@ -164,13 +164,13 @@ async def test_a_turn_that_began_after_the_end_reopens_the_session(store: Store,
     await store.finish_turn(finish(start()))
     await store.end_session("s1", "by hand")
     clock.advance(5)
-    await store.finish_turn(finish(attrs.evolve(start(), began_at=clock.now)))
+    await store.finish_turn(finish(msgspec.structs.replace(start(), began_at=clock.now)))
     again = await store.get_session("s1")
 
     began = clock.now
     clock.advance(5)
     await store.end_session("s1", "under the turn")
-    await store.finish_turn(finish(attrs.evolve(start(), began_at=began)))
+    await store.finish_turn(finish(msgspec.structs.replace(start(), began_at=began)))
     ended = await store.get_session("s1")
 
     assert again is not None
@@ -231,10 +231,12 @@ async def test_an_idempotency_key_starts_one_run(store: Store) -> None:
     await store.begin_turn(start(run=first))
 
     with pytest.raises(AlreadyStarted) as started:
-        await store.begin_turn(start("turn_2", "s2", run=attrs.evolve(first, run_id="run_2")))
+        await store.begin_turn(start("turn_2", "s2", run=msgspec.structs.replace(first, run_id="run_2")))
     with pytest.raises(IdempotencyConflict):
-        await store.begin_turn(start("turn_3", "s3", run=attrs.evolve(first, run_id="run_3", fingerprint="g")))
-    await store.begin_turn(start("turn_4", "s4", run=attrs.evolve(first, run_id="run_4", tenant="u")))
+        await store.begin_turn(
+            start("turn_3", "s3", run=msgspec.structs.replace(first, run_id="run_3", fingerprint="g"))
+        )
+    await store.begin_turn(start("turn_4", "s4", run=msgspec.structs.replace(first, run_id="run_4", tenant="u")))
 
     assert started.value.run_id == "run_1"
     assert await store.get_session("s2") is None
@@ -247,6 +249,6 @@ async def test_a_reply_key_with_another_body_fails_the_commit(store: Store) -> N
     await store.put_reply(reply)
 
     with pytest.raises(IdempotencyConflict):
-        await store.finish_turn(finish(start(), "q", "a", also=(attrs.evolve(reply, fingerprint="g"),)))
+        await store.finish_turn(finish(start(), "q", "a", also=(msgspec.structs.replace(reply, fingerprint="g"),)))
 
     assert await store.get_session("s1") is None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.adapters.cli.screen import Screen
@@ -36,12 +36,11 @@ class ExitCode(IntEnum):
     STOPPED = 130
 
 
-@attrs.define(kw_only=True)
-class RunResult:
+class RunResult(msgspec.Struct, kw_only=True):
     """How a run ended: all of its turns, the first one and those that answered what its background work reported."""
 
     session_id: str = ""
-    outcomes: list[Outcome] = attrs.Factory(list[Outcome])
+    outcomes: list[Outcome] = msgspec.field(default_factory=list[Outcome])
     seconds: float = 0.0
     receipt: StopReceipt | None = None
 
@@ -77,12 +76,14 @@ class RunResult:
                     "state": one.state.value,
                     "text": one.text,
                     "error": one.error or None,
-                    "usage": attrs.asdict(one.usage),
+                    "usage": msgspec.structs.asdict(one.usage),
                     "seconds": round(one.seconds, 3),
                 }
                 for one in self.outcomes
             ],
-            "usage": attrs.asdict(sum((one.usage for one in self.outcomes), start=type(self.outcomes[0].usage)()))
+            "usage": msgspec.structs.asdict(
+                sum((one.usage for one in self.outcomes), start=type(self.outcomes[0].usage)())
+            )
             if self.outcomes
             else None,
             "seconds": round(self.seconds, 3),
@@ -106,7 +107,7 @@ class _RunFront(Front):
         self._deadline = deadline
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
-        return attrs.evolve(super().prepare(rows), model=self._model)
+        return msgspec.structs.replace(super().prepare(rows), model=self._model)
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         return None if self._deadline is None else Budget(seconds=self._deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-import attrs
+import msgspec
 
 from .marks import SOLID
 from .syntax import Literal, Parameter, Part
@@ -114,7 +114,7 @@ def _regroup(pieces: list[_Piece]) -> list[Part]:
         if isinstance(piece, str):
             last = parts[-1] if parts and not run else None
             if isinstance(last, Parameter) and last.bare and _NAME.match(last.name) and _NAME_CHARACTER.match(piece):
-                parts[-1] = attrs.evolve(last, name=last.name + piece)
+                parts[-1] = msgspec.structs.replace(last, name=last.name + piece)
             else:
                 run.append(piece)
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from .marks import shown
 from .verdict import Category
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 MAX_EXCERPT: Final = 160
 
 
-@attrs.define
-class Call:
+class Call(msgspec.Struct):
     """One command about to run: its name without folder, its arguments, and the text it would read."""
 
     shell: Shell

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-import attrs
+import msgspec
 
 from .reader import Reader, Unreadable
 from .structure import inner_scripts, static_text
@@ -26,8 +26,7 @@ class Detachment(Enum):
     LONG_RUNNING = "long-running server or watcher"
 
 
-@attrs.frozen
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """Why a command is refused in the foreground, with what to do instead."""
 
     kind: Detachment

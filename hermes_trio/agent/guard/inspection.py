@@ -6,7 +6,7 @@ read or exceeds a limit is blocked, because what was not inspected must not run.
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from .call import MAX_EXCERPT
 from .marks import shown
@@ -54,7 +54,7 @@ def _located(finding: Finding, command: str) -> Finding:
     """A finding about text that is wholly unknown shows the command it came from."""
     if finding.excerpt.strip("… \n"):
         return finding
-    return attrs.evolve(finding, excerpt=shown(literal(command))[:MAX_EXCERPT])
+    return msgspec.structs.replace(finding, excerpt=shown(literal(command))[:MAX_EXCERPT])
 
 
 def simple_command_words(command: str) -> list[str] | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import attrs
+import msgspec
 
 
-@attrs.define
-class Options:
+class Options(msgspec.Struct):
     """The flags seen, the values they took and what is left."""
 
-    flags: list[str] = attrs.Factory(list[str])
-    values: dict[str, list[str]] = attrs.Factory(dict[str, list[str]])
-    operands: list[str] = attrs.Factory(list[str])
+    flags: list[str] = msgspec.field(default_factory=list[str])
+    values: dict[str, list[str]] = msgspec.field(default_factory=dict[str, list[str]])
+    operands: list[str] = msgspec.field(default_factory=list[str])
 
     def has(self, *names: str) -> bool:
         """Whether one of the flags was given; a long flag may be abbreviated."""

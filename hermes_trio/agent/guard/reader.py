@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-import attrs
+import msgspec
 
 from .syntax import (
     Assignment,
@@ -42,8 +42,7 @@ _UNEXPECTED = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"
 _KEYWORDS = _UNEXPECTED | {"if", "while", "until", "for", "select", "case", "function", "coproc", "{", "[[", "!"}
 
 
-@attrs.define
-class _Heredoc:
+class _Heredoc(msgspec.Struct):
     redirect: Redirect
     delimiter: str
     quoted: bool

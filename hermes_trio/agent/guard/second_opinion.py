@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 
-import attrs
+import msgspec
 import tree_sitter_bash
 from tree_sitter import Language, Parser, Query, QueryCursor
 
@@ -26,8 +26,7 @@ class _Parsers(threading.local):
 _parsers = _Parsers()
 
 
-@attrs.frozen
-class SecondOpinion:
+class SecondOpinion(msgspec.Struct, frozen=True):
     """Where tree-sitter sees commands, and whether it could read the text at all."""
 
     readable: bool

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from .call import MAX_EXCERPT, Call, base_name, excerpt_of, quoted
 from .expansion import MAX_ALTERNATIVES, Expander
@@ -84,8 +84,7 @@ _READ_OPERATORS = frozenset({"<", "<>"})
 _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
 
 
-@attrs.define
-class Redirected:
+class Redirected(msgspec.Struct):
     """What redirections decided: the text on standard input, and the files that standard output goes to."""
 
     stdin: str | None

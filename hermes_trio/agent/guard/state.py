@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import attrs
+import msgspec
 
 from .marks import HOLE, SOLID
 from .paths import fold
@@ -35,32 +35,31 @@ _DEFAULTS = {
 }
 
 
-@attrs.define
-class State:
+class State(msgspec.Struct):
     """The possible worlds a command line can be in at one point."""
 
     home: str
     cwds: tuple[str, ...]
-    variables: dict[str, list[Value]] = attrs.Factory(dict[str, list[Value]])
+    variables: dict[str, list[Value]] = msgspec.field(default_factory=dict[str, list[Value]])
     positional: tuple[str, ...] | None = None
-    functions: dict[str, list[Node]] = attrs.Factory(dict[str, list[Node]])
-    aliases: dict[str, list[str]] = attrs.Factory(dict[str, list[str]])
-    files: dict[str, str] = attrs.Factory(dict[str, str])
+    functions: dict[str, list[Node]] = msgspec.field(default_factory=dict[str, list[Node]])
+    aliases: dict[str, list[str]] = msgspec.field(default_factory=dict[str, list[str]])
+    files: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Text that the command line itself put into a file."""
-    sinks: dict[str, list[Item]] = attrs.Factory(dict[str, list[Item]])
+    sinks: dict[str, list[Item]] = msgspec.field(default_factory=dict[str, list[Item]])
     """Scripts that read what is written to a `>(…)` path."""
-    executables: set[str] = attrs.Factory(set[str])
-    references: dict[str, str] = attrs.Factory(dict[str, str])
+    executables: set[str] = msgspec.field(default_factory=set[str])
+    references: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Names declared with -n: each stands for another variable."""
-    detached: dict[str, frozenset[str]] = attrs.Factory(dict[str, frozenset[str]])
+    detached: dict[str, frozenset[str]] = msgspec.field(default_factory=dict[str, frozenset[str]])
     """Which functions each function starts beside itself."""
-    fixed: set[str] = attrs.Factory(set[str])
+    fixed: set[str] = msgspec.field(default_factory=set[str])
     """Read-only variables: a later assignment fails, so the old value stays possible."""
     visited: tuple[str, ...] = ()
     """Every directory that was ever the working one, for `cd -` and popd."""
-    links: dict[str, str] = attrs.Factory(dict[str, str])
+    links: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Folders that lead elsewhere: symbolic links, bind mounts, container volumes."""
-    programs: dict[str, str] = attrs.Factory(dict[str, str])
+    programs: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Files that are copies of, or links to, a program that has a rule."""
     stdin: str | None = None
     """What commands read that are given nothing else, after `exec <`."""

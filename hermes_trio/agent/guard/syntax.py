@@ -5,58 +5,52 @@ Plain values without behaviour. `Reader` makes them, `Shell` walks them.
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 
-@attrs.define
-class Literal:
+class Literal(msgspec.Struct):
     """Text that stands for itself; unquoted text is still subject to tilde, brace and glob expansion."""
 
     text: str
     quoted: bool
 
 
-@attrs.define
-class Parameter:
+class Parameter(msgspec.Struct):
     """`$name` or `${name…}`; `argument` is the word after the operator."""
 
     name: str
     quoted: bool
     index: str | None = None
     operator: str = ""
-    argument: list[Part] = attrs.Factory(list["Part"])
+    argument: list[Part] = msgspec.field(default_factory=list["Part"])
     indirect: bool = False
     length: bool = False
     bare: bool = False
     """Written without braces, so that letters which brace expansion puts behind it belong to the name."""
 
 
-@attrs.define
-class Substitution:
+class Substitution(msgspec.Struct):
     """`$(…)`, backticks or `${ …; }`."""
 
     body: list[Item]
     quoted: bool
 
 
-@attrs.define
-class ProcessSubstitution:
+class ProcessSubstitution(msgspec.Struct):
     """`<(…)` or `>(…)`."""
 
     body: list[Item]
     writes: bool
 
 
-@attrs.define
-class Arithmetic:
+class Arithmetic(msgspec.Struct):
     """`$((…))` or `$[…]`."""
 
     parts: list[Part]
     quoted: bool
 
 
-@attrs.define
-class Pattern:
+class Pattern(msgspec.Struct):
     """An extended glob such as `@(a|b)`: matches anything as far as inspection is concerned."""
 
     parts: list[Part]
@@ -65,15 +59,13 @@ class Pattern:
 Part = Literal | Parameter | Substitution | ProcessSubstitution | Arithmetic | Pattern
 
 
-@attrs.define
-class Word:
+class Word(msgspec.Struct):
     """One shell word before expansion."""
 
     parts: list[Part]
 
 
-@attrs.define
-class Assignment:
+class Assignment(msgspec.Struct):
     """`name=value`, `name+=value`, `name[i]=value` or `name=(…)`."""
 
     name: str
@@ -83,8 +75,7 @@ class Assignment:
     index: list[Part]
 
 
-@attrs.define
-class Redirect:
+class Redirect(msgspec.Struct):
     """One redirection; for a here-document `target` is the body."""
 
     operator: str
@@ -92,90 +83,80 @@ class Redirect:
     descriptor: str = ""
 
 
-@attrs.define
-class Simple:
+class Simple(msgspec.Struct):
     """Assignments, words and redirections."""
 
-    assignments: list[Assignment] = attrs.Factory(list[Assignment])
-    words: list[Word] = attrs.Factory(list[Word])
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    assignments: list[Assignment] = msgspec.field(default_factory=list[Assignment])
+    words: list[Word] = msgspec.field(default_factory=list[Word])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class Pipeline:
+class Pipeline(msgspec.Struct):
     """Commands joined by `|` or `|&`, or a single negated or timed one."""
 
     commands: list[Node]
 
 
-@attrs.define
-class Group:
+class Group(msgspec.Struct):
     """`{ …; }` or `( … )`."""
 
     body: list[Item]
     subshell: bool
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class Branches:
+class Branches(msgspec.Struct):
     """`if`: conditions and bodies in reading order."""
 
     scripts: list[list[Item]]
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class Loop:
+class Loop(msgspec.Struct):
     """`while`, `until` and C-style `for`."""
 
     condition: list[Item]
     header: list[Part]
     body: list[Item]
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class ForEach:
+class ForEach(msgspec.Struct):
     """`for name in words` and `select`; without words it walks the positional parameters."""
 
     variable: str
     words: list[Word] | None
     body: list[Item]
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class Case:
+class Case(msgspec.Struct):
     """`case word in pattern) …;; esac`."""
 
     subject: Word
     patterns: list[Word]
     bodies: list[list[Item]]
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
-@attrs.define
-class Function:
+class Function(msgspec.Struct):
     """A function definition."""
 
     name: str
     body: Node
 
 
-@attrs.define
-class Condition:
+class Condition(msgspec.Struct):
     """`[[ … ]]` and `(( … ))`: nothing runs but the substitutions inside."""
 
     words: list[Word]
-    redirects: list[Redirect] = attrs.Factory(list[Redirect])
+    redirects: list[Redirect] = msgspec.field(default_factory=list[Redirect])
 
 
 Node = Simple | Pipeline | Group | Branches | Loop | ForEach | Case | Function | Condition
 
 
-@attrs.define
-class Item:
+class Item(msgspec.Struct):
     """One command of a list with the operator that follows it: `;`, `&`, `&&`, `||`, a newline or nothing."""
 
     node: Node

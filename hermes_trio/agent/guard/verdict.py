@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-import attrs
+import msgspec
 
 MAX_CHARACTERS = 128_000
 MAX_UNBROKEN = 4_096
@@ -67,16 +67,14 @@ class BlockCategory(Enum):
     OVER_LIMIT = "command over the limits of inspection"
 
 
-@attrs.frozen
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """A refusal that nothing overrides: its kind and a sentence that says what and what would be right."""
 
     category: BlockCategory
     reason: str
 
 
-@attrs.frozen
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One reason to ask: its kind, what was seen, and the part of the command that shows it."""
 
     category: Category
@@ -89,8 +87,7 @@ class Finding:
         return self.category.value
 
 
-@attrs.frozen
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """All that inspection learned about one command."""
 
     command: str

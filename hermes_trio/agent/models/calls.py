@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import final
 
-import attrs
+import msgspec
 
 from hermes_trio.agent.model import ErrorKind, ModelError
 from hermes_trio.runtime.ports import ToolCall
@@ -15,11 +15,10 @@ from .wire import Limits
 __all__ = ["CallAssembler"]
 
 
-@attrs.define
-class _Piecewise:
+class _Piecewise(msgspec.Struct):
     id: str = ""
     name: str = ""
-    arguments: list[str] = attrs.Factory(list[str])
+    arguments: list[str] = msgspec.field(default_factory=list[str])
 
 
 @final

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, final
 
-import attrs
 import msgspec
 import trio
 
@@ -62,13 +61,12 @@ class _Misused(Exception):
     """A directive that cannot be obeyed; the text helps the person who wrote it."""
 
 
-@attrs.define
-class _Plan:
+class _Plan(msgspec.Struct):
     """What the answer will be."""
 
     text: str = ""
     sleep: float = 0.0
-    calls: list[tuple[str, Mapping[str, Any]]] = attrs.Factory(list[tuple[str, Mapping[str, Any]]])
+    calls: list[tuple[str, Mapping[str, Any]]] = msgspec.field(default_factory=list[tuple[str, Mapping[str, Any]]])
     failure: str | None = None
 
 

@@ -15,6 +15,7 @@ from typing import Final, cast, final
 from urllib.parse import unquote, urlsplit
 
 import attrs
+import msgspec
 import trio
 
 __all__ = ["ConnectFailed", "Dialer", "InvalidURL", "Origin", "Proxies", "Proxy", "parse_base_url"]
@@ -31,8 +32,7 @@ class ConnectFailed(Exception):
     """No connection could be made; the text says to whom and why, and holds no credentials."""
 
 
-@attrs.frozen
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where a connection goes: two equal origins can share connections."""
 
     scheme: str
@@ -124,8 +124,7 @@ def _parse_proxy(name: str, url: str) -> Proxy:
     return Proxy(parts.hostname, parts.port or 80, authorization)
 
 
-@attrs.frozen
-class Proxies:
+class Proxies(msgspec.Struct, frozen=True):
     """Which proxy, if any, stands between us and an origin. Loopback is never proxied."""
 
     http: Proxy | None = None

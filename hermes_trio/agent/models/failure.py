@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, cast
 
-import attrs
 import msgspec
 
 from hermes_trio.agent.model import ErrorKind, ModelError
@@ -67,8 +66,7 @@ _FINAL_WORDS: Final = frozenset({"insufficient_quota", "billing_error", "billing
 """Refusals with a retryable status that waiting does not cure."""
 
 
-@attrs.frozen(kw_only=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a provider's error that matter, from whichever of the usual shapes it had."""
 
     message: str = ""

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Final, final
 
-import attrs
 import msgspec
 
 from hermes_trio.agent.model import (
@@ -195,8 +194,7 @@ def _read_usage(usage: _Usage) -> Usage:
     )
 
 
-@attrs.define
-class _Dialect:
+class _Dialect(msgspec.Struct):
     """What this server has been found to accept."""
 
     stream_options: bool = True

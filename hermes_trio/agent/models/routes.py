@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar, cast, final
 
 import attrs
+import msgspec
 
 from hermes_trio.agent.model import DEFAULT_CONTEXT_WINDOW, Model
 
@@ -50,8 +51,7 @@ class UnknownRoute(KeyError):
         return str(self.args[0])
 
 
-@attrs.frozen
-class _Provider:
+class _Provider(msgspec.Struct, frozen=True):
     default_url: str
     url_variable: str
     key_variable: str
@@ -309,7 +309,7 @@ def _seconds(table: Mapping[str, Any], key: str, where: str) -> float | None:
 def _timeouts(table: Mapping[str, Any], where: str) -> Timeouts:
     where = f"{where}.timeouts"
     values = _table(table.get("timeouts", {}), where)
-    names = tuple(field.name for field in attrs.fields(Timeouts))
+    names = Timeouts.__struct_fields__
     _only(values, names, where)
     given = {name: seconds for name in names if (seconds := _seconds(values, name, where)) is not None}
     return Timeouts(**given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-import attrs
+import msgspec
 
 __all__ = ["EVENT_LIMIT", "EventReader", "EventTooLarge", "ServerEvent"]
 
@@ -25,8 +25,7 @@ class EventTooLarge(Exception):
     """An event, or a line of one, is longer than the reader accepts."""
 
 
-@attrs.frozen
-class ServerEvent:
+class ServerEvent(msgspec.Struct, frozen=True):
     """One event: its type (`message` if the server named none) and the bytes of its data lines."""
 
     name: str

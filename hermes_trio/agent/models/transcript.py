@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
-import attrs
 import msgspec
 
 from hermes_trio.runtime.ports import Message, ToolCall
@@ -30,7 +29,7 @@ def paired(messages: Iterable[Message]) -> Iterator[Message]:
         yield from _missing(open_calls)
         open_calls = {call.id: call for call in message.tool_calls} if message.role == "assistant" else {}
         if len(open_calls) != len(message.tool_calls) and message.role == "assistant":
-            message = attrs.evolve(message, tool_calls=tuple(open_calls.values()))
+            message = msgspec.structs.replace(message, tool_calls=tuple(open_calls.values()))
         yield message
     yield from _missing(open_calls)
 

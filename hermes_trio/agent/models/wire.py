@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, Protocol, final
 
 import attrs
+import msgspec
 import trio
 
 from hermes_trio.agent.model import ErrorKind, ModelError, ModelEvent, ModelRequest
@@ -46,8 +47,7 @@ TAIL_SECONDS: Final = 0.1
 """How long a finished answer is given to end its HTTP message, so that the connection can be used again."""
 
 
-@attrs.frozen(kw_only=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `idle` bounds each silence of the provider, the one before the first byte included.
 
     `total` the call with its repetitions.
@@ -58,8 +58,7 @@ class Timeouts:
     total: float = 1800.0
 
 
-@attrs.frozen(kw_only=True)
-class Retries:
+class Retries(msgspec.Struct, frozen=True, kw_only=True):
     """How often a call is repeated before its first event, and how long to wait when the provider does not say."""
 
     attempts: int = 3
@@ -68,8 +67,7 @@ class Retries:
     """A provider that asks for a longer pause than this is reported, not waited for."""
 
 
-@attrs.frozen(kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one answer may have, in all and in the arguments of its tool calls, and how many tool calls."""
 
     answer: int = 64 * 1024 * 1024

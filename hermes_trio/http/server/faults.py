@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from typing import final
 
-import attrs
 import msgspec
 
 from hermes_trio.http.server.asgi import Scope
@@ -32,8 +31,7 @@ class Ending(enum.Enum):
 
 
 @final
-@attrs.define
-class RequestFate:
+class RequestFate(msgspec.Struct):
     """The application's view of one request; `ending` is set before the request is cancelled."""
 
     ending: Ending | None = None
@@ -46,8 +44,7 @@ def ending_of(scope: Scope) -> Ending | None:
 
 
 @final
-@attrs.frozen
-class ProtocolFault:
+class ProtocolFault(msgspec.Struct, frozen=True):
     """A request that cannot be served: the status, the machine-readable code and the sentence for its sender."""
 
     status: int

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from time import time
 from typing import final
 
-import attrs
+import msgspec
 
 _STATUS_LINES = {code.value: f"HTTP/1.1 {code.value} {code.phrase}\r\n".encode() for code in http.HTTPStatus}
 _OWNED = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
@@ -74,8 +74,7 @@ class HeaderBlock(tuple[tuple[bytes, bytes], ...]):
         return made
 
 
-@attrs.frozen
-class RenderedHeaders:
+class RenderedHeaders(msgspec.Struct, frozen=True):
     """An application's headers as they go out, and what they say about the answer."""
 
     block: bytes

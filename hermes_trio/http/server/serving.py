@@ -14,7 +14,7 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any, Protocol, cast
 
-import attrs
+import msgspec
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -52,8 +52,7 @@ class ShutdownSignal(Protocol):
         ...
 
 
-@attrs.frozen
-class _Listener:
+class _Listener(msgspec.Struct, frozen=True):
     sock: socket.socket
     tls: SSLContext | None
 
@@ -80,14 +79,13 @@ def _open_listeners(config: Config) -> Generator[list[_Listener]]:
             listener.sock.close()
 
 
-@attrs.define
-class _LifespanWatch:
+class _LifespanWatch(msgspec.Struct):
     """Sees the lifespan crash, which Hypercorn's own lifespan only logs: the requests after it would all fail."""
 
     app: ASGIApp
     started: bool = False
     crash: BaseException | None = None
-    crashed: trio.Event = attrs.field(factory=trio.Event)
+    crashed: trio.Event = msgspec.field(default_factory=trio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def noting_send(message: Message) -> None:

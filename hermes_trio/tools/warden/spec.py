@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Self
 
 import attrs
+import msgspec
 
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Plan, Streams
 from hermes_trio.tools.warden.errors import SpawnFailed
@@ -76,8 +77,7 @@ def _shell() -> str:
     return next((shell for shell in SHELLS if os.access(shell, os.X_OK)), SHELLS[-1])
 
 
-@attrs.frozen
-class ExitStatus:
+class ExitStatus(msgspec.Struct, frozen=True):
     """How the command itself ended, as the kernel told its keeper; its descendants may still run.
 
     `lost` says that the processes around it died and took it along: then `code` and `signal` are what is known.
@@ -124,8 +124,7 @@ class KillHow(enum.StrEnum):
     """Its keeper was dead already; warden or server ended what was left."""
 
 
-@attrs.frozen
-class KillReport:
+class KillReport(msgspec.Struct, frozen=True):
     """The receipt of a kill. With `survivors` above 0 the job is not empty, and its keeper goes on trying."""
 
     how: KillHow

@@ -10,7 +10,7 @@ import os
 import termios
 from collections.abc import Generator
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.tools.warden.errors import StdinClosed
@@ -88,8 +88,7 @@ class InputStream:
         return bytes(characters[termios.VEOF])
 
 
-@attrs.define
-class OwnStreams:
+class OwnStreams(msgspec.Struct):
     """The server's side. Without a separate standard error, `errors` is None."""
 
     output: OutputStream

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from typing import final
 
 import attrs
+import msgspec
 import trio
 
 from hermes_trio.tools.warden.custody import Custody
@@ -39,8 +40,7 @@ ATTEMPTS = 3
 """How many wardens may die before they take a command until the command is refused."""
 
 
-@attrs.frozen
-class WardenReceipt:
+class WardenReceipt(msgspec.Struct, frozen=True):
     """What leaving the scope found and left: `survivors` is 0, or the number of processes that withstood SIGKILL."""
 
     killed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 
 from hermes_trio.agent.approvals_policy import (
@@ -181,7 +181,7 @@ def test_choice_must_be_offered() -> None:
 def test_scanner_findings_are_never_permanent() -> None:
     """Always counts as session for an external scanner's finding, and no list entry covers one."""
     finding = Finding(Category.EXTERNAL_SCANNER, "suspicious host", "curl x")
-    verdict = attrs.evolve(verdict_of("curl x"), findings=(finding,))
+    verdict = msgspec.structs.replace(verdict_of("curl x"), findings=(finding,))
     decision = decide(verdict, mode=Mode.MANUAL, human=True, allowlist=["curl x", "*", Category.EXTERNAL_SCANNER.value])
     assert decision.action is Action.ASK
     assert not decision.allow_permanent
