@@ -1,26 +1,30 @@
 """Logs: readable lines on a terminal, JSON lines otherwise, each with the session, turn and run that it belongs to. No secret gets in.
 
 The package logs through the standard library; `configure_logging` puts one handler on its root, once a process. Whoever embeds the runtime leaves it
-out and keeps its own logging.
+out and keeps its own logging. Fields of an entry are given as the standard library has it: `log.warning("…", extra={"error": text})`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterable, MutableMapping
 from typing import IO, Any, Final
 
-import structlog
+import msgspec
 
 from hermes_trio.agent.models.redaction import HIDDEN, redact
 from hermes_trio.runtime.context import current_binding
 
-__all__ = ["Redactor", "add_identity", "configure_logging"]
+__all__ = ["EntryFormatter", "Redactor", "add_identity", "configure_logging"]
 
 _SECRET_KEYS: Final = frozenset({"key", "api_key", "token", "password", "secret", "authorization"})
 _SHORTEST: Final = 8
 """Shorter values are not taken out of texts: they would be found everywhere."""
+_NOT_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has: the rest of it are the fields that the caller gave."""
+_COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
 class Redactor:
@@ -35,35 +39,75 @@ class Redactor:
             text = text.replace(secret, HIDDEN)
         return redact(text)
 
-    def __call__(self, logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """As a step of structlog."""
-        for key, value in event.items():
+    def clean_entry(self, entry: MutableMapping[str, Any]) -> None:
+        """Take the secrets out of every field of an entry."""
+        for key, value in entry.items():
             if key.lower() in _SECRET_KEYS and value:
-                event[key] = HIDDEN
-            elif isinstance(value, str):
+                entry[key] = HIDDEN
+            elif value is None or isinstance(value, (bool, int, float)):
+                continue
+            else:
+                text = value if isinstance(value, str) else str(value)
                 # A stack trace is longer than an error text may be: each of its lines is cleaned.
-                event[key] = (
-                    "\n".join(self.clean(line) for line in value.split("\n")) if "\n" in value else self.clean(value)
+                entry[key] = (
+                    "\n".join(self.clean(line) for line in text.split("\n")) if "\n" in text else self.clean(text)
                 )
-        return event
 
 
-def add_identity(logger: Any, name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def add_identity(entry: MutableMapping[str, Any]) -> None:
     """Say which session, turn, run or job an entry belongs to, from the context that it was logged in."""
     binding = current_binding()
     if binding is None:
-        return event
+        return
     if binding.context.session_id:
-        event.setdefault("session", binding.context.session_id)
+        entry.setdefault("session", binding.context.session_id)
     turn = binding.turn
     if turn is not None:
-        event.setdefault("turn", turn.id)
+        entry.setdefault("turn", turn.id)
         if turn.root.id.startswith("run_"):
-            event.setdefault("run", turn.root.id)
+            entry.setdefault("run", turn.root.id)
     node = binding.node
     if node is not None and node.kind == "job":
-        event.setdefault("job", node.id)
-    return event
+        entry.setdefault("job", node.id)
+
+
+class EntryFormatter(logging.Formatter):
+    """Renders a record with all of its fields: as one line of JSON, or as text for people."""
+
+    def __init__(self, redactor: Redactor, *, text: bool, colours: bool = False) -> None:
+        super().__init__()
+        self._redactor = redactor
+        self._text = text
+        self._colours = colours
+
+    def entry(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The fields of a record, without secrets."""
+        whole, milliseconds = time.gmtime(record.created), int(record.created % 1 * 1000)
+        entry: dict[str, Any] = {
+            "event": record.getMessage(),
+            "timestamp": f"{time.strftime('%Y-%m-%dT%H:%M:%S', whole)}.{milliseconds:03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        entry |= {name: value for name, value in vars(record).items() if name not in _NOT_FIELDS}
+        add_identity(entry)
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            entry["stack"] = self.formatStack(record.stack_info)
+        self._redactor.clean_entry(entry)
+        return entry
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of one record, without the last line's end."""
+        entry = self.entry(record)
+        if not self._text:
+            return msgspec.json.encode(entry).decode()
+        event, stamp, level, name = (entry.pop(key) for key in ("event", "timestamp", "level", "logger"))
+        below = [entry.pop(key) for key in ("exception", "stack") if key in entry]
+        shown = f"\x1b[{_COLOURS.get(level, '0')}m{level:<8}\x1b[0m" if self._colours else f"{level:<8}"
+        fields = "".join(f" {key}={value}" for key, value in entry.items())
+        return "\n".join([f"{stamp} {shown} {event} [{name}]{fields}", *below])
 
 
 def configure_logging(
@@ -71,26 +115,10 @@ def configure_logging(
 ) -> None:
     """Send the package's logs, and warnings of everybody else, to `stream` (stderr). Calling it again replaces what it did before."""
     out = sys.stderr if stream is None else stream
-    text = format == "text" or (format == "auto" and out.isatty())
-    shared: list[Any] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        add_identity,
-        structlog.processors.format_exc_info,
-        Redactor(secrets),
-    ]
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        if text
-        else structlog.processors.JSONRenderer()
-    )
+    terminal = out.isatty()
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
+        EntryFormatter(Redactor(secrets), text=format == "text" or (format == "auto" and terminal), colours=terminal)
     )
     handler.set_name("hermes_trio")
     root = logging.getLogger()

@@ -6,6 +6,7 @@ server, and ends all of them, in this order: maintenance stops, the writer empti
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 import apsw
-import structlog
 import trio
 
 from .access import AccessVerbs
@@ -48,7 +48,7 @@ READER_THREADS: Final = 4
 INDEX_SECONDS: Final = 15.0
 """How far the search index may lag behind; a search catches up first anyway."""
 
-log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger(__name__)
+log: Final = logging.getLogger(__name__)
 
 DEFAULT_RETENTION: Final = Retention()
 
@@ -115,13 +115,16 @@ async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[Non
             try:
                 await store.index_messages()
             except StoreError as error:
-                log.warning("the search index could not be brought up to date", error=str(error))
+                log.warning("the search index could not be brought up to date", extra={"error": str(error)})
         try:
             report = await store.maintain()
         except StoreError as error:
-            log.warning("maintenance of the store failed; the next round tries again", error=str(error))
+            log.warning("maintenance of the store failed; the next round tries again", extra={"error": str(error)})
         else:
-            log.debug("store maintained", removed=dict(report.removed), sessions_ended=report.sessions_ended)
+            log.debug(
+                "store maintained",
+                extra={"removed": dict(report.removed), "sessions_ended": report.sessions_ended},
+            )
 
 
 @asynccontextmanager

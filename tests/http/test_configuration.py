@@ -144,8 +144,30 @@ def test_secrets_are_taken_out_of_logs(log: io.StringIO) -> None:
 
 def test_fields_with_secret_names_are_hidden() -> None:
     """A field that is called like a secret is one."""
-    event = Redactor()(None, "info", {"event": "x", "Token": "abc", "api_key": "d", "count": 3})
-    assert event == {"event": "x", "Token": "[hidden]", "api_key": "[hidden]", "count": 3}
+    entry = {"event": "x", "Token": "abc", "api_key": "d", "count": 3, "error": OSError("Bearer abcdefghijkl")}
+    Redactor().clean_entry(entry)
+    assert entry == {
+        "event": "x",
+        "Token": "[hidden]",
+        "api_key": "[hidden]",
+        "count": 3,
+        "error": "Bearer [hidden]",
+    }
+
+
+def test_fields_that_the_caller_gave(log: io.StringIO) -> None:
+    """Extra fields of a record are fields of the entry, and what is no text becomes one."""
+    logging.getLogger("hermes_trio.test").warning("full", extra={"left": 0, "path": Path("/x"), "token": "t"})
+    (entry,) = entries(log)
+    assert entry.pop("timestamp")
+    assert entry == {
+        "event": "full",
+        "level": "warning",
+        "logger": "hermes_trio.test",
+        "left": 0,
+        "path": "/x",
+        "token": "[hidden]",
+    }
 
 
 async def test_entries_say_whose_they_are(log: io.StringIO) -> None:
