@@ -6,9 +6,7 @@ what stands there and what would be accepted. Sections that belong to other part
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -170,6 +168,8 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
+    import tomllib  # most starts have no file
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -255,5 +255,7 @@ def _accepted(place: str) -> str:
 
 
 def _near(name: str, known: typing.Iterable[str]) -> str:
+    import difflib  # only for an error
+
     close = difflib.get_close_matches(name, list(known), 1)
     return f" (did you mean {close[0]}?)" if close else ""

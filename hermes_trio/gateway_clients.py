@@ -17,6 +17,7 @@ import msgspec
 from hermes_trio.adapters.assembly import build_assembly
 from hermes_trio.adapters.cron_jobs import changed_job, job_view, new_job
 from hermes_trio.adapters.settings import CronSettings, read_settings
+from hermes_trio.command_options import CommandFailed
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.http.auth import KEY_FILE
 from hermes_trio.runtime.ids import Ids
@@ -31,13 +32,9 @@ from hermes_trio.store.rows import Database
 from hermes_trio.store.schema import VERSION, version_of
 from hermes_trio.store.writer import run_now
 
-__all__ = ["ClientProblem", "CronClient", "Rows", "open_cron", "open_rows"]
+__all__ = ["CronClient", "Rows", "open_cron", "open_rows"]
 
 T = TypeVar("T")
-
-
-class ClientProblem(Exception):
-    """What was asked for could not be done; the text says why."""
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
@@ -87,13 +84,13 @@ def _admin_key(config: Config) -> str:
     try:
         return (config.home / KEY_FILE).read_text(encoding="ascii").strip()
     except OSError:
-        raise ClientProblem(
+        raise CommandFailed(
             f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
         ) from None
 
 
-def _unknown(job_id: str) -> ClientProblem:
-    return ClientProblem(f"there is no job {job_id}; `hermes-trio cron list` shows those that there are")
+def _unknown(job_id: str) -> CommandFailed:
+    return CommandFailed(f"there is no job {job_id}; `hermes-trio cron list` shows those that there are")
 
 
 class _JobsInStore:
@@ -127,7 +124,7 @@ class _JobsInStore:
                 platforms=self._platforms,
             )
         except ValueError as error:
-            raise ClientProblem(str(error)) from None
+            raise CommandFailed(str(error)) from None
         return await self.get((await self._store.put_cron_job(row)).id)
 
     async def change(self, job_id: str, verb: str) -> dict[str, Any]:
@@ -135,7 +132,7 @@ class _JobsInStore:
         if row is None:
             raise _unknown(job_id)
         if verb == "run":
-            raise ClientProblem("no server runs in this home directory, so there is nobody to run it; start one first")
+            raise CommandFailed("no server runs in this home directory, so there is nobody to run it; start one first")
         if verb == "remove":
             await self._store.delete_cron_job(job_id)
             return {}
@@ -161,16 +158,16 @@ class _JobsOverHttp:
             content = None if body is None else msgspec.json.encode(body)
             answer = await self._client.request(method, path, content=content)
         except httpx2.HTTPError as error:
-            raise ClientProblem(
+            raise CommandFailed(
                 f"a server runs on this home, and does not answer at {self._client.base_url}: {type(error).__name__}."
                 " Give the --config, API_SERVER_HOST and API_SERVER_PORT that it was started with"
             ) from None
         try:
             decoded = cast("dict[str, Any]", msgspec.json.decode(answer.content))
         except msgspec.DecodeError:
-            raise ClientProblem(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
+            raise CommandFailed(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
         if answer.status_code >= 400:
-            raise ClientProblem(str(decoded.get("error", {}).get("message", decoded)))
+            raise CommandFailed(str(decoded.get("error", {}).get("message", decoded)))
         return decoded
 
     async def list(self) -> list[dict[str, Any]]:
@@ -235,7 +232,7 @@ async def open_rows(config: Config) -> AsyncIterator[Rows]:
     """The rows of a home directory, for the body of the `async with`."""
     path = config.database
     if not path.exists():
-        raise ClientProblem(f"there is no store at {path}; name its directory with --home, or start the server once")
+        raise CommandFailed(f"there is no store at {path}; name its directory with --home, or start the server once")
     db = connect(str(path))
     try:
         found = version_of(db)

@@ -20,30 +20,20 @@ import msgspec
 import trio
 from cyclopts import Parameter
 
-from hermes_trio.adapters.settings import SettingsError
-from hermes_trio.config import Config, ConfigError, load_config
+from hermes_trio.command_options import CommandFailed, ConfigOption, HomeOption
+from hermes_trio.config import Config, load_config
 
-__all__ = ["CommandFailed", "app", "chat", "cron", "main", "outbox", "pairing", "run"]
+__all__ = ["chat", "cron", "outbox", "pairing", "run"]
 
-app: Final = cyclopts.App(name="hermes-trio", help="The commands of the gateway.", backend="trio")
 cron: Final = cyclopts.App(name="cron", help="Scheduled jobs.", backend="trio")
 outbox: Final = cyclopts.App(
     name="outbox", help="Replies that wait for a platform, and those that were given up.", backend="trio"
 )
 pairing: Final = cyclopts.App(name="pairing", help="Who may talk to the agent on the chat platforms.", backend="trio")
-app.command(cron)
-app.command(outbox)
-app.command(pairing)
 
-HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
-ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
 
 OWN_DATABASE: Final = "cli.db"
 TIME: Final = "%Y-%m-%d %H:%M"
-
-
-class CommandFailed(Exception):
-    """A command that cannot do its work; the text is for the person who typed it."""
 
 
 def _configuration(home: Path | None, config: Path | None) -> Config:
@@ -78,7 +68,6 @@ def _database(config: Config) -> tuple[Path, str]:
 # -- chat --------------------------------------------------------------------------------------------------------------------------
 
 
-@app.command
 async def chat(
     *,
     resume: Annotated[
@@ -176,7 +165,6 @@ async def _settled(host: Any) -> None:
 # -- run ---------------------------------------------------------------------------------------------------------------------------
 
 
-@app.command
 async def run(
     prompt: Annotated[str, Parameter(help="What the agent is asked; `-` reads it from standard input.")],
     *,
@@ -445,31 +433,3 @@ async def revoke_user(platform: str, user_id: str, *, home: HomeOption = None, c
         if not await store.disallow_user(platform, user_id):
             raise CommandFailed(f"{user_id} was not let in on {platform}; people in the configuration stay there")
     _say(f"{user_id} may not talk to the agent on {platform} any more.")
-
-
-def main() -> None:
-    """The gateway's commands by themselves, for `python -m hermes_trio.gateway_commands`."""
-    from hermes_trio.gateway_clients import ClientProblem
-    from hermes_trio.runtime.errors import RuntimeProblem
-    from hermes_trio.store.errors import StoreError
-
-    try:
-        app()
-    except* (
-        CommandFailed,
-        ClientProblem,
-        ConfigError,
-        SettingsError,
-        RuntimeProblem,
-        StoreError,
-        OSError,
-    ) as group:
-        for error in group.exceptions:
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            sys.stderr.write(f"hermes-trio: {error}\n")
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()

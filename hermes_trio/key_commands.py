@@ -18,6 +18,7 @@ import httpx2
 import msgspec
 from cyclopts import Parameter
 
+from hermes_trio.command_options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.http.admin import check_scopes
 from hermes_trio.http.auth import KEY_FILE
@@ -25,17 +26,11 @@ from hermes_trio.http.errors import ApiError
 from hermes_trio.store import ApiKey, StoreInUse, open_store
 from hermes_trio.store.port import Keys
 
-__all__ = ["KeyClient", "KeyProblem", "keys", "open_keys"]
+__all__ = ["KeyClient", "keys", "open_keys"]
 
 keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
 
-HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
-ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
 Scope = Literal["chat", "runs", "sessions", "admin"]
-
-
-class KeyProblem(Exception):
-    """What was asked for could not be done; the text says why."""
 
 
 class KeyClient(Protocol):
@@ -77,7 +72,7 @@ def _read_key(config: Config) -> str:
     try:
         return (config.home / KEY_FILE).read_text(encoding="ascii").strip()
     except OSError:
-        raise KeyProblem(
+        raise CommandFailed(
             f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
         ) from None
 
@@ -106,7 +101,7 @@ class _InStore:
         try:
             checked = check_scopes(list(scopes))
         except ApiError as error:
-            raise KeyProblem(str(error)) from None
+            raise CommandFailed(str(error)) from None
         expires = None if days is None else time.time() + days * 86_400
         return _record(*await self._store.create_api_key(name, scopes=checked, tenant=tenant, expires_at=expires))
 
@@ -129,18 +124,18 @@ class _OverHTTP:
                 method, path, content=None if body is None else msgspec.json.encode(body)
             )
         except httpx2.HTTPError as error:
-            raise KeyProblem(
+            raise CommandFailed(
                 f"a server runs on this home, and does not answer at {self._client.base_url}: {type(error).__name__}."
                 " Give the --config, API_SERVER_HOST and API_SERVER_PORT that it was started with"
             ) from None
         try:
             return answer.status_code, cast("dict[str, Any]", msgspec.json.decode(answer.content))
         except msgspec.DecodeError:
-            raise KeyProblem(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
+            raise CommandFailed(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
 
     @staticmethod
-    def _problem(answer: dict[str, Any]) -> KeyProblem:
-        return KeyProblem(f"the running server refused: {answer.get('error', {}).get('message', answer)}")
+    def _problem(answer: dict[str, Any]) -> CommandFailed:
+        return CommandFailed(f"the running server refused: {answer.get('error', {}).get('message', answer)}")
 
     async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
         body = {"name": name, "scopes": list(scopes), "tenant": tenant, "days": days}
@@ -221,5 +216,7 @@ async def revoke_key(
     """Put a key out of force, at once."""
     async with open_keys(_config(home, config)) as client:
         if not await client.revoke(key_id):
-            raise KeyProblem(f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are")
+            raise CommandFailed(
+                f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
+            )
     _say(f"{key_id} is revoked.")

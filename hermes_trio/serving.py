@@ -68,7 +68,7 @@ def server_config(config: Config) -> ServerConfig:
     hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
     if config.server.access_log:
         hypercorn.accesslog = logging.getLogger("hermes_trio.http.access")
-    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path)
+    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path, lifespan=False)
 
 
 @asynccontextmanager
@@ -119,6 +119,7 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    gc.enable()
 
 
 async def run_server(

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from hermes_trio.command_options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import Retention, SearchOrder, StoreError, StoreInUse, UnknownSession
 from hermes_trio.store.backup import back_up
@@ -37,8 +38,6 @@ __all__ = ["backup", "doctor", "mount", "sessions"]
 
 sessions: Final = cyclopts.App(name="sessions", help="The conversations in the store.")
 
-HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
-ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON instead of a table.")]
 
 PAGE: Final = 1_000

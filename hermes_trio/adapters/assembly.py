@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
@@ -19,11 +19,13 @@ from hermes_trio.runtime.runtime import Runtime, Stage
 from .cron import CronScheduler
 from .directory import Directory, Member
 from .gateway import MessageGateway
-from .github import API, GithubComments
 from .outbox import Senders
 from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings, read_settings
-from .webhook import PREFIX as WEBHOOK_PREFIX
-from .webhook import WebhookFrontDoor
+
+if TYPE_CHECKING:
+    from .webhook import WebhookFrontDoor
+
+# By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
 
 __all__ = ["AdapterAssembly", "Mount", "OpenAdapters", "build_assembly", "github_member"]
 
@@ -54,7 +56,7 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
 
     def mount(self, path: str) -> Mount | None:
         """Who answers requests for this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
-        if self.webhook is not None and path.startswith(WEBHOOK_PREFIX):
+        if self.webhook is not None and path.startswith(self.webhook.prefix):
             return self.webhook
         return self.endpoints.get(path)
 
@@ -64,6 +66,8 @@ def github_member(environment: Mapping[str, str]) -> Member | None:
     token = environment.get("GITHUB_TOKEN") or environment.get("GH_TOKEN")
     if not token:
         return None
+    from .github import API, GithubComments
+
     base_url = environment.get("GITHUB_API_URL") or API
     return Member(GithubComments(token, base_url=base_url), PlatformSettings(unknown_dm="ignore"))
 
@@ -103,6 +107,8 @@ class AdapterAssembly:
             await stack.enter_async_context(gateway.open())
             webhook: WebhookFrontDoor | None = None
             if self._webhook is not None and self._webhook.enabled and self._webhook.routes:
+                from .webhook import WebhookFrontDoor
+
                 webhook = WebhookFrontDoor(
                     gateway.desk, self._webhook, host=self._host, environment=self._environment, home=self._home
                 )
@@ -135,7 +141,6 @@ def build_assembly(
     for name, variable in _PLATFORMS.items():
         table = tables.get(name, {})
         if table or environment.get(variable):
-            # By name: a platform that nobody uses is not loaded, so that starting the server stays quick.
             build = getattr(import_module(f".{name}", __package__), f"{name}_member")
             member: Member | None = build(table, environment)
             if member is not None:

@@ -41,7 +41,6 @@ logger: Final = logging.getLogger("hermes_trio.adapters.webhook")
 
 WEBHOOK: Final = "webhook"
 WEBHOOK_COMPLETE: Final = "webhook_complete"
-PREFIX: Final = "/webhooks/"
 RATE_WINDOW: Final = 60.0
 DIRECT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 5
@@ -102,6 +101,8 @@ class WebhookFront(OneShotFront):
 class WebhookFrontDoor:
     """`handle` answers `POST /webhooks/{route}`. Open it inside the runtime; it owns no socket."""
 
+    prefix: Final = "/webhooks/"
+
     def __init__(
         self,
         desk: Desk,
@@ -137,7 +138,7 @@ class WebhookFrontDoor:
         """Answer one request. Cancelling it (the sender left) leaves either an accepted delivery or nothing."""
         pairs = list(headers)
         names = {name.lower(): value for name, value in pairs}
-        route = self.routes.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+        route = self.routes.get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         if route is None:
             return _refusal(404, "there is no such webhook route")
         if method != "POST":

@@ -18,8 +18,9 @@ from hermes_trio.runtime.ports import Message
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.records import ApprovalChoice
 
+from . import guard
 from .approvals import Answer, Approvals, Question, approval_scope
-from .guard import Category, Finding, Verdict, inspect_command, strip_comments
+from .guard import Category, Finding, Verdict
 from .model import Model, ModelError, ModelRequest, collect
 
 __all__ = ["Consent", "ConsentSettings", "Decision", "Mode", "ModelReviewer", "Review"]
@@ -103,7 +104,9 @@ class ModelReviewer:
         """Ask the model; cancelling ends the call."""
         reasons = "; ".join(finding.description for finding in findings)
         request = ModelRequest(
-            messages=_review_messages(strip_comments(command), reasons), max_tokens=16, metadata={"purpose": "review"}
+            messages=_review_messages(guard.strip_comments(command), reasons),
+            max_tokens=16,
+            metadata={"purpose": "review"},
         )
         try:
             async with self._model().stream(request) as stream:
@@ -156,7 +159,7 @@ class Consent:
         """What the guard reads in the command; a long one is read in a worker thread."""
 
         def read() -> Verdict:
-            return inspect_command(
+            return guard.inspect_command(
                 command, home=self._home, cwd=cwd, sudo_password_configured=self.settings.sudo_password
             )
 

@@ -14,8 +14,8 @@ import msgspec
 import trio
 from msgspec import Meta
 
+from hermes_trio.agent import guard
 from hermes_trio.agent.consent import Consent
-from hermes_trio.agent.guard import detaches, exit_code_meaning
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import keep_partial_result
 from hermes_trio.runtime.context import current_turn
@@ -133,7 +133,7 @@ class Terminal:
         if forbidden is not None:
             return forbidden.refusal()
         if not given.background:
-            detached = detaches(given.command)
+            detached = guard.detaches(given.command)
             if detached is not None:
                 return _failure(f"not run: {detached.text}", status="error")
         decision = await self._consent.decide(turn, verdict)
@@ -291,7 +291,7 @@ class Terminal:
             result["error"] = "the process layer lost this command; how it ended is not known"
         elif status.signal is not None:
             result["signal"] = str(status).removeprefix("killed by ")
-        meaning = exit_code_meaning(given.command, result["exit_code"])
+        meaning = guard.exit_code_meaning(given.command, result["exit_code"])
         if meaning is not None:
             result["exit_code_meaning"] = meaning
         if how in (KillHow.SIGTERM, KillHow.SIGKILL):

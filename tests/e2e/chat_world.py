@@ -194,7 +194,7 @@ async def open_server_with(tables: Tables, home: Path, *, port: int = 0) -> Asyn
         lines.append(f"[{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     (home / "config.toml").write_text("\n".join(lines) + "\n")
-    command = [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "hermes_trio", "serve", "--port", str(port)]
     environment = clean_environment(home, API_SERVER_KEY=KEY)
     process = await trio.lowlevel.open_process(command, stdout=-1, stderr=-2, env=environment)
     try:

@@ -101,7 +101,7 @@ def at_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_trio.gateway_commands", *arguments],
+        [sys.executable, "-m", "hermes_trio", *arguments],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -129,7 +129,7 @@ def plain_environment(home: Path) -> dict[str, str]:
 def piped(arguments: Sequence[str], home: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
     """Run the gateway's commands in a pipe."""
     return subprocess.run(
-        [sys.executable, "-m", "hermes_trio.gateway_commands", *arguments],
+        [sys.executable, "-m", "hermes_trio", *arguments],
         input=typed,
         capture_output=True,
         text=True,

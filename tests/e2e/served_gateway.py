@@ -65,7 +65,7 @@ async def open_served(home: Path, config: str = "", **environment: str) -> Async
     if config:
         (home / "config.toml").write_text(config)
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", "0"],
+        [sys.executable, "-m", "hermes_trio", "serve", "--port", "0"],
         stdout=-1,
         stderr=-2,
         env=clean_environment(home, API_SERVER_KEY=KEY, **environment),

@@ -121,7 +121,7 @@ def server_process(
 ) -> Iterator[ServerProcess]:
     """`hermes-trio serve` in `home` for the body of the `with`; it has ended afterwards, whatever happened."""
     home.mkdir(parents=True, exist_ok=True)
-    start = [sys.executable, "-c", "from hermes_trio.cli import main; main()", "serve", "--port", "0", *arguments]
+    start = [sys.executable, "-m", "hermes_trio", "serve", "--port", "0", *arguments]
     more = {"API_SERVER_KEY": key} if key else {}
     process = subprocess.Popen(
         list(command or start),

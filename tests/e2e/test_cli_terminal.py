@@ -162,7 +162,7 @@ def test_run_is_stopped_by_a_signal_with_a_receipt(tmp_path: Path) -> None:
     """130, what was running is named, and it is gone."""
     mark = tmp_path / "pid"
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_trio.gateway_commands", "run", f"!run echo $$ > {mark}; exec sleep 1000"],
+        [sys.executable, "-m", "hermes_trio", "run", f"!run echo $$ > {mark}; exec sleep 1000"],
         env=plain_environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

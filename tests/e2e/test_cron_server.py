@@ -90,7 +90,7 @@ async def test_the_command_line_talks_to_the_running_server(tmp_path: Path) -> N
 
         async def command(*words: str) -> str:
             done = await trio.run_process(
-                [sys.executable, "-c", "from hermes_trio.cli import main; main()", "cron", *words],
+                [sys.executable, "-m", "hermes_trio", "cron", *words],
                 env=environment,
                 capture_stdout=True,
                 capture_stderr=True,

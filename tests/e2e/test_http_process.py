@@ -49,7 +49,7 @@ def events(http: httpx2.Client, run_id: str, last: str = "", most: int = 10**6) 
 def command(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `hermes-trio` to its end."""
     return subprocess.run(
-        [sys.executable, "-c", "from hermes_trio.cli import main; main()", *arguments],
+        [sys.executable, "-m", "hermes_trio", *arguments],
         capture_output=True,
         text=True,
         timeout=60,

@@ -6,7 +6,7 @@ their plain helpers, event streams, and the remedies for stock Hypercorn and Qua
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.bodies import BodyTooLarge, ClientLeft, InvalidJSON, decode_json, read_body
@@ -17,6 +17,7 @@ from hermes_trio.http.server.remedies import bound_stock_sends, remedied
 from hermes_trio.http.server.responses import HeaderBlock
 from hermes_trio.http.server.routes import HotRoutes, send_json
 from hermes_trio.http.server.serving import LifespanCrashed, ShutdownSignal, serve
+from hermes_trio.lazily import lazily
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.quart_remedies import RemediedQuartTrio, unbounded
@@ -51,10 +52,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What needs Quart is loaded when it is asked for."""
-    if name in {"RemediedQuartTrio", "unbounded"}:
-        from hermes_trio.http.server import quart_remedies
-
-        return getattr(quart_remedies, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# What needs Quart is loaded when it is asked for.
+__getattr__ = lazily(__name__, {".quart_remedies": ("RemediedQuartTrio", "unbounded")})

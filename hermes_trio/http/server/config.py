@@ -10,9 +10,8 @@ Hypercorn's `Config` stays the one place for addresses, TLS, HTTP/2, WebSocket, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import attrs
+import msgspec
 from hypercorn.config import Config
 
 KIBI = 1024
@@ -32,42 +31,43 @@ def hypercorn_config(bind: str | Sequence[str] = "127.0.0.1:8642") -> Config:
     return config
 
 
-def _positive(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{attribute.name} must be a number above 0, got {value!r}")
-
-
-@attrs.frozen(kw_only=True)
-class ServerConfig:
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to serve: Hypercorn's configuration, whether plain HTTP/1.1 takes the fast path, and the bounds of a
     connection.
 
     Times are seconds, sizes are bytes.
     """
 
-    hypercorn: Config = attrs.field(factory=hypercorn_config)
+    hypercorn: Config = msgspec.field(default_factory=hypercorn_config)
     fast_path: bool = True
     """Plain-text HTTP/1.1 on our own connection class; off, every connection is Hypercorn's (with the remedies)."""
 
-    head_timeout: float = attrs.field(default=15.0, validator=_positive)
+    head_timeout: float = 15.0
     """From the first byte of a request to the end of its head."""
-    body_timeout: float = attrs.field(default=30.0, validator=_positive)
+    body_timeout: float = 30.0
     """What the body may take before `body_rate` is expected of it."""
-    body_rate: float = attrs.field(default=1.0 * KIBI, validator=_positive)
+    body_rate: float = 1.0 * KIBI
     """Bytes a second that each part of a slow body buys."""
-    write_timeout: float = attrs.field(default=30.0, validator=_positive)
+    write_timeout: float = 30.0
     """How long a write may go without the reader taking a byte."""
-    drain_timeout: float = attrs.field(default=5.0, validator=_positive)
+    drain_timeout: float = 5.0
     """How long the rest of a body is waited for after an answer that did not need it."""
-    linger_timeout: float = attrs.field(default=1.0, validator=_positive)
+    linger_timeout: float = 1.0
     """How long input is read and dropped before a refused connection closes, so that the refusal arrives."""
 
-    target_bytes: int = attrs.field(default=8 * KIBI, validator=_positive)
+    target_bytes: int = 8 * KIBI
     """Longest request target; above it 414."""
-    head_bytes: int = attrs.field(default=32 * KIBI, validator=_positive)
+    head_bytes: int = 32 * KIBI
     """Longest head, and longest trailer section; above it 431."""
-    drain_bytes: int = attrs.field(default=KIBI * KIBI, validator=_positive)
+    drain_bytes: int = KIBI * KIBI
     """How much of an unwanted body is read to keep its connection."""
 
     raise_descriptor_limit: bool = True
     """Raise the soft limit of open descriptors to the hard one when serving starts."""
+    lifespan: bool = True
+    """Run the application's lifespan. Off for one that has nothing to start: Hypercorn's part is then not loaded."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if name.endswith(("_timeout", "_bytes", "_rate")) and not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be a number above 0, got {getattr(self, name)!r}")

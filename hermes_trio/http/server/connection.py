@@ -20,7 +20,6 @@ from hermes_trio.http.server.exchange import Answer, Exchange
 from hermes_trio.http.server.faults import CRASHED, FAULT_OF_ENDING, STOPPED, UNANSWERED, Ending, ProtocolFault
 from hermes_trio.http.server.framing import Request, RequestReader
 from hermes_trio.http.server.responses import status_line
-from hermes_trio.http.server.stock import run_stock
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.worker import Worker
@@ -130,7 +129,7 @@ class Connection:
                 self._sock.close()
         if self._handover is not None:
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(self._sock))
-            await run_stock(worker, stream, self._handover)
+            await worker.stock().run(stream, self._handover)
 
     async def _serve(self) -> None:
         """Answer requests until the connection should close."""

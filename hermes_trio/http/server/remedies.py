@@ -34,14 +34,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import trio
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.trio.tcp_server import TCPServer
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.faults import EXCHANGE_EXTENSION, Ending, RequestFate
+
+if TYPE_CHECKING:
+    from hypercorn.trio.tcp_server import TCPServer
 
 DRAIN_BYTES = 1024 * 1024
 DRAIN_TIMEOUT = 5.0
@@ -98,6 +100,8 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
 
     For `hypercorn --worker-class trio`, which makes its connections itself.
     """
+    from hypercorn.trio.tcp_server import TCPServer
+
     stock = TCPServer.protocol_send
 
     async def protocol_send(self: TCPServer, event: Event) -> None:

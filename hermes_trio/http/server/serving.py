@@ -8,19 +8,15 @@ connection and the patience with both.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from ssl import SSLContext
 from typing import Any, Protocol, cast
 
 import msgspec
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.lifespan import Lifespan
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import LifespanFailureError
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.config import ServerConfig
@@ -34,9 +30,7 @@ from hermes_trio.http.server.listener import (
     raise_descriptor_limit,
 )
 from hermes_trio.http.server.patience import Patience
-from hermes_trio.http.server.remedies import remedied
 from hermes_trio.http.server.responses import FixedLines
-from hermes_trio.http.server.stock import run_stock
 from hermes_trio.http.server.worker import Worker
 
 
@@ -105,13 +99,35 @@ class _LifespanWatch(msgspec.Struct):
         raise LifespanCrashed("the application's lifespan crashed; the server stops") from self.crash
 
 
+@asynccontextmanager
+async def _run_lifespan(
+    app: ASGIApp, config: Config, state: dict[str, Any]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """The application is started up for the body of the `async with`, which gets what raises when the lifespan crashes; then it is shut down."""
+    from hypercorn.app_wrappers import ASGIWrapper
+    from hypercorn.trio.lifespan import Lifespan
+    from hypercorn.utils import LifespanFailureError
+
+    watch = _LifespanWatch(app)
+    lifespan = Lifespan(ASGIWrapper(cast("Any", watch)), config, cast("Any", state))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lifespan.handle_lifespan)
+        await lifespan.wait_for_startup()
+        if isinstance(watch.crash, LifespanFailureError):
+            # A failed startup also sets the event that was waited for; the error itself is on its way to our nursery.
+            await trio.sleep_forever()
+        yield watch.wait
+        await lifespan.wait_for_shutdown()
+        nursery.cancel_scope.cancel()
+
+
 async def _run_tls(worker: Worker, sock: socket.socket, tls: SSLContext) -> None:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-    await run_stock(worker, trio.SSLStream(stream, tls, server_side=True, https_compatible=True))
+    await worker.stock().run(trio.SSLStream(stream, tls, server_side=True, https_compatible=True))
 
 
 async def _run_plain_stock(worker: Worker, sock: socket.socket) -> None:
-    await run_stock(worker, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+    await worker.stock().run(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
 
 
 def _accept(worker: Worker, nursery: trio.Nursery, tls: SSLContext | None, sock: socket.socket) -> None:
@@ -159,15 +175,9 @@ async def serve(
     if config.raise_descriptor_limit:
         raise_descriptor_limit()
     state: dict[str, Any] = {}
-    lifespan_watch = _LifespanWatch(app)
-    lifespan = Lifespan(ASGIWrapper(cast("Any", lifespan_watch)), hypercorn, cast("Any", state))
-    async with trio.open_nursery() as lifespan_nursery:
-        await lifespan_nursery.start(lifespan.handle_lifespan)
-        await lifespan.wait_for_startup()
-        if isinstance(lifespan_watch.crash, LifespanFailureError):
-            # A failed startup also sets the event that was waited for; the error itself is on its way to our nursery.
-            await trio.sleep_forever()
-        stock_app = remedied(app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
+    async with (
+        _run_lifespan(app, hypercorn, state) if config.lifespan else nullcontext(trio.sleep_forever) as until_crash
+    ):
         with DepartureWatch.open() as watch:
             patience = Patience(
                 hypercorn.keep_alive_timeout,
@@ -179,12 +189,10 @@ async def serve(
             )
             worker = Worker(
                 app=app,
-                stock_app=ASGIWrapper(cast("Any", stock_app)),
                 config=config,
                 state=state,
                 watch=watch,
                 patience=patience,
-                stock_context=WorkerContext(None),
                 fixed=FixedLines(date=hypercorn.include_date_header, server=hypercorn.include_server_header),
                 root_path=hypercorn.root_path,
                 logs_access=hypercorn.accesslog is not None,
@@ -194,11 +202,9 @@ async def serve(
                 guards.start_soon(watch.run)
                 guards.start_soon(patience.run)
                 guards.start_soon(_sever_when_cancelled, patience)
-                guards.start_soon(lifespan_watch.wait)
+                guards.start_soon(until_crash)
                 await _serve_connections(worker, shutdown, lambda addresses: task_status.started(addresses))
                 guards.cancel_scope.cancel()
-        await lifespan.wait_for_shutdown()
-        lifespan_nursery.cancel_scope.cancel()
 
 
 async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, is_ready: Callable[[list[str]], None]) -> None:
@@ -208,6 +214,8 @@ async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, is_ready:
     async with trio.open_nursery() as connections:
         with _open_listeners(hypercorn) as listeners:
             takers = [(listener.sock, partial(_accept, worker, connections, listener.tls)) for listener in listeners]
+            if not worker.config.fast_path or any(listener.tls for listener in listeners):
+                worker.stock()  # loaded now rather than under the first connection
             async with trio.open_nursery() as accepting:
                 for sock, accept in takers:
                     accepting.start_soon(accept_forever, sock, accept, patience)
@@ -218,8 +226,7 @@ async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, is_ready:
                 accepting.cancel_scope.cancel()
             for sock, accept in takers:
                 accept_waiting(sock, accept)
-        worker.draining = True
-        await worker.stock_context.terminated.set()
+        await worker.dismiss()
         await trio.lowlevel.checkpoint()
         patience.dismiss()
         with trio.move_on_after(hypercorn.graceful_timeout):

@@ -1,6 +1,6 @@
 """Stock Hypercorn connections: TLS, HTTP/2, WebSocket, and plain HTTP/1.1 when the fast path is off.
 
-`run_stock` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
+`StockSide.run` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
 lets nothing but cancellation out. `StockConnection` changes what Hypercorn's class gets wrong: a send is shielded for
 a bounded time only, the server can break that shield when it is out of patience, the connection of a client that has
 left ends at once, and its socket is closed in every case.
@@ -9,14 +9,16 @@ left ends at once, and its socket is closed in every case.
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.events import Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from hermes_trio.http.server.remedies import SendBound, bounded_send
+from hermes_trio.http.server.remedies import SendBound, bounded_send, remedied
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.worker import Worker
@@ -26,13 +28,13 @@ ClientStream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 @final
 class StockConnection(TCPServer):
-    """Hypercorn's connection, bounded. Run it with `run_stock`."""
+    """Hypercorn's connection, bounded. Run it with `StockSide.run`."""
 
-    def __init__(self, worker: Worker, stream: ClientStream, opening: bytes) -> None:
+    def __init__(self, worker: Worker, side: StockSide, stream: ClientStream, opening: bytes) -> None:
         super().__init__(
-            worker.stock_app,
+            side.app,
             worker.config.hypercorn,
-            worker.stock_context,
+            side.context,
             ConnectionState(worker.state.copy()),
             # Hypercorn takes plain streams too; its annotation does not say so.
             cast("trio.SSLStream[trio.SocketStream]", stream),
@@ -73,20 +75,38 @@ class StockConnection(TCPServer):
         self._bound.cut()
 
 
-async def run_stock(worker: Worker, stream: ClientStream, opening: bytes = b"") -> None:
-    """Serve one connection with Hypercorn and close it. Failures are logged; only cancellation leaves."""
-    connection = StockConnection(worker, stream, opening)
-    worker.patience.add(connection)
-    try:
-        await connection.run()
-    except BaseExceptionGroup as group:
-        cancelled, failures = group.split(trio.Cancelled)
-        if failures is not None:
-            worker.log_failure("Error in a connection", failures)
-        if cancelled is not None:
-            raise cancelled from None
-    except Exception as failure:  # one connection's failure must not end the server
-        worker.log_failure("Error in a connection", failure)
-    finally:
-        connection.close()
-        worker.patience.remove(connection)
+@final
+class StockSide:
+    """What the stock connections of one server share, made and loaded with the first of them."""
+
+    def __init__(self, worker: Worker) -> None:
+        config = worker.config
+        remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
+        self.worker = worker
+        self.app = ASGIWrapper(cast("Any", remedy))
+        self.context = WorkerContext(None)
+
+    async def dismiss(self) -> None:
+        """The server stops: idle connections end, the others after what they are at."""
+        await self.context.terminated.set()
+
+    async def run(self, stream: ClientStream, opening: bytes = b"") -> None:
+        """Serve one connection with Hypercorn and close it. Failures are logged; only cancellation leaves."""
+        worker = self.worker
+        if worker.draining:
+            await self.dismiss()
+        connection = StockConnection(worker, self, stream, opening)
+        worker.patience.add(connection)
+        try:
+            await connection.run()
+        except BaseExceptionGroup as group:
+            cancelled, failures = group.split(trio.Cancelled)
+            if failures is not None:
+                worker.log_failure("Error in a connection", failures)
+            if cancelled is not None:
+                raise cancelled from None
+        except Exception as failure:  # one connection's failure must not end the server
+            worker.log_failure("Error in a connection", failure)
+        finally:
+            connection.close()
+            worker.patience.remove(connection)

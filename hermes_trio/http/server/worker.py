@@ -6,17 +6,18 @@ A `Worker` is made by `serve` and lives as long as it; connections only read it.
 from __future__ import annotations
 
 import contextvars
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import attrs
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.trio.worker_context import WorkerContext
 
 from hermes_trio.http.server.asgi import ASGIApp
 from hermes_trio.http.server.config import ServerConfig
 from hermes_trio.http.server.departure import DepartureWatch
 from hermes_trio.http.server.patience import Patience
 from hermes_trio.http.server.responses import FixedLines
+
+if TYPE_CHECKING:
+    from hermes_trio.http.server.stock import StockSide
 
 RECEIVE_SIZE = 65536
 
@@ -27,12 +28,10 @@ class Worker:
     """The shared side of a server's connections."""
 
     app: ASGIApp
-    stock_app: ASGIWrapper
     config: ServerConfig
     state: dict[str, Any]
     watch: DepartureWatch
     patience: Patience
-    stock_context: WorkerContext
     fixed: FixedLines
     root_path: str = ""
     logs_access: bool = False
@@ -43,6 +42,22 @@ class Worker:
     """What each request starts from; a connection's task never hands one request's variables to the next."""
     buffer: memoryview = attrs.field(factory=lambda: memoryview(bytearray(RECEIVE_SIZE)))
     """One receive buffer for all connections: it is filled and parsed without a checkpoint in between."""
+
+    _stock: StockSide | None = attrs.field(init=False, default=None)
+
+    def stock(self) -> StockSide:
+        """Hypercorn's side, for connections that are not plain HTTP/1.1. Most servers never need it: it is loaded when one does."""
+        if self._stock is None:
+            from hermes_trio.http.server.stock import StockSide
+
+            self._stock = StockSide(self)
+        return self._stock
+
+    async def dismiss(self) -> None:
+        """The server stops: idle connections end at once, the others with their next answer."""
+        self.draining = True
+        if self._stock is not None:
+            await self._stock.dismiss()
 
     def log_failure(self, what: str, failure: BaseException) -> None:
         """Write an exception that ended one connection only to Hypercorn's error log."""

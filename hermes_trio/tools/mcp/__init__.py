@@ -1,9 +1,17 @@
-"""Tools of MCP servers: one owner task a server, through the official SDK, which is imported when the first server is connected."""
+"""Tools of MCP servers: one owner task a server, through the official SDK. Links are loaded when there is a server, the SDK when it is connected."""
 
 from __future__ import annotations
 
-from .link import LinkState, McpLink, McpTool
+from typing import TYPE_CHECKING
+
+from hermes_trio.lazily import lazily
+
 from .links import McpLinks, open_links
 from .settings import McpServer, McpSettings
 
+if TYPE_CHECKING:
+    from .link import LinkState, McpLink, McpTool
+
 __all__ = ["LinkState", "McpLink", "McpLinks", "McpServer", "McpSettings", "McpTool", "open_links"]
+
+__getattr__ = lazily(__name__, {".link": ("LinkState", "McpLink", "McpTool")})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import attrs
 import trio
 
 from hermes_trio.tools.warden import Warden
 
-from .link import McpLink, McpTool
 from .settings import McpSettings
+
+if TYPE_CHECKING:
+    from .link import McpLink, McpTool
 
 __all__ = ["McpLinks", "open_links"]
 
@@ -39,9 +41,12 @@ async def open_links(
     Leaving it, cancelled or not, closes every link; a server's process gets an end of input, a moment, and then is killed.
     """
     settings = McpSettings() if settings is None else settings
-    links = {
-        name: McpLink(name, server, warden, environment) for name, server in settings.servers.items() if server.enabled
-    }
+    links: dict[str, McpLink] = {}
+    for name, server in settings.servers.items():
+        if server.enabled:
+            from .link import McpLink  # only where there is a server: without one its parts are never loaded
+
+            links[name] = McpLink(name, server, warden, environment)
     try:
         async with trio.open_nursery() as nursery:
             for link in links.values():

@@ -155,7 +155,7 @@ def quiet_config(**settings: Any) -> ServerConfig:
     """A configuration on a free loopback port that logs nothing; Hypercorn's own settings are recognised by name."""
     hypercorn = hypercorn_config("127.0.0.1:0")
     hypercorn.errorlog = None
-    ours = {field.name for field in attrs.fields(ServerConfig)}
+    ours = set(ServerConfig.__struct_fields__)
     for name in [name for name in settings if name not in ours]:
         assert hasattr(hypercorn, name), name
         setattr(hypercorn, name, settings.pop(name))

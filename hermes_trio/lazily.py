@@ -1,0 +1,25 @@
+"""Names that a package offers without loading the modules behind them: starting the server stays quick and small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazily"]
+
+
+def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose `modules` (by relative name, with the names in them) are loaded when one of the names is used.
+
+    Tell the type checker what they are with imports below `if TYPE_CHECKING`.
+    """
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def find(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(home, package), name)
+
+    return find
