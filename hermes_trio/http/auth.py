@@ -17,13 +17,13 @@ from enum import Enum
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-import attrs
 import msgspec
 import trio
 
 from hermes_trio.store import ApiKey
+from hermes_trio.values import Discreet
 
 from .errors import ApiError
 from .message import Request
@@ -230,11 +230,11 @@ def check_key(key: str) -> str:
     return trimmed
 
 
-@attrs.frozen
-class AdminKey:
+class AdminKey(Discreet, frozen=True):
     """The admin key of a server. `made` says that it was generated just now, and should be shown once."""
 
-    value: str = attrs.field(repr=False)
+    hidden: ClassVar[tuple[str, ...]] = ("value",)
+    value: str
     path: Path | None = None
     made: bool = False
 

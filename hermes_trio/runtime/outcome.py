@@ -6,9 +6,11 @@ Cancel causes are data. Whoever cancels a scope records the cause first, so the 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
+
+from hermes_trio.values import Discreet
 
 __all__ = ["CancelCause", "Cause", "JobState", "Outcome", "ReceiptLine", "StopReceipt", "TurnState", "Usage"]
 
@@ -91,13 +93,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Outcome(Discreet, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
     `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = ("exception",)
     turn_id: str
     session_id: str
     session_key: str = ""
@@ -118,11 +121,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def ok(self) -> bool:
         """Whether the turn ended by itself, without an error."""
         return self.state is TurnState.COMPLETED and not self.error
-
-    def __repr__(self) -> str:
-        # Without the exception: its text is for logs, which take secrets out.
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "exception")
-        return f"Outcome({', '.join(shown)})"
 
 
 class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):

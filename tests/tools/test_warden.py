@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -119,7 +119,7 @@ async def test_spawn_failures_say_why(changes: dict[str, object], words: str) ->
     with nothing_left():
         async with open_warden() as warden:
             with pytest.raises(SpawnFailed) as caught:
-                await warden.spawn(attrs.evolve(spec("true"), **changes))
+                await warden.spawn(msgspec.structs.replace(spec("true"), **changes))
             assert words in str(caught.value)
             assert warden.running == 0
 
@@ -164,7 +164,9 @@ async def test_stdin_that_nobody_reads() -> None:
 async def test_a_terminal() -> None:
     """With a terminal the command has a controlling one, of the asked size, and reads what is written."""
     async with open_warden() as warden:
-        process = await warden.spawn(attrs.evolve(spec("tty; stty size; cat", stdin=Stdin.PTY), rows=11, cols=77))
+        process = await warden.spawn(
+            msgspec.structs.replace(spec("tty; stty size; cat", stdin=Stdin.PTY), rows=11, cols=77)
+        )
         shown = await read_until(process, b"11 77\r\n")
         assert b"/dev/pts/" in shown
         await process.write(b"hello\n")

@@ -35,11 +35,10 @@ from .redaction import Secret
 from .sse import ServerEvent
 from .transcript import arguments_object, paired, result_text
 from .transport import Transport
-from .wire import Endpoint, Limits, Retries, Timeouts, WireStream
+from .wire import ANTHROPIC_URL, Endpoint, Limits, Retries, Timeouts, WireStream
 
-__all__ = ["ANTHROPIC_URL", "AnthropicModel", "MessagesDecoder"]
+__all__ = ["AnthropicModel", "MessagesDecoder"]
 
-ANTHROPIC_URL: Final = "https://api.anthropic.com"
 API_VERSION: Final = "2023-06-01"
 CONTEXT_WINDOW: Final = 200_000
 MAX_TOKENS: Final = 8192

@@ -11,12 +11,13 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import Final, cast, final
+from typing import ClassVar, Final, cast, final
 from urllib.parse import unquote, urlsplit
 
-import attrs
 import msgspec
 import trio
+
+from hermes_trio.values import Discreet
 
 __all__ = ["ConnectFailed", "Dialer", "InvalidURL", "Origin", "Proxies", "Proxy", "parse_base_url"]
 
@@ -102,13 +103,13 @@ def _is_literal(host: str) -> bool:
     return True
 
 
-@attrs.frozen
-class Proxy:
+class Proxy(Discreet, frozen=True):
     """An HTTP proxy. Its credentials show up in no `repr`."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("authorization",)
     host: str
     port: int
-    authorization: str = attrs.field(default="", repr=False)
+    authorization: str = ""
 
 
 def _parse_proxy(name: str, url: str) -> Proxy:

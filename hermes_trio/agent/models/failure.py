@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -122,6 +121,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         try:
             seconds = float(value) * scale
         except ValueError:
+            from email.utils import parsedate_to_datetime
+
             try:
                 date = parsedate_to_datetime(value)
             except ValueError:

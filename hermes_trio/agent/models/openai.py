@@ -36,11 +36,9 @@ from .redaction import Secret
 from .sse import ServerEvent
 from .transcript import paired, result_text
 from .transport import Transport
-from .wire import Endpoint, Limits, Retries, Timeouts, WireStream
+from .wire import OPENAI_URL, Endpoint, Limits, Retries, Timeouts, WireStream
 
-__all__ = ["OPENAI_URL", "ChatDecoder", "OpenAIModel"]
-
-OPENAI_URL: Final = "https://api.openai.com/v1"
+__all__ = ["ChatDecoder", "OpenAIModel"]
 
 
 class _Function(msgspec.Struct):

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast, final
+from typing import Any, ClassVar, Final, TypeVar, cast, final
 
-import attrs
 import msgspec
 
 from hermes_trio.agent.model import DEFAULT_CONTEXT_WINDOW, Model
+from hermes_trio.values import Discreet
 
-from .anthropic import ANTHROPIC_URL, CONTEXT_WINDOW, AnthropicModel
 from .demo import DemoModel
 from .dial import Dialer, InvalidURL, Proxies, parse_base_url
-from .openai import OPENAI_URL, OpenAIModel
 from .redaction import Secret
 from .transport import Transport
-from .wire import Retries, Timeouts
+from .wire import ANTHROPIC_URL, OPENAI_URL, Retries, Timeouts
 
 __all__ = ["InvalidRoute", "ModelRoutes", "UnknownRoute", "build_routes"]
 
@@ -155,9 +153,9 @@ def build_routes(
     return ModelRoutes(default, models, builder.transport)
 
 
-@attrs.frozen
-class _Builder:
-    environment: Mapping[str, str] = attrs.field(repr=False)
+class _Builder(Discreet, frozen=True):
+    hidden: ClassVar[tuple[str, ...]] = ("environment",)
+    environment: Mapping[str, str]
     transport: Transport
 
     def route(self, name: str, route: object, where: str) -> Model:
@@ -219,10 +217,15 @@ class _Builder:
         }
         window = _whole(table, "context_window", where)
         if provider == "anthropic":
+            # Each where it is used: a provider that nobody uses is not loaded.
+            from .anthropic import CONTEXT_WINDOW, AnthropicModel
+
             bearer = _flag(table, "bearer", where)
             return AnthropicModel(model, context_window=window or CONTEXT_WINDOW, bearer=bearer, **arguments)
         if "bearer" in table:
             raise InvalidRoute(f"{where}.bearer is for the anthropic provider; openai keys are always bearer tokens")
+        from .openai import OpenAIModel
+
         return OpenAIModel(model, context_window=window or _window(model), **arguments)
 
     def _key(self, table: Mapping[str, Any], where: str, facts: _Provider, *, own_url: bool) -> Secret:

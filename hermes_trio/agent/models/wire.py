@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
 from types import TracebackType
-from typing import Final, Protocol, final
+from typing import ClassVar, Final, Protocol, final
 
-import attrs
 import msgspec
 import trio
 
 from hermes_trio.agent.model import ErrorKind, ModelError, ModelEvent, ModelRequest
 from hermes_trio.runtime.tree import waiting
+from hermes_trio.values import Discreet
 
 from .dial import ConnectFailed, Origin
 from .failure import response_error
@@ -33,6 +33,9 @@ from .transport import Connection, ResponseBroken, Transport
 __all__ = ["Decoder", "Endpoint", "Limits", "Retries", "Timeouts", "Wire", "WireStream"]
 
 log = logging.getLogger("hermes_trio.model")
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
 ERROR_BODY_LIMIT: Final = 64 * 1024
 """Bytes of an error response that are read."""
@@ -75,16 +78,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 128
 
 
-@attrs.frozen(kw_only=True)
-class Endpoint:
+class Endpoint(Discreet, frozen=True, kw_only=True):
     """Where a model is and how it is called. `name` is what users call the model; the key is in no `repr`."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("transport", "headers")
     name: str
     origin: Origin
     path: str
     key: Secret
-    transport: Transport = attrs.field(repr=False)
-    headers: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
+    transport: Transport
+    headers: tuple[tuple[str, str], ...] = ()
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     limits: Limits = Limits()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import http
 from collections.abc import Iterable
-from email.utils import formatdate
-from time import time
+from time import gmtime, time
 from typing import final
 
 import msgspec
 
 _STATUS_LINES = {code.value: f"HTTP/1.1 {code.value} {code.phrase}\r\n".encode() for code in http.HTTPStatus}
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _OWNED = frozenset({b"content-length", b"transfer-encoding", b"connection", b"date"})
 
 
@@ -107,6 +108,13 @@ def render_headers(headers: Iterable[tuple[bytes, bytes]]) -> RenderedHeaders:
     return RenderedHeaders(_join(pairs), length, close, dated)
 
 
+def http_date(second: int) -> bytes:
+    """A moment as the Date header has it, in no matter which locale."""
+    year, month, day, hour, minute, seconds, weekday, _, _ = gmtime(second)
+    text = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{seconds:02} GMT"
+    return text.encode()
+
+
 @final
 class FixedLines:
     """The lines that the server adds to every head; the Date is rendered once a second."""
@@ -126,5 +134,5 @@ class FixedLines:
         second = int(time())
         if second != self._second:
             self._second = second
-            self._lines = b"date: %b\r\n%b" % (formatdate(second, usegmt=True).encode(), self._server)
+            self._lines = b"date: %b\r\n%b" % (http_date(second), self._server)
         return self._lines

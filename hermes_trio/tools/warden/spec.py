@@ -4,13 +4,13 @@ import enum
 import os
 import signal
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
-import attrs
 import msgspec
 
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Plan, Streams
 from hermes_trio.tools.warden.errors import SpawnFailed
+from hermes_trio.values import Discreet
 
 SHELLS = ("/bin/bash", "/bin/sh")
 """Where a `command` is read; the first that exists."""
@@ -27,14 +27,14 @@ class Stdin(enum.Enum):
     """A terminal, which is the command's output too."""
 
 
-@attrs.frozen(kw_only=True)
-class ProcessSpec:
+class ProcessSpec(Discreet, frozen=True, kw_only=True):
     """A command to start: either a `command` for the shell or an `argv`, in `cwd`, with exactly this environment."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("env",)
     command: str | None = None
     argv: tuple[str, ...] | None = None
     cwd: str
-    env: Mapping[str, str] = attrs.field(repr=False)
+    env: Mapping[str, str]
     """The whole environment, not additions to the server's. It never shows in a repr, an error or an argument list."""
     stdin: Stdin = Stdin.NULL
     rows: int = 30

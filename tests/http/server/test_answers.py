@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from email.utils import formatdate
 
 import pytest
 
 from hermes_trio.http.server import HeaderBlock, HotRoutes, Message, Receive, Scope, Send, send_json
-from hermes_trio.http.server.responses import FixedLines, InvalidHeader, render_headers, status_line
+from hermes_trio.http.server.responses import FixedLines, InvalidHeader, http_date, render_headers, status_line
 
 from .loopback import RunningServer, running
 from .sample_app import SampleApp
@@ -197,3 +198,9 @@ def test_date_is_not_added_twice() -> None:
     fixed = FixedLines(date=True, server=False)
     assert fixed.lines(dated=True) == b""
     assert fixed.lines(dated=False).startswith(b"date: ")
+
+
+@pytest.mark.parametrize("moment", [0, 951_782_400, 1_000_000_000, 1_798_761_599, 4_102_444_800])
+def test_the_date_is_that_of_the_standard_library(moment: int) -> None:
+    """The Date header's own rendering agrees with the one in the standard library."""
+    assert http_date(moment).decode() == formatdate(moment, usegmt=True)
