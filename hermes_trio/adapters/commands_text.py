@@ -11,8 +11,7 @@ import re
 from enum import Enum
 from typing import Final
 
-from attrs import field, frozen
-from attrs.validators import instance_of
+import msgspec
 
 __all__ = [
     "Answer",
@@ -39,18 +38,20 @@ class CommandTextError(ValueError):
     """A command's arguments that cannot be used; the message says what is expected."""
 
 
-@frozen
-class LiteralText:
+class LiteralText(msgspec.Struct, frozen=True):
     """Text that is only ever content: no command, no answer, no reference in it is acted upon."""
 
-    text: str = field(validator=instance_of(str))
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what came from outside may be anything
+            raise TypeError(f"a text is needed, not {type(self.text).__name__}")
 
 
 # Commands
 
 
-@frozen
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """A command as typed. `addressee` is the bot named after an "@", for groups with several bots."""
 
     name: str
@@ -90,8 +91,7 @@ class Choice(Enum):
     DENY = "deny"
 
 
-@frozen
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """An answer to the oldest waiting approval, or to all of them."""
 
     choice: Choice

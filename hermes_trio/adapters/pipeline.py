@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.runtime.context import SessionContext
@@ -224,7 +224,7 @@ def _has_children(turn: Turn) -> bool:
 def _same_chat(key: str, source: Source, member: Member) -> bool:
     """Whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
     own = session_key(source, member.settings.isolation)
-    place = session_key(attrs.evolve(source, user_id=None, user_id_alt=None), member.settings.isolation)
+    place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), member.settings.isolation)
     return key in (own, place) or key.startswith(place + ":")
 
 

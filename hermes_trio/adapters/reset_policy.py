@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from .settings import PlatformSettings, ResetSettings, SettingsError
 
@@ -49,6 +48,8 @@ def policy_for(settings: PlatformSettings, chat_type: str) -> ResetSettings:
 
 def check_reset(policy: ResetSettings, where: str) -> None:
     """Refuse a time zone that does not exist, at start and not at four in the morning."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     try:
         ZoneInfo(policy.timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -74,6 +75,8 @@ def reset_reason(
 
 def _boundary(policy: ResetSettings, now: float) -> float:
     """The most recent moment at which the hour struck."""
+    from zoneinfo import ZoneInfo
+
     zone = ZoneInfo(policy.timezone)
     local = datetime.fromtimestamp(now, zone)
     today = local.replace(hour=policy.at_hour, minute=0, second=0, microsecond=0, fold=0)

@@ -16,11 +16,16 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from attrs import field, frozen
-from cronsim import CronSim, CronSimError
+import msgspec
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    from cronsim import CronSim
+
+# Both are loaded with the first schedule that needs them.
 
 __all__ = [
     "Cron",
@@ -97,35 +102,40 @@ def _utc(instant: datetime) -> datetime:
     return instant.astimezone(UTC)
 
 
-@frozen
-class Once:
+class Once(msgspec.Struct, frozen=True):
     """One slot."""
 
-    at: datetime = field(converter=_utc)
+    at: datetime
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "at", _utc(self.at))
 
 
-@frozen
-class Every:
+class Every(msgspec.Struct, frozen=True):
     """A slot at `anchor + n * interval` for every n ≥ 1."""
 
     interval: timedelta
-    anchor: datetime = field(converter=_utc)
+    anchor: datetime
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "anchor", _utc(self.anchor))
 
 
-@frozen
-class Cron:
+class Cron(msgspec.Struct, frozen=True):
     """The slots of a cron expression in a time zone, later than `anchor` (usually the job's creation)."""
 
     expression: str
     zone: str
-    anchor: datetime = field(converter=_utc)
+    anchor: datetime
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "anchor", _utc(self.anchor))
 
 
 Schedule: TypeAlias = Once | Every | Cron
 
 
-@frozen
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """What `due` decided.
 
     `run` is the one slot to run now, or None. `missed` are the newest slots that will not run because `run` stands for
@@ -226,6 +236,8 @@ def _cron(body: str, zone: str, now: datetime, written: str) -> Cron:
     parts[-1] = _SUNDAY_LAST.sub("-7", parts[-1])
     expression = " ".join(parts)
     _zone(zone)
+    from cronsim import CronSim, CronSimError
+
     try:
         CronSim(expression, now)
     except CronSimError as error:
@@ -243,6 +255,8 @@ def _cron(body: str, zone: str, now: datetime, written: str) -> Cron:
 
 
 def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -350,6 +364,8 @@ def _simulate(expression: str, start: datetime, *, reverse: bool = False) -> Cro
     # cronsim repairs skipped and repeated times itself, but only for some spellings of a field ("0" but not "*/30") and
     # only with five of them. With six it leaves them alone, and this module has one rule for all.
     six = expression if len(expression.split()) == 6 else f"0 {expression}"
+    from cronsim import CronSim
+
     return CronSim(six, start, reverse=reverse)
 
 

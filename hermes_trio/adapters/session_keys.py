@@ -12,8 +12,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Final
 
-import attrs
-from attrs import field, frozen
+import msgspec
 
 __all__ = [
     "Isolation",
@@ -37,30 +36,45 @@ class SessionKeyError(ValueError):
     """An id or key that must not name a session; the message says why."""
 
 
-def _identifier(value: int | str | None) -> str | None:
-    """Platforms give ids as numbers or texts, and nothing as an empty text."""
-    return None if value is None or value == "" else str(value)
+_IDENTIFIERS: Final = (
+    "chat_id",
+    "user_id",
+    "thread_id",
+    "chat_topic",
+    "user_id_alt",
+    "chat_id_alt",
+    "scope_id",
+    "parent_chat_id",
+    "message_id",
+    "profile",
+)
+"""Platforms give ids as numbers or texts, and nothing as an empty text."""
 
 
-@frozen(kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where a message came from. Ids become texts, empty ones None."""
 
     platform: str
     chat_type: str
-    chat_id: str | None = field(default=None, converter=_identifier)
+    chat_id: str | None = None
     chat_name: str | None = None
-    user_id: str | None = field(default=None, converter=_identifier)
+    user_id: str | None = None
     user_name: str | None = None
-    thread_id: str | None = field(default=None, converter=_identifier)
-    chat_topic: str | None = field(default=None, converter=_identifier)
-    user_id_alt: str | None = field(default=None, converter=_identifier)
-    chat_id_alt: str | None = field(default=None, converter=_identifier)
-    scope_id: str | None = field(default=None, converter=_identifier)
-    parent_chat_id: str | None = field(default=None, converter=_identifier)
-    message_id: str | None = field(default=None, converter=_identifier)
-    profile: str | None = field(default=None, converter=_identifier)
+    thread_id: str | None = None
+    chat_topic: str | None = None
+    user_id_alt: str | None = None
+    chat_id_alt: str | None = None
+    scope_id: str | None = None
+    parent_chat_id: str | None = None
+    message_id: str | None = None
+    profile: str | None = None
     is_bot: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _IDENTIFIERS:
+            value: object = getattr(self, name)
+            if value is not None and (value == "" or not isinstance(value, str)):
+                msgspec.structs.force_setattr(self, name, None if value == "" else str(value))
 
     @property
     def is_direct(self) -> bool:
@@ -73,13 +87,14 @@ class Source:
 
     def to_record(self) -> dict[str, str | bool]:
         """A JSON-ready form without empty members."""
-        return attrs.asdict(self, filter=lambda _, value: value is not None and value is not False)
+        fields = msgspec.structs.asdict(self)
+        return {name: value for name, value in fields.items() if value is not None and value is not False}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Source:
         """The source behind a record; unknown members are ignored, wrong ones are named."""
         known: dict[str, str] = {}
-        for name in (attribute.name for attribute in attrs.fields(cls) if attribute.name != "is_bot"):
+        for name in (field for field in cls.__struct_fields__ if field != "is_bot"):
             value = record.get(name)
             if value is None:
                 continue
@@ -92,8 +107,7 @@ class Source:
         return cls(**known, is_bot=record.get("is_bot") is True)
 
 
-@frozen
-class Isolation:
+class Isolation(msgspec.Struct, frozen=True):
     """Whether people in one group, or in one thread of it, have conversations of their own."""
 
     group_sessions_per_user: bool = True

@@ -6,7 +6,6 @@ the rest to the platform. A mistake names the table, the key and what would be a
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -190,6 +189,8 @@ def _no_strangers(kind: type[msgspec.Struct], table: Mapping[str, Any], where: s
 
 
 def _stranger(name: str, known: list[str], where: str) -> str:
+    import difflib  # only for an error
+
     close = difflib.get_close_matches(name, known, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"[{where}]: {name} is not a setting here{hint}; settings are {', '.join(sorted(known))}"

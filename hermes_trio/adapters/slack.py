@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import attrs
 import msgspec
 import trio
 
@@ -183,7 +182,7 @@ class SlackAdapter(Adapter):
                 logger.info("the name of %s could not be looked up: %s", user, error)
                 name = user
             self._names.note(user, name)
-        return msgspec.structs.replace(incoming, source=attrs.evolve(incoming.source, user_name=name))
+        return msgspec.structs.replace(incoming, source=msgspec.structs.replace(incoming.source, user_name=name))
 
     async def _clicked(self, pressed: BlockActions) -> str:
         parsed = next((found for one in pressed.actions if (found := Button.parse(one.value or ""))), None)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.agent.approvals import Approvals
@@ -37,8 +37,7 @@ NAMES: Final = ("terminal", "process", "delegate_task")
 
 
 @final
-@attrs.frozen(kw_only=True, eq=False)
-class Toolbox:
+class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tools of one runtime. For an agent it is the `ToolBox`; programs and commands use its parts."""
 
     terminal: Terminal

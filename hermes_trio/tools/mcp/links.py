@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, final
 
-import attrs
+import msgspec
 import trio
 
 from hermes_trio.tools.warden import Warden
@@ -20,8 +20,7 @@ __all__ = ["McpLinks", "open_links"]
 
 
 @final
-@attrs.frozen
-class McpLinks:
+class McpLinks(msgspec.Struct, frozen=True):
     """All links, by name."""
 
     links: Mapping[str, McpLink]
