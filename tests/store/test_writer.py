@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import apsw
@@ -290,3 +291,94 @@ async def test_a_cancelled_store_still_writes_what_it_was_given(tmp_path: Path, 
     assert scope.cancelled_caught
     async with open_store(tmp_path / "s.db", runner=runner) as store:
         assert [await store.get_meta(str(number)) for number in range(50)] == ["x"] * 50
+
+
+class HeldWorker(InlineWorker):
+    """Does its work at once, and says so when it is let."""
+
+    def __init__(self) -> None:
+        self.let = trio.Event()
+        self.let.set()
+
+    async def over(self) -> None:
+        """Wait for leave."""
+        await self.let.wait()
+
+
+@asynccontextmanager
+async def lone_writer(db: Database, worker: Worker) -> AsyncIterator[Writer]:
+    """A writer that has found that nobody else comes: the next caller writes by itself. Closed at the end of the body."""
+    writer = Writer(db, worker, "w.db", slices=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        try:
+            await writer.submit(put, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            yield writer
+        finally:
+            writer.close()
+
+
+async def test_a_lone_caller_writes_in_its_own_task(db: Database, worker: Worker) -> None:
+    """Each verb of somebody who is alone has a transaction of its own, and a failing one leaves nothing behind."""
+    async with lone_writer(db, worker) as writer:
+        for number in range(1, 5):
+            assert await writer.submit(put, number) == number
+        with pytest.raises(ZeroDivisionError):
+            await writer.submit(lambda db: put(db, 99) // 0)
+        assert await writer.submit(put, 5) == 5
+    assert numbers(db) == [0, 1, 2, 3, 4, 5]
+    assert writer.statistics().commits == 7
+
+
+async def test_a_lone_caller_that_is_cancelled_leaves_its_commit_to_the_writer(db: Database) -> None:
+    """The write is kept, and whoever comes next waits for its end."""
+    worker = HeldWorker()
+    results: list[int] = []
+
+    async def insert(number: int) -> None:
+        results.append(await writer.submit(put, number))
+
+    async with lone_writer(db, worker) as writer, trio.open_nursery() as outer:
+        worker.let = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(insert, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        outer.start_soon(insert, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert results == []
+        worker.let.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert results == [2]
+    assert numbers(db) == [0, 1, 2]
+
+
+async def test_who_comes_during_a_lone_commit_shares_the_next(db: Database) -> None:
+    """A crowd is noticed: what has come meanwhile is one batch, and closing waits for all of it."""
+    worker = HeldWorker()
+    async with lone_writer(db, worker) as writer, trio.open_nursery() as outer:
+        worker.let = trio.Event()
+        for number in range(1, 12):
+            outer.start_soon(writer.submit, put, number)
+        await trio.testing.wait_all_tasks_blocked()
+        writer.close()
+        worker.let.set()
+    assert numbers(db) == list(range(12))
+    assert (writer.statistics().commits, writer.statistics().largest_batch) == (3, 10)
+
+
+async def test_a_lone_commit_that_fails(db: Database, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is told, nothing is kept, and the next write finds no open transaction."""
+    async with lone_writer(db, worker) as writer:
+
+        def broken() -> None:
+            raise apsw.FullError("database or disk is full")
+
+        monkeypatch.setattr(writer, "_commit", broken)
+        with pytest.raises(StoreError, match="no space left"):
+            await writer.submit(put, 1)
+        monkeypatch.undo()
+        assert not db.in_transaction
+        await writer.submit(put, 2)
+    assert numbers(db) == [0, 2]
