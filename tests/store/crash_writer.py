@@ -89,7 +89,12 @@ async def work(store: SqliteStore, generation: str, lane: int) -> None:
 
 async def main(path: str, generation: str) -> None:
     """Recover, then write until killed."""
-    async with open_store(path, retention=Retention(interval=0.2, batch=20)) as store:
+    # Maintenance runs all the time; the counts are above what is written, so that it removes nothing that the test looks for.
+    plenty = 10_000_000
+    retention = Retention(
+        interval=0.2, batch=20, run_count=plenty, job_count=plenty, inbox_count=plenty, outbox_count=plenty
+    )
+    async with open_store(path, retention=retention) as store:
         await store.recover(f"epoch-{generation}")
         say("ready", generation)
         async with trio.open_nursery() as nursery:

@@ -113,12 +113,13 @@ def check(db: Database, said: Said) -> None:
     )
     assert column(db, "SELECT state FROM jobs") <= {"exited", "lost"}, "a job still runs"
     notices = many(
-        db, "SELECT j.job_id FROM jobs j WHERE (SELECT count(*) FROM inbox i WHERE i.job_id = j.job_id) <> 1"
+        db,
+        "SELECT j.job_id FROM jobs j WHERE (SELECT count(*) FROM inbox i WHERE i.job_id = j.job_id AND i.job_id <> '') <> 1",
     )
     assert notices == [], "a watched job has not exactly one notice"
     mismatched = many(
         db,
-        "SELECT j.job_id FROM jobs j JOIN inbox i ON i.job_id = j.job_id WHERE (j.state = 'lost') <> (i.notice = 'lost')",
+        "SELECT j.job_id FROM jobs j JOIN inbox i ON i.job_id = j.job_id AND i.job_id <> '' WHERE (j.state = 'lost') <> (i.notice = 'lost')",
     )
     assert mismatched == [], "a notice tells another end than the job's"
 
