@@ -328,7 +328,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="of load in each round")
     args = parser.parse_args()
     quick: bool = args.quick
-    rounds, seconds = args.rounds or (1 if quick else 5), args.seconds or (1 if quick else 3)
+    rounds, seconds = args.rounds or (1 if quick else 9), args.seconds or (1 if quick else 2)
     report = Report("serve", args.results, args.plot)
     everybody = [MEMORY, DURABLE, REFERENCE, UVICORN, QUART]
     waiting_names = [DURABLE, REFERENCE, UVICORN, QUART]

@@ -30,9 +30,9 @@ __all__ = ["AddressUnusable", "Serving", "address_of", "open_server", "run_serve
 logger: Final = logging.getLogger("hermes_trio.serving")
 
 
-COLLECTOR_THRESHOLDS: Final = (20_000, 10, 10)
+COLLECTOR_THRESHOLDS: Final = (100_000, 10, 10)
 """Allocations before the cycle collector looks. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
-the interpreter's 700 it looked at all of them again and again, which was a third of the CPU time of a busy server."""
+the interpreter's 700 it looked at all of them again and again, which was a third of the CPU time of a busy server, with 20,000 a tenth."""
 
 
 class AddressUnusable(OSError):

@@ -210,7 +210,7 @@ class Writer:
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._calm and self._sleeper is not None and not self._queue and weight is Weight.LIGHT:
             if not self._at_once:
-                return cast(T, await self._write_alone(_Call(verb, args, weight)))
+                return await self._write_alone(verb, args)
             if (self._verbs + 1) % CALM_VERBS:
                 self._verbs += 1
                 self._commits += 1
@@ -227,16 +227,18 @@ class Writer:
         return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
 
     @trio.lowlevel.enable_ki_protection
-    async def _write_alone(self, call: _Call) -> object:
+    async def _write_alone(self, verb: Callable[..., T], args: tuple[object, ...]) -> T:
         """Write what nobody else is there to share a transaction with, in the task of its caller; the writer's own task sleeps meanwhile.
 
         A caller that is cancelled leaves the end of its commit to the writer.
         """
-        worker = self._worker
+        db, worker = self._db, self._worker
         sleeper, self._sleeper = self._sleeper, None
         try:
             await self._begin()
-            self._attempt(call)
+            value = verb(db, *args)
+            if not db.in_transaction:
+                raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
             worker.start(self._commit)
             await worker.over()
             worker.take()
@@ -244,10 +246,11 @@ class Writer:
             self._orphaned = True
             raise
         except Exception as error:
-            if self._db.in_transaction:
-                with trio.CancelScope(shield=True):
-                    await self._do(self._roll_back)
-            self._fail_all([call], error)
+            if db.in_transaction:
+                self._roll_back()
+            if isinstance(error, apsw.Error):
+                raise translate(error, self._path) from error
+            raise
         finally:
             self._verbs += 1
             self._commits += 1
@@ -255,9 +258,7 @@ class Writer:
             self._sleeper = sleeper
             if self._queue or self._closing or self._orphaned:
                 self._wake()
-        if call.error is not None:
-            raise call.error
-        return call.value
+        return value
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
         """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
