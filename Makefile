@@ -27,6 +27,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
 	@echo "setting up $(VENV) (once)"
 	@$(PIP) -r requirements.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(PY) -m compileall -q hermes_trio
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
