@@ -27,6 +27,7 @@ __all__ = ["ApiError", "body_too_large", "invalid_body", "not_found", "redact_te
 
 _KINDS: Final[Mapping[int, str]] = {429: "rate_limit_error"}
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
+_MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -69,14 +70,16 @@ def not_found(what: str, id: str, code: str | None) -> ApiError:
 
 
 def invalid_body(error: msgspec.ValidationError) -> ApiError:
-    """400 with the path into the body as `param`."""
-    text = str(error)
-    param: str | None = None
+    """400 with the path into the body as `param`; a field that is missing is named like one that is wrong."""
+    text, path = str(error), ""
     if match := _PATH.search(text):
-        param = match["path"].removeprefix("$").removeprefix(".") or None
+        path = match["path"].removeprefix("$").removeprefix(".")
         text = text[: match.start()]
-    where = f"{param}: " if param else "The body: "
-    return ApiError(400, f"{where}{text}.", param=param)
+    if missing := _MISSING.match(text):
+        path = f"{path}.{missing['field']}".removeprefix(".")
+        text = "this field is required, and missing"
+    where = f"{path}: " if path else "The body: "
+    return ApiError(400, f"{where}{text}.", param=path or None)
 
 
 def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:

@@ -192,7 +192,7 @@ async def test_derived_sessions_do_not_queue_behind_each_other() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, None),
+        ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "x"}, "messages"),
         ({"messages": ["x"]}, "messages[0]"),
@@ -208,7 +208,7 @@ async def test_derived_sessions_do_not_queue_behind_each_other() -> None:
         ({"messages": [{"role": "user", "content": "x"}], "model": 5}, "model"),
     ],
 )
-async def test_mistakes_say_where(body: object, param: str | None) -> None:
+async def test_mistakes_say_where(body: object, param: str) -> None:
     """A wrong body is a 400 with four keys, and `param` points at the mistake."""
     async with open_gateway() as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=body)

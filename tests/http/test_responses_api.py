@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_leaves_an_incomplete_response(fast_path: boo
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, None),
+        ({}, "input"),
         ({"input": None}, "input"),
         ({"input": 5}, "input"),
         ({"input": []}, "input"),
@@ -278,10 +278,10 @@ async def test_a_client_that_leaves_leaves_an_incomplete_response(fast_path: boo
         ({"input": "x", "conversation": 5}, "conversation"),
         ({"input": "x", "conversation": "n" * 300}, "conversation"),
         ({"input": "x", "conversation_history": "no"}, "conversation_history"),
-        ({"input": "x", "conversation_history": [{"content": "x"}]}, "conversation_history[0]"),
+        ({"input": "x", "conversation_history": [{"content": "x"}]}, "conversation_history[0].role"),
     ],
 )
-async def test_mistakes_say_where(body: dict[str, Any], param: str | None) -> None:
+async def test_mistakes_say_where(body: dict[str, Any], param: str) -> None:
     """A wrong body is a 400 whose param points at the mistake, plain or streaming."""
     async with open_gateway() as gateway:
         for more in ({}, {"stream": True}):
