@@ -309,6 +309,9 @@ def test_modes(value: object, mode: Mode) -> None:
 
 
 def test_a_mistake_in_the_settings() -> None:
-    """An unknown mode is a mistake that is named, not silently another mode."""
-    with pytest.raises(SettingsError, match=r"approvals\.mode is 'sometimes'"):
+    """An unknown mode is a mistake that is named together with the modes that there are, not silently another mode."""
+    with pytest.raises(SettingsError) as caught:
         read_table({"mode": "sometimes"}, ConsentSettings, "approvals")
+    assert str(caught.value) == (
+        "approvals: mode is 'sometimes'; accepted are manual, smart, off, true (as manual) and false (as off)"
+    )
