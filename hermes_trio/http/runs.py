@@ -71,7 +71,10 @@ class PendingApproval(msgspec.Struct):
 
 
 class RunBody(msgspec.Struct, omit_defaults=True):
-    """A run as it is now. `settled` says that everything that it started has ended, too."""
+    """A run as it is now. `settled` says that everything that it started has ended, too.
+
+    `model` is the one that answers, once that is known; before, the one that was asked for, or the default model's public name.
+    """
 
     object: str
     run_id: str
@@ -148,7 +151,7 @@ async def find_run(request: Request) -> Run | RunRow:
     raise not_found("run", run_id, "run_not_found")
 
 
-def _live_body(run: Run, approvals: list[PendingApproval] | None = None) -> RunBody:
+def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | None = None) -> RunBody:
     outcome = run.outcome
     body = RunBody(
         object="hermes.run",
@@ -158,7 +161,7 @@ def _live_body(run: Run, approvals: list[PendingApproval] | None = None) -> RunB
         created_at=run.created_at,
         updated_at=run.updated_at,
         session_id=run.record.session_id,
-        model=run.record.model if outcome is None else outcome.model,
+        model=run.model or default_model,
         settled=run.settled.is_set(),
         last_event=run.last_event or None,
         approvals=approvals or [],
@@ -172,7 +175,7 @@ def _live_body(run: Run, approvals: list[PendingApproval] | None = None) -> RunB
     return body
 
 
-def _stored_body(row: RunRow) -> RunBody:
+def _stored_body(row: RunRow, default_model: str) -> RunBody:
     usage = row.usage
     return RunBody(
         object="hermes.run",
@@ -181,7 +184,7 @@ def _stored_body(row: RunRow) -> RunBody:
         created_at=row.created_at,
         updated_at=row.updated_at,
         session_id=row.session_id,
-        model=row.model,
+        model=row.model or default_model,
         settled=row.status.terminal,
         last_event=row.last_event or None,
         ended_at=row.ended_at,
@@ -195,12 +198,13 @@ def _stored_body(row: RunRow) -> RunBody:
 
 
 async def _describe(request: Request, run: Run | RunRow) -> RunBody:
+    default_model = request.front.public_model
     if isinstance(run, RunRow):
-        return _stored_body(run)
+        return _stored_body(run, default_model)
     if run.ended.is_set():
-        return _live_body(run)
+        return _live_body(run, default_model)
     waiting = await request.front.approvals.pending(run.id)
-    return _live_body(run, [PendingApproval(**describe(approval)) for approval in waiting])
+    return _live_body(run, default_model, [PendingApproval(**describe(approval)) for approval in waiting])
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,14 @@ class Run:
         self._delta_at: float = float("-inf")
         self._approvals: int = 0
 
+    @property
+    def model(self) -> str:
+        """The model that answers, as soon as the agent has chosen it; until then the one that was asked for, if one was."""
+        if self.outcome is not None:
+            return self.outcome.model
+        progress = self.turn.progress
+        return (progress.model if progress is not None else "") or self.record.model
+
     # -- the log -----------------------------------------------------------------------------------------------------------------
 
     def emit(self, event: Mapping[str, Any]) -> None:

@@ -41,6 +41,30 @@ async def test_a_run_from_start_to_end(fast_path: bool) -> None:
         assert "error" not in run
 
 
+@pytest.mark.parametrize(("asked", "shown"), [({"model": "asked"}, "asked"), ({}, "hermes-trio")])
+async def test_a_live_run_names_its_model(asked: dict[str, str], shown: str) -> None:
+    """A run names a model from its first moment on: the one asked for or the default, and the one that answers once it is chosen."""
+    choose, chosen, finish = trio.Event(), trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> Reply:
+        await choose.wait()
+        turn.progress = Reply(model="chosen", partial=True)
+        chosen.set()
+        await finish.wait()
+        return Reply(text="x", model="chosen")
+
+    async with open_gateway(agent) as gateway:
+        run_id = await gateway.start(**asked)
+        path = f"/v1/runs/{run_id}"
+        assert (await gateway.http.get(path)).json()["model"] == shown
+        assert (await gateway.http.get("/v1/runs")).json()["data"][0]["model"] == shown
+        choose.set()
+        await chosen.wait()
+        assert (await gateway.http.get(path)).json()["model"] == "chosen"
+        finish.set()
+        assert (await gateway.ended(run_id))["model"] == "chosen"
+
+
 async def test_the_start_is_durable_before_the_answer() -> None:
     """When the id is known, the row is in the store, whatever the agent does."""
     never = trio.Event()
