@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, Stdin, Warden, open_warden
+from hermes_trio.tools.warden.custody import Custody
 from tests.tools.warden_witness import (
     NASTY,
     appears,
@@ -119,6 +122,39 @@ async def test_a_start_right_after_the_wardens_death() -> None:
                 assert await process.output.receive_some() == b"once\n"
                 assert (await process.wait()).code == 1
                 await process.aclose()
+
+
+async def test_a_start_while_the_warden_is_mourned() -> None:
+    """A start that comes to the control socket when the end of its warden has been seen to is taken by the next warden."""
+
+    class LateControl:
+        """A control socket that sends only when its warden is over."""
+
+        def __init__(self, custody: Custody) -> None:
+            self._custody, self._socket = custody, custody._control
+
+        async def sendmsg(self, *packet: Any) -> int:
+            await self._custody.over.wait()
+            return await self._socket.sendmsg(*packet)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._socket, name)
+
+    with nothing_left():
+        async with open_warden() as warden, trio.open_nursery() as nursery:
+            await (await warden.spawn(spec("true"))).wait_empty()
+            custody = warden._custody
+            assert custody is not None
+            custody._control = cast("Any", LateControl(custody))
+
+            @nursery.start_soon
+            async def start() -> None:
+                process = await warden.spawn(spec("exit 1"))
+                assert (await process.wait()).code == 1
+                await process.aclose()
+
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(custody.pid, signal.SIGKILL)
 
 
 async def test_a_killed_keeper(tmp_path: Path) -> None:

@@ -94,14 +94,18 @@ class Custody:
             self._kept[process.job] = process
             try:
                 await self._control.sendmsg([FRAME.pack(Kind.SPAWN, process.job, 0)], [rights])
-            except OSError as error:
-                del self._kept[process.job]
-                if isinstance(error, ConnectionError):
+            except (OSError, trio.ClosedResourceError) as error:
+                self._forget(process.job)
+                if self.died.is_set() or not isinstance(error, OSError) or isinstance(error, ConnectionError):
                     raise NotTaken("the warden died before it took the command") from error
                 raise SpawnFailed(f"the warden cannot be given the streams of a process: {error.strerror}") from error
             except trio.Cancelled:
-                del self._kept[process.job]
+                self._forget(process.job)
                 raise
+
+    def _forget(self, job: int) -> None:
+        # Sending is a checkpoint, also when it fails: `attend` may have mourned the warden, and cleared the list, in between.
+        self._kept.pop(job, None)
 
     async def discard(self, job: int) -> None:
         """Have the keeper of this job killed, and all that it kept."""
