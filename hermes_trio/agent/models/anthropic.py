@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Unpack, final
 
 import msgspec
 
@@ -19,7 +19,6 @@ from hermes_trio.agent.model import (
     ModelError,
     ModelEvent,
     ModelRequest,
-    ModelStream,
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
@@ -28,14 +27,11 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Content, Message
 
 from .calls import CallAssembler
-from .dial import parse_base_url
 from .failure import failure_error
-from .network import check_network_allowed
 from .redaction import Secret
 from .sse import ServerEvent
 from .transcript import arguments_object, paired, result_text
-from .transport import Transport
-from .wire import ANTHROPIC_URL, Endpoint, Limits, Retries, Timeouts, WireStream
+from .wire import ANTHROPIC_URL, Limits, WireModel, WireOptions
 
 __all__ = ["AnthropicModel", "MessagesDecoder"]
 
@@ -236,67 +232,31 @@ def _read_usage(usage: _Usage) -> Usage:
 
 
 @final
-class AnthropicModel:
+class AnthropicModel(WireModel):
     """A model behind an Anthropic Messages endpoint.
 
     `cache` marks the prompt so that the next call of a conversation reads it from the cache. `bearer` is
     for compatible servers that want the key as a bearer token instead of in the API's own header.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        transport: Transport,
-        base_url: str = ANTHROPIC_URL,
-        key: Secret | None = None,
-        name: str = "",
-        context_window: int = CONTEXT_WINDOW,
-        max_tokens: int | None = None,
-        headers: Sequence[tuple[str, str]] = (),
-        timeouts: Timeouts | None = None,
-        retries: Retries | None = None,
-        limits: Limits | None = None,
-        cache: bool = True,
-        bearer: bool = False,
-    ) -> None:
-        origin, path = parse_base_url(base_url)
-        key = key or Secret("")
-        authorization = ("Authorization", f"Bearer {key.reveal()}") if bearer else ("x-api-key", key.reveal())
-        self._endpoint = Endpoint(
-            name=name or f"anthropic/{model}",
-            origin=origin,
-            # Both spellings of the base URL are in use, with the version and without.
-            path=f"{path.removesuffix('/v1')}/v1/messages",
-            key=key,
-            transport=transport,
-            headers=(*((authorization,) if key else ()), ("anthropic-version", API_VERSION), *headers),
-            timeouts=timeouts or Timeouts(),
-            retries=retries or Retries(),
-            limits=limits or Limits(),
-        )
-        check_network_allowed(self.name, origin)
-        self._model = model
-        self._max_tokens = max_tokens or MAX_TOKENS
-        self._context_window = context_window
+    provider = "anthropic"
+    default_url = ANTHROPIC_URL
+    default_window = CONTEXT_WINDOW
+
+    def __init__(self, model: str, *, cache: bool = True, bearer: bool = False, **options: Unpack[WireOptions]) -> None:
         self._cache = cache
+        self._bearer = bearer
+        super().__init__(model, **options)
 
-    def __repr__(self) -> str:
-        return f"AnthropicModel({self._model!r}, base_url={str(self._endpoint.origin)!r})"
+    def _address(self, base: str) -> str:
+        # Both spellings of the base URL are in use, with the version and without.
+        return f"{base.removesuffix('/v1')}/v1/messages"
 
-    @property
-    def name(self) -> str:
-        """What users call this model."""
-        return self._endpoint.name
-
-    @property
-    def context_window(self) -> int:
-        """How many tokens a request may have."""
-        return self._context_window
-
-    def stream(self, request: ModelRequest) -> ModelStream:
-        """Open a stream of the answer's events; see `hermes_trio.agent.model.Model`."""
-        return WireStream(self._endpoint, self, request)
+    def _headers(self, key: Secret) -> tuple[tuple[str, str], ...]:
+        version = ("anthropic-version", API_VERSION)
+        if not key:
+            return (version,)
+        return (("Authorization", f"Bearer {key.reveal()}") if self._bearer else ("x-api-key", key.reveal()), version)
 
     def decoder(self) -> MessagesDecoder:
         """A reader for one answer."""
@@ -309,7 +269,7 @@ class AnthropicModel:
             raise ModelError(ErrorKind.BAD_REQUEST, f"{self.name}: a request needs at least one message of a user")
         body: dict[str, Any] = {
             "model": self._model,
-            "max_tokens": request.max_tokens or self._max_tokens,
+            "max_tokens": request.max_tokens or self._max_tokens or MAX_TOKENS,
             "messages": messages,
             "stream": True,
         }

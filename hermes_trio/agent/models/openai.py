@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Unpack, final
 
 import msgspec
 
 from hermes_trio.agent.model import (
-    DEFAULT_CONTEXT_WINDOW,
     ErrorKind,
     Finished,
     ModelError,
     ModelEvent,
     ModelRequest,
-    ModelStream,
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
@@ -29,14 +27,11 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
 
 from .calls import CallAssembler
-from .dial import parse_base_url
 from .failure import failure_error
-from .network import check_network_allowed
 from .redaction import Secret
 from .sse import ServerEvent
 from .transcript import paired, result_text
-from .transport import Transport
-from .wire import OPENAI_URL, Endpoint, Limits, Retries, Timeouts, WireStream
+from .wire import OPENAI_URL, Limits, WireModel, WireOptions
 
 __all__ = ["ChatDecoder", "OpenAIModel"]
 
@@ -201,60 +196,21 @@ class _Dialect(msgspec.Struct):
 
 
 @final
-class OpenAIModel:
+class OpenAIModel(WireModel):
     """A model behind an OpenAI-compatible chat completions endpoint."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        transport: Transport,
-        base_url: str = OPENAI_URL,
-        key: Secret | None = None,
-        name: str = "",
-        context_window: int = DEFAULT_CONTEXT_WINDOW,
-        max_tokens: int | None = None,
-        headers: Sequence[tuple[str, str]] = (),
-        timeouts: Timeouts | None = None,
-        retries: Retries | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        origin, path = parse_base_url(base_url)
-        key = key or Secret("")
-        authorization = (("Authorization", f"Bearer {key.reveal()}"),) if key else ()
-        self._endpoint = Endpoint(
-            name=name or f"openai/{model}",
-            origin=origin,
-            path=f"{path}/chat/completions",
-            key=key,
-            transport=transport,
-            headers=(*authorization, *headers),
-            timeouts=timeouts or Timeouts(),
-            retries=retries or Retries(),
-            limits=limits or Limits(),
-        )
-        check_network_allowed(self.name, origin)
-        self._model = model
-        self._max_tokens = max_tokens
-        self._context_window = context_window
+    provider = "openai"
+    default_url = OPENAI_URL
+
+    def __init__(self, model: str, **options: Unpack[WireOptions]) -> None:
+        super().__init__(model, **options)
         self._dialect = _Dialect()
 
-    def __repr__(self) -> str:
-        return f"OpenAIModel({self._model!r}, base_url={str(self._endpoint.origin)!r})"
+    def _address(self, base: str) -> str:
+        return f"{base}/chat/completions"
 
-    @property
-    def name(self) -> str:
-        """What users call this model."""
-        return self._endpoint.name
-
-    @property
-    def context_window(self) -> int:
-        """How many tokens a request may have."""
-        return self._context_window
-
-    def stream(self, request: ModelRequest) -> ModelStream:
-        """Open a stream of the answer's events; see `hermes_trio.agent.model.Model`."""
-        return WireStream(self._endpoint, self, request)
+    def _headers(self, key: Secret) -> tuple[tuple[str, str], ...]:
+        return (("Authorization", f"Bearer {key.reveal()}"),) if key else ()
 
     def decoder(self) -> ChatDecoder:
         """A reader for one answer."""

@@ -218,10 +218,10 @@ class _Builder(Discreet, frozen=True):
         window = _whole(table, "context_window", where)
         if provider == "anthropic":
             # Each where it is used: a provider that nobody uses is not loaded.
-            from .anthropic import CONTEXT_WINDOW, AnthropicModel
+            from .anthropic import AnthropicModel
 
             bearer = _flag(table, "bearer", where)
-            return AnthropicModel(model, context_window=window or CONTEXT_WINDOW, bearer=bearer, **arguments)
+            return AnthropicModel(model, context_window=window, bearer=bearer, **arguments)
         if "bearer" in table:
             raise InvalidRoute(f"{where}.bearer is for the anthropic provider; openai keys are always bearer tokens")
         from .openai import OpenAIModel

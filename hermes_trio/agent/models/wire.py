@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
 from types import TracebackType
-from typing import ClassVar, Final, Protocol, final
+from typing import ClassVar, Final, Protocol, Required, TypedDict, Unpack, final
 
 import msgspec
 import trio
 
-from hermes_trio.agent.model import ErrorKind, ModelError, ModelEvent, ModelRequest
+from hermes_trio.agent.model import (
+    DEFAULT_CONTEXT_WINDOW,
+    ErrorKind,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    ModelStream,
+)
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.values import Discreet
 
-from .dial import ConnectFailed, Origin
+from .dial import ConnectFailed, Origin, parse_base_url
 from .failure import response_error
 from .network import check_network_allowed
 from .redaction import Secret
 from .sse import EventReader, EventTooLarge, ServerEvent
 from .transport import Connection, ResponseBroken, Transport
 
-__all__ = ["Decoder", "Endpoint", "Limits", "Retries", "Timeouts", "Wire", "WireStream"]
+__all__ = ["Decoder", "Endpoint", "Limits", "Retries", "Timeouts", "WireModel", "WireOptions", "WireStream"]
 
 log = logging.getLogger("hermes_trio.model")
 
@@ -115,18 +123,6 @@ class Decoder(Protocol):
         ...
 
 
-class Wire(Protocol):
-    """A provider's protocol."""
-
-    def encode(self, request: ModelRequest) -> bytes: ...
-
-    def decoder(self) -> Decoder: ...
-
-    def relent(self, body: bytes, error: ModelError) -> bool:
-        """Learn from a refusal of `body`: whether the next `encode` leaves out what the server did not like."""
-        ...
-
-
 class _State(Enum):
     CALLING = auto()
     DONE = auto()
@@ -140,7 +136,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
     One task receives at a time; leaving its `async with` block closes the connection at once.
     """
 
-    def __init__(self, endpoint: Endpoint, wire: Wire, request: ModelRequest) -> None:
+    def __init__(self, endpoint: Endpoint, wire: WireModel, request: ModelRequest) -> None:
         check_network_allowed(endpoint.name, endpoint.origin)
         self._endpoint = endpoint
         self._wire = wire
@@ -403,3 +399,82 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         return ModelError(
             error.kind, message, retryable=error.retryable, retry_after=error.retry_after, status=error.status
         )
+
+
+class WireOptions(TypedDict, total=False):
+    """What a model behind a wire can be told; see `WireModel`."""
+
+    transport: Required[Transport]
+    base_url: str
+    key: Secret | None
+    name: str
+    context_window: int | None
+    max_tokens: int | None
+    headers: Sequence[tuple[str, str]]
+    timeouts: Timeouts | None
+    retries: Retries | None
+    limits: Limits | None
+
+
+class WireModel(ABC):
+    """A model behind a provider's protocol; subclasses are the protocol. It owns nothing but its settings."""
+
+    provider: ClassVar[str]
+    default_url: ClassVar[str]
+    default_window: ClassVar[int] = DEFAULT_CONTEXT_WINDOW
+
+    def __init__(self, model: str, **options: Unpack[WireOptions]) -> None:
+        origin, path = parse_base_url(options.get("base_url") or self.default_url)
+        key = options.get("key") or Secret("")
+        self._endpoint = Endpoint(
+            name=options.get("name") or f"{self.provider}/{model}",
+            origin=origin,
+            path=self._address(path),
+            key=key,
+            transport=options["transport"],
+            headers=(*self._headers(key), *options.get("headers", ())),
+            timeouts=options.get("timeouts") or Timeouts(),
+            retries=options.get("retries") or Retries(),
+            limits=options.get("limits") or Limits(),
+        )
+        check_network_allowed(self.name, origin)
+        self._model = model
+        self._max_tokens = options.get("max_tokens")
+        self._context_window = options.get("context_window") or self.default_window
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._model!r}, base_url={str(self._endpoint.origin)!r})"
+
+    @property
+    def name(self) -> str:
+        """What users call this model."""
+        return self._endpoint.name
+
+    @property
+    def context_window(self) -> int:
+        """How many tokens a request may have."""
+        return self._context_window
+
+    def stream(self, request: ModelRequest) -> ModelStream:
+        """Open a stream of the answer's events; see `hermes_trio.agent.model.Model`."""
+        return WireStream(self._endpoint, self, request)
+
+    @abstractmethod
+    def _address(self, base: str) -> str:
+        """The path of calls, below the path of the base URL."""
+
+    @abstractmethod
+    def _headers(self, key: Secret) -> tuple[tuple[str, str], ...]:
+        """What every call carries, the key among it."""
+
+    @abstractmethod
+    def encode(self, request: ModelRequest) -> bytes:
+        """The request's body."""
+
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """A reader for one answer."""
+
+    @abstractmethod
+    def relent(self, body: bytes, error: ModelError) -> bool:
+        """Learn from a refusal of `body`: whether the next `encode` leaves out what the server did not like."""
