@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Final, cast
 
 import msgspec
@@ -100,7 +101,7 @@ def changed_job(
         if name not in _FIELDS:
             raise JobError(f"a job has no field {name!r}; fields are {', '.join(_FIELDS)}")
     spec: dict[str, Any] = dict(row.spec)
-    for name, check in (("prompt", _prompt), ("model", _text), ("deadline", _deadline), ("skills", _names)):
+    for name, check in (("prompt", _prompt), ("model", _model), ("deadline", _deadline), ("skills", _names)):
         if name in fields:
             spec[name] = check(name, fields[name])
     if fields.get("origin"):
@@ -150,6 +151,10 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _model(name: str, value: Any) -> str:
+    return "" if value is None else _text(name, value).strip()
+
+
 def _prompt(name: str, value: Any) -> str:
     text = _text(name, value)
     if not text.strip() or len(text) > PROMPT_LENGTH:
@@ -160,7 +165,7 @@ def _prompt(name: str, value: Any) -> str:
 def _deadline(name: str, value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
         raise JobError(f"{name} is {value!r}; it must be a number of seconds above zero")
     return float(value)
 

@@ -19,18 +19,33 @@ from .schemas import LOOSE_FLAG
 __all__ = ["job_routes"]
 
 _ID: Final = re.compile(r"^[0-9a-f]{12}$")
-_CHANGEABLE: Final = ("name", "schedule", "prompt", "deliver", "skills", "skill", "repeat", "enabled")
+_CHANGEABLE: Final = (
+    "name",
+    "schedule",
+    "prompt",
+    "deliver",
+    "model",
+    "deadline",
+    "skills",
+    "skill",
+    "repeat",
+    "enabled",
+)
 NAME_LENGTH: Final = 200
 PROMPT_LENGTH: Final = 5_000
+MODEL_LENGTH: Final = 200
+LONGEST_DEADLINE: Final = 366 * 86_400.0
 
 
 class JobRequest(msgspec.Struct):
-    """A job to be made."""
+    """A job to be made. `model` and `deadline` (seconds of a run) are the server's unless they are given."""
 
     name: Any
     schedule: Any
-    prompt: Any = ""
+    prompt: Any
     deliver: Any = "local"
+    model: Any = None
+    deadline: Any = None
     skills: Any = None
     repeat: Any = None
 
@@ -73,15 +88,25 @@ def _job_id(request: Request) -> str:
 
 def _check(fields: dict[str, Any]) -> dict[str, Any]:
     """The shape of the fields; whether a schedule makes sense is the scheduler's to say."""
-    lengths = {"name": NAME_LENGTH, "prompt": PROMPT_LENGTH, "schedule": 500, "deliver": 500}
+    lengths = {"name": NAME_LENGTH, "prompt": PROMPT_LENGTH, "schedule": 500, "deliver": 500, "model": MODEL_LENGTH}
     for name, most in lengths.items():
-        if name in fields:
+        if name in fields and not (name == "model" and fields[name] is None):
             value = fields[name]
-            least = 1 if name in ("name", "schedule") else 0
+            least = 1 if name in ("name", "schedule", "prompt") else 0
             if not isinstance(value, str) or not least <= len(value.strip()) or len(value) > most:
                 raise ApiError(
                     400, f"{name} must be a text of {least} to {most} characters.", code="invalid_job", param=name
                 )
+    deadline = fields.get("deadline")
+    if deadline is not None and (
+        not isinstance(deadline, int | float) or isinstance(deadline, bool) or not 0 < deadline <= LONGEST_DEADLINE
+    ):
+        raise ApiError(
+            400,
+            f"deadline must be a number of seconds above 0, up to {LONGEST_DEADLINE:.0f}.",
+            code="invalid_job",
+            param="deadline",
+        )
     repeat = fields.get("repeat")
     if repeat is not None and (not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1):
         raise ApiError(400, "repeat must be a whole number from 1 on.", code="invalid_job", param="repeat")
@@ -105,7 +130,7 @@ async def create_job(request: Request) -> Answer:
     """Make a job."""
     body = await request.json(_new)
     fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    for name in ("name", "schedule"):
+    for name in ("name", "schedule", "prompt"):
         if name not in fields:
             raise ApiError(400, f"{name} is missing.", code="invalid_job", param=name)
     try:
@@ -128,7 +153,7 @@ def _found(job_id: str, job: dict[str, Any] | None) -> Response:
 
 
 async def update_job(request: Request) -> Answer:
-    """Change a job; fields that cannot be changed are ignored."""
+    """Change a job; fields that cannot be changed are ignored. A `model` or `deadline` of null is the server's own again."""
     job_id = _job_id(request)
     given = await request.json(_fields)
     fields = {name: given[name] for name in _CHANGEABLE if name in given}

@@ -105,6 +105,32 @@ async def test_the_command_line_talks_to_the_running_server(tmp_path: Path) -> N
         assert "hermes-trio:" in await command("show", job)
 
 
+async def test_a_job_has_a_model_and_a_deadline_of_its_own(tmp_path: Path) -> None:
+    """Both are kept, shown, changed and obeyed: the run is the named model's, and ends when its time is over."""
+    settings = """
+[server]
+drain_seconds = 1
+
+[agent]
+demo_directives = ["cron"]
+
+[models.routes.second]
+provider = "demo"
+"""
+    async with open_served(tmp_path, settings) as served:
+        job = await add(served, "!sleep 300", deliver="local", model="second", deadline=600)
+        shown = (await served.ask("GET", f"/api/jobs/{job}"))["job"]
+        assert (shown["model"], shown["deadline"]) == ("second", 600.0)
+        await served.ask("PATCH", f"/api/jobs/{job}", {"deadline": 0.5})
+        await served.ask("POST", f"/api/jobs/{job}/run")
+        await until_slots(tmp_path, "failed")
+        assert "deadline" in slots(tmp_path)[0][1]
+        with sqlite3.connect(tmp_path / "state.db") as db:
+            assert db.execute("SELECT model FROM sessions WHERE source = 'cron'").fetchall() == [("second",)]
+        shown = (await served.ask("PATCH", f"/api/jobs/{job}", {"model": None, "deadline": None}))["job"]
+        assert (shown["model"], shown["deadline"]) == (None, None)
+
+
 async def test_a_run_that_was_cut_off_by_a_crash_is_told_once_and_not_repeated(tmp_path: Path) -> None:
     """Its slot is failed, its session has ended, its owner has heard of it; so has the owner of its lost background work."""
     async with open_fake_telegram() as telegram:

@@ -153,6 +153,10 @@ async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
         assert (await gateway.http.get(path)).json()["job"]["deliver"] == "local"
         changed = await gateway.http.patch(path, json={"name": "weekly", "odd": 1})
         assert (changed.json()["job"]["name"], "odd" in changed.json()["job"]) == ("weekly", False)
+        changed = await gateway.http.patch(path, json={"model": "large", "deadline": 90})
+        assert (changed.json()["job"]["model"], changed.json()["job"]["deadline"]) == ("large", 90)
+        changed = await gateway.http.patch(path, json={"model": None, "deadline": None})
+        assert (changed.json()["job"]["model"], changed.json()["job"]["deadline"]) == (None, None)
         assert (await gateway.http.post(f"{path}/pause")).json()["job"]["enabled"] is False
         assert (await gateway.http.get("/api/jobs")).json() == {"jobs": []}
         assert len((await gateway.http.get("/api/jobs", params={"include_disabled": "1"})).json()["jobs"]) == 1
@@ -161,18 +165,31 @@ async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
         assert (await gateway.http.delete(path)).json() == {"ok": True}
         for method, where in (("GET", path), ("PATCH", path), ("DELETE", path), ("POST", f"{path}/run")):
             assert (await gateway.http.request(method, where, json={"name": "x"})).status_code == 404
-        for wrong in (
-            {},
-            {"name": "x"},
-            {"name": "", "schedule": "x"},
-            {"name": "x" * 201, "schedule": "x"},
-            {"name": "x", "schedule": "never"},
-            {"name": "x", "schedule": 5},
-            {"name": "x", "schedule": "x", "prompt": "p" * 5001},
-            {"name": "x", "schedule": "x", "repeat": 0},
+        right = {"name": "x", "schedule": "x", "prompt": "x"}
+        for wrong, param in (
+            ({}, "name"),
+            ({"name": "x"}, "schedule"),
+            ({"name": "x", "schedule": "x"}, "prompt"),
+            ({**right, "name": ""}, "name"),
+            ({**right, "name": "x" * 201}, "name"),
+            ({**right, "schedule": "never"}, None),
+            ({**right, "schedule": 5}, "schedule"),
+            ({**right, "prompt": "p" * 5001}, "prompt"),
+            ({**right, "prompt": " "}, "prompt"),
+            ({**right, "prompt": None}, "prompt"),
+            ({**right, "repeat": 0}, "repeat"),
+            ({**right, "model": 5}, "model"),
+            ({**right, "model": "m" * 201}, "model"),
+            ({**right, "deadline": 0}, "deadline"),
+            ({**right, "deadline": -1.5}, "deadline"),
+            ({**right, "deadline": "60"}, "deadline"),
+            ({**right, "deadline": True}, "deadline"),
+            ({**right, "deadline": 10**400}, "deadline"),
         ):
             answer = await gateway.http.post("/api/jobs", json=wrong)
             assert answer.status_code == 400, wrong
-            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["param"] == param, wrong
         assert (await gateway.http.get("/api/jobs/NOT-HEX")).status_code == 400
         assert (await gateway.http.patch(path, json={"odd": 1})).status_code == 400
