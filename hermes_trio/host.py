@@ -29,7 +29,7 @@ from hermes_trio.store import Retention, open_store
 from hermes_trio.store.port import Store
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings, read_table
-from hermes_trio.tools.toolbox import open_toolbox
+from hermes_trio.tools.toolbox import Toolbox, open_toolbox
 
 __all__ = ["AgentTable", "Host", "build_agent", "open_host", "retention_of"]
 
@@ -58,6 +58,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Runtime
     store: Store
     approvals: Approvals
+    toolbox: Toolbox
     adapters: OpenAdapters
     routes: ModelRoutes
 
@@ -121,6 +122,7 @@ async def open_host(
     consent = read_table(config.approvals, ConsentSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
     brokers: list[Approvals] = []
+    boxes: list[Toolbox] = []
 
     @asynccontextmanager
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
@@ -139,6 +141,7 @@ async def open_host(
                 environment=config.environment or None,
             ) as toolbox,
         ):
+            boxes.append(toolbox)
             if agent is None:
                 runtime.core.agent = build_agent(config, routes, store, toolbox)
             yield
@@ -149,12 +152,13 @@ async def open_host(
         settings=Settings(max_turns=config.limits.concurrent_turns),
         stages=[assemble, assembly.stage],
     )
-    async with runtime, assembly.open(runtime, brokers[0]) as adapters:
+    async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:
         yield Host(
             config=config,
             runtime=runtime,
             store=cast("Store", runtime.store),
             approvals=brokers[0],
+            toolbox=boxes[0],
             adapters=adapters,
             routes=routes,
         )

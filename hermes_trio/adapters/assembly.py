@@ -17,6 +17,7 @@ from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.runtime import Runtime, Stage
 
 from .cron import CronScheduler
+from .desk import ConversationEnd
 from .directory import Directory, Member
 from .gateway import MessageGateway
 from .outbox import Senders
@@ -100,9 +101,14 @@ class AdapterAssembly:
         return self.senders.stage
 
     @asynccontextmanager
-    async def open(self, runtime: Runtime, approvals: Approvals | None) -> AsyncIterator[OpenAdapters]:
-        """Everything is running for the body of the `async with`; leaving it stops what brings work in, and nothing else."""
-        gateway = MessageGateway(runtime, self.directory, self.senders, approvals)
+    async def open(
+        self, runtime: Runtime, approvals: Approvals | None, *, ends: ConversationEnd | None = None
+    ) -> AsyncIterator[OpenAdapters]:
+        """Everything is running for the body of the `async with`; leaving it stops what brings work in, and nothing else.
+
+        `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
+        """
+        gateway = MessageGateway(runtime, self.directory, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gateway.open())
             webhook: WebhookFrontDoor | None = None

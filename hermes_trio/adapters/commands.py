@@ -1,7 +1,7 @@
 """What a command does. Commands are never queued: they are carried out at once, whatever the conversation is doing, and answered with what they found.
 
 `/stop` answers with the receipt: what was running and how it ended. `/new` moves the conversation to a new session first and then stops what belonged
-to the old one, so that nothing queued can slip into a session that is ending.
+to the old one, so that nothing queued can slip into a session that is ending. What was allowed in the old conversation is not allowed in the new one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.store.errors import StoreBusy
 from hermes_trio.store.records import Approval, ApprovalChoice, SessionRecord
 
 from .commands_text import Answer, Choice, Command, CommandTextError, approval_answer
@@ -124,16 +125,22 @@ class Commands:
         desk, key = self._desk, caller.session_key
         old = await self._session(caller)
         turn = desk.deliveries[caller.platform].current_turn(key)
-        await desk.store.new_session(key, source=caller.platform, reason="session_reset")
         cause = Cause(CancelCause.SESSION_ENDED, f"{caller.prefix}new")
+        # All of it or none: a new session that keeps what the old one was allowed would be the worst of both. And before the stopping, which may take
+        # seconds: a question of the new conversation must not be refused for the old one's sake.
+        with desk.committing() as bound:
+            await desk.store.new_session(key, source=caller.platform, reason="session_reset")
+            await desk.end_conversation(key, "" if old is None else old.id)
+        if bound.cancelled_caught:
+            raise StoreBusy(
+                f"{caller.prefix}new could not be written down in time; it is tried again when the platform brings it again"
+            )
         said = ["A new conversation begins."]
         if turn is not None:
             said.append(receipt_text(await turn.stop(cause)))
         if old is not None:
             stopped = await desk.runtime.supervisor.stop_session(old.id, cause)
             said += [f"Background {one.target}: {receipt_text(one)}" for one in stopped]
-        if desk.approvals is not None:
-            await desk.approvals.end_scope(key, f"{caller.prefix}new")
         return "\n".join(said)
 
     async def _status(self, caller: Caller, command: Command) -> str:

@@ -104,6 +104,8 @@ class ConversationFront(Front):
                     self._told_model[key] = reason.told_model()
                     if policy.notify:
                         self._told_user[key] = reason.told_user(policy)
+                    # Before the new session: if this fails, the reset is tried again, and nothing allowed here can outlive it.
+                    await self._desk.end_conversation(key, found.id)
                     return await self._desk.store.new_session(key, source=self.platform, reason=reason.value)
         return await super().session_for(core, context)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeVarTuple, cast
+from typing import Any, Final, Protocol, TypeVarTuple, cast
 
 import trio
 
@@ -20,23 +20,43 @@ from .directory import Directory
 from .outbox import Senders
 from .targets import Address
 
-__all__ = ["Desk"]
+__all__ = ["ConversationEnd", "Desk"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.gateway")
 
 COMMIT_SECONDS: Final = 30.0
 
+STARTED_ANEW: Final = "the conversation was started anew before anybody answered"
+"""What is said about a question of a conversation that is over."""
+
 Ts = TypeVarTuple("Ts")
 
 
-class Desk:
-    """See the module."""
+class ConversationEnd(Protocol):
+    """Ends what a conversation has beside its transcript, and must not hand on to the next one: whoever owns such things gives one to the gateway.
 
-    def __init__(self, runtime: Runtime, directory: Directory, senders: Senders, approvals: Approvals | None) -> None:
+    It may be called again for the same conversation if it failed; cancelling it leaves nothing that a second call would not end.
+    """
+
+    async def __call__(self, session_key: str, session_id: str, reason: str) -> None: ...
+
+
+class Desk:
+    """See the module. Without `ends`, a conversation has nothing but its approvals."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Directory,
+        senders: Senders,
+        approvals: Approvals | None,
+        ends: ConversationEnd | None = None,
+    ) -> None:
         self.runtime = runtime
         self.directory = directory
         self.senders = senders
         self.approvals = approvals
+        self._ends = ends
         self.deliveries: dict[str, Delivery] = {}
         self.steered: dict[str, list[tuple[int, str]]] = {}
         """Inbox rows that were handed to a running turn, by the turn's id, oldest first."""
@@ -46,6 +66,17 @@ class Desk:
     def store(self) -> Store:
         """The store, with all of its verbs."""
         return cast("Store", self.runtime.store)
+
+    async def end_conversation(self, session_key: str, session_id: str) -> None:
+        """The conversation behind a key starts anew: nothing that was allowed in the old one is allowed in the next, and what waits is refused.
+
+        `session_id` is the session that is over, or empty if there was none. Cancelling it may leave questions that wait for their time-out, never a
+        bypass.
+        """
+        if self._ends is not None:
+            await self._ends(session_key, session_id, STARTED_ANEW)
+        elif self.approvals is not None:
+            await self.approvals.end_scope(session_key, STARTED_ANEW)
 
     def spawn(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> bool:
         """Run a small task in the gateway's scope, from its context; False if the gateway is closing and nobody would see the effect."""

@@ -20,7 +20,7 @@ from .commands import Commands
 from .commands_text import Choice
 from .contract import Adapter, AdapterState, Incoming, Reception, SendResult
 from .conversations import ConversationFront
-from .desk import Desk
+from .desk import ConversationEnd, Desk
 from .directory import Directory
 from .feed import Previews, Prompts
 from .outbox import Senders
@@ -38,14 +38,20 @@ class MessageGateway:
     """See the module. It is the `GatewayPort` of its adapters, and the hooks of the senders."""
 
     def __init__(
-        self, runtime: Runtime, directory: Directory, senders: Senders, approvals: Approvals | None = None
+        self,
+        runtime: Runtime,
+        directory: Directory,
+        senders: Senders,
+        approvals: Approvals | None = None,
+        *,
+        ends: ConversationEnd | None = None,
     ) -> None:
         for member in directory.members:
             for policy in (member.settings.reset, *member.settings.reset_by_chat_type.values()):
                 check_reset(policy, member.platform)
         self.runtime = runtime
         self.directory = directory
-        self.desk = Desk(runtime, directory, senders, approvals)
+        self.desk = Desk(runtime, directory, senders, approvals, ends)
         self.commands = Commands(self.desk)
         self.door = Door(self.desk.store)
         self.supervised: dict[str, Supervised] = {

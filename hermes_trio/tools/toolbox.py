@@ -54,6 +54,13 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """What this turn may use."""
         return self.tools.for_turn(turn)
 
+    async def end_conversation(self, session_key: str, session_id: str, reason: str) -> None:
+        """A conversation starts anew: its bypass and its grants end, and what waits for approval is refused with the reason.
+
+        The bypass is over before the first await, so that no failure and no cancellation can leave it to the next session of the same key.
+        """
+        await self.consent.end_scope(session_key, reason)
+
 
 @asynccontextmanager
 async def open_toolbox(

@@ -12,6 +12,7 @@ import trio
 
 from hermes_trio import Agent, Runtime, Settings, Turn
 from hermes_trio.adapters.contract import Adapter
+from hermes_trio.adapters.desk import ConversationEnd
 from hermes_trio.adapters.directory import Directory, Member
 from hermes_trio.adapters.gateway import MessageGateway
 from hermes_trio.adapters.outbox import Senders
@@ -59,8 +60,9 @@ async def open_world(
     approval_seconds: float = 60,
     seed: int = 1,
     clock: Callable[[], float] | None = None,
+    ends: Callable[[Approvals], ConversationEnd] | None = None,
 ) -> AsyncIterator[World]:
-    """A running gateway for the body of the `async with`."""
+    """A running gateway for the body of the `async with`. `ends` makes what is called when a conversation starts anew."""
     members = [one if isinstance(one, Member) else Member(one, settings) for one in platforms]
     directory = Directory(members)
     senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
@@ -75,7 +77,7 @@ async def open_world(
     async with runtime:
         store: Any = runtime.store
         approvals = Approvals(store, seconds=approval_seconds)
-        gateway = MessageGateway(runtime, directory, senders, approvals)
+        gateway = MessageGateway(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
         async with gateway.open():
             yield World(runtime, store, gateway, senders, approvals)
 

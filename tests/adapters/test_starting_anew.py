@@ -1,0 +1,163 @@
+"""A conversation that starts anew inherits nothing: what was allowed in the old one ends with it, and what waits is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from hermes_trio import Turn
+from hermes_trio.adapters.assembly import AdapterAssembly
+from hermes_trio.adapters.desk import STARTED_ANEW, ConversationEnd
+from hermes_trio.adapters.directory import Member
+from hermes_trio.adapters.settings import PlatformSettings, ResetSettings
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.consent import Consent
+from hermes_trio.config import Config
+from hermes_trio.host import Host, open_host
+from hermes_trio.runtime.supervisor import Job, JobSpec
+from hermes_trio.store.records import ApprovalChoice, ApprovalState
+from hermes_trio.testing.memory_platform import MemoryPlatform
+
+from .harness import OPEN, World, asks, open_world, scripted
+
+HOUR = 3600.0
+
+
+@asynccontextmanager
+async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Host]]:
+    """The whole product around a platform in memory, with the demo model, real tools and real time."""
+    chat = MemoryPlatform()
+    config = Config(home=home, tools={"terminal": {"cwd": str(home)}}, approvals={"timeout": 600})
+    async with open_host(config, AdapterAssembly([Member(chat, OPEN)]), in_memory=True, directives=("memory",)) as host:
+        yield chat, host
+
+
+async def key_of(host: Host) -> str:
+    """The key of the one conversation."""
+    (session,) = await host.store.list_sessions(source="memory", limit=1)
+    return session.session_key
+
+
+async def test_new_ends_the_grants_and_the_bypass_of_the_conversation(tmp_path: Path) -> None:
+    """What a person allowed for the session, and a bypass, are over with `/new`: the next dangerous command is asked about again."""
+    async with open_chat(tmp_path) as (chat, host):
+        await chat.say("!run rm -rf x")
+        assert "Approval needed" in (await chat.wait_sent(1))[0].text
+        await chat.say("session")
+        await chat.until(lambda: "approved by the user (session)" in chat.texts()[-1])
+        await chat.say("!run rm -rf x")
+        await chat.until(lambda: "allowed earlier" in chat.texts()[-1])
+        key = await key_of(host)
+        host.toolbox.consent.set_bypass(key, True)
+        host.toolbox.consent.set_bypass("another", True)
+        await chat.say("/new")
+        assert (host.toolbox.consent.bypassed(key), host.toolbox.consent.bypassed("another")) == (False, True)
+        await chat.say("!run rm -rf x")
+        await chat.until(lambda: "Approval needed" in chat.texts()[-1])
+        await chat.say("no")
+        await chat.until(lambda: "denied" in chat.texts()[-1])
+
+
+async def test_new_refuses_what_waits_for_approval_and_says_why(tmp_path: Path) -> None:
+    """The row has the reason, the chat is told, and a late answer finds nothing."""
+    async with open_chat(tmp_path) as (chat, host):
+        await chat.say("!run rm -rf x")
+        await chat.wait_sent(1)
+        await chat.say("/new")
+        (row,) = await host.store.list_approvals(state=None)
+        assert (row.state, row.reason) == (ApprovalState.EXPIRED, STARTED_ANEW)
+        assert "Nothing waits" in (await chat.say("/approve")).text
+        await chat.until(lambda: any(f"Withdrawn: {STARTED_ANEW}." in text for text in chat.texts()))
+
+
+def of_consent(made: list[Consent]) -> ConversationEnd:
+    """Ends a conversation as the toolbox does, with the last one of `made`."""
+
+    async def end(session_key: str, session_id: str, reason: str) -> None:
+        await made[-1].end_scope(session_key, reason)
+
+    return end
+
+
+async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
+    """Whoever comes back after the idle time finds a conversation in which nothing is allowed beforehand."""
+    chat, made = MemoryPlatform(), list[Consent]()
+
+    def ends(approvals: Approvals) -> ConversationEnd:
+        made.append(Consent(approvals, home="/", shown=str))
+        return of_consent(made)
+
+    settings = PlatformSettings(allow_all=True, reset=ResetSettings(mode="idle", idle_minutes=60))
+    agent = scripted()
+    async with open_world(agent, Member(chat, settings), ends=ends) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        key = agent.turns[0].context.session_key
+        made[0].set_bypass(key, True)
+        await world.store.grant("deletion", scope=key)
+        await trio.sleep(0.5 * HOUR)
+        await chat.say("two")
+        await chat.wait_sent(2)
+        assert made[0].bypassed(key)
+        await trio.sleep(2 * HOUR)
+        await chat.say("three")
+        await chat.wait_sent(3)
+        assert not made[0].bypassed(key)
+        assert await world.store.granted(key) == frozenset()
+    assert agent.turns[1].context.session_id != agent.turns[2].context.session_id
+
+
+async def test_a_question_of_the_new_conversation_is_not_refused_for_the_old_ones_sake(virtual_clock: object) -> None:
+    """Stopping the old one's background work takes a while; what was queued goes on meanwhile, and may ask."""
+    chat, worlds = MemoryPlatform(), list[World]()
+
+    async def slow_to_stop(job: Job) -> None:
+        job.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(20)
+
+    async def starts(turn: Turn) -> str:
+        await turn.core.supervisor.start(JobSpec(kind="test", title="slow", run=slow_to_stop), turn.owner)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_world(scripted(starts, asks(lambda: worlds[0])), chat) as world, trio.open_nursery() as nursery:
+        worlds.append(world)
+        await chat.say("one")
+        await chat.say("two")
+        await trio.sleep(1)
+        nursery.start_soon(chat.say, "/new")
+        (question,) = await chat.wait_sent(1)
+        assert "Approval needed" in question.text
+        await trio.sleep(30)
+        (waiting,) = await world.store.list_approvals()
+        await world.approvals.answer(waiting.scope, ApprovalChoice.ONCE)
+        await chat.until(lambda: "allowed" in chat.texts())
+
+
+async def test_new_is_done_as_a_whole_or_not_at_all(virtual_clock: object) -> None:
+    """Whoever brings the command may be cancelled in the middle: then there is no new session that keeps what the old one had."""
+    chat, ended = MemoryPlatform(), list[str]()
+    impatient = trio.CancelScope()
+
+    def ends(approvals: Approvals) -> ConversationEnd:
+        async def end(session_key: str, session_id: str, reason: str) -> None:
+            impatient.cancel()
+            await trio.sleep(1)
+            ended.append(session_id)
+
+        return end
+
+    async with open_world(scripted(), chat, ends=ends) as world:
+        await chat.say("one")
+        await chat.wait_sent(1)
+        (old,) = await world.store.list_sessions(source="memory")
+        with impatient:
+            await chat.say("/new")
+        assert ended == [old.id]
