@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +19,7 @@ import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hermes_trio.command_options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
@@ -42,6 +43,8 @@ JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="Print J
 
 PAGE: Final = 1_000
 PRUNE_BATCH: Final = 200
+GAP: Final = 2
+"""Blanks of a table for each of its columns."""
 
 
 def mount(app: cyclopts.App) -> None:
@@ -109,6 +112,32 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def _print_table(columns: Mapping[str, int | None], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
+    """Each column with the width down to which it may be folded; None for one that stays whole, because people copy from it.
+
+    On a terminal that is too narrow for that, columns are left out from the end; if two are still too many, the terminal wraps the lines. A pipe has
+    no width: there, a row is a line.
+    """
+    cells = [[Text(" ".join(value.split())) for value in row] for row in rows]
+    full = [max([len(name), *(row[place].cell_len for row in cells)]) for place, name in enumerate(columns)]
+    widths = [most if least is None else min(least, most) for least, most in zip(columns.values(), full, strict=True)]
+    console = Console(width=None if sys.stdout.isatty() else sum(full) + GAP * len(full))
+    while len(widths) > 2 and sum(widths) + GAP * len(widths) > console.width:
+        widths.pop()
+    spare = max(0, console.width - sum(widths) - GAP * len(widths))
+    for place in sorted(range(len(widths)), key=lambda place: full[place] - widths[place]):
+        more = min(spare, full[place] - widths[place])
+        widths[place] += more
+        spare -= more
+    console.width = sum(widths) + GAP * len(widths)
+    table = Table(box=None, show_header=header)
+    for name, width in zip(columns, widths, strict=False):
+        table.add_column(name, overflow="fold", width=width, justify="right" if name == "messages" else "left")
+    for row in cells:
+        table.add_row(*row[: len(widths)])
+    console.print(table)
+
+
 def _session(db: Database, session_id: str) -> SessionRecord:
     found = get_session(db, session_id)
     if found is None:
@@ -140,20 +169,21 @@ def list_command(
     if as_json:
         _print_json(found)
         return
-    table = Table(box=None)
-    for name in ("id", "source", "last active", "ended", "reason", "messages", "title"):
-        table.add_column(name, overflow="fold", justify="right" if name == "messages" else "left")
-    for session in found:
-        table.add_row(
-            session.id,
-            session.source,
-            _when(session.last_active),
-            _when(session.ended_at),
-            session.end_reason or "",
-            str(session.message_count),
-            session.label[:60],
-        )
-    Console().print(table)
+    _print_table(
+        {"id": None, "title": 10, "last active": 10, "messages": 8, "source": 6, "ended": 10, "reason": 6},
+        [
+            (
+                session.id,
+                session.label[:60],
+                _when(session.last_active),
+                str(session.message_count),
+                session.source,
+                _when(session.ended_at),
+                session.end_reason or "",
+            )
+            for session in found
+        ],
+    )
 
 
 @sessions.command(name="show")
@@ -174,13 +204,13 @@ def show_command(
     if as_json:
         _print_json({"session": session, "messages": last})
         return
+    facts = [
+        (field, _when(value) if field.endswith(("_at", "_active")) else str(getattr(value, "value", value)))
+        for field, value in msgspec.structs.asdict(session).items()
+        if value not in (None, "", 0, False)
+    ]
+    _print_table({"field": None, "value": None}, facts, header=False)
     console = Console()
-    facts = Table(box=None, show_header=False)
-    for field, value in msgspec.structs.asdict(session).items():
-        if value not in (None, "", 0, False):
-            text = _when(value) if field.endswith(("_at", "_active")) else getattr(value, "value", value)
-            facts.add_row(field, str(text))
-    console.print(facts)
     for message in last:
         console.rule(f"{message['role']} · {_when(message['timestamp'])}", align="left")
         console.print(message["text"] or str(message.get("tool_calls", "")), markup=False, highlight=False)
@@ -230,12 +260,10 @@ def search_command(
     if as_json:
         _print_json(hits)
         return
-    table = Table(box=None)
-    for name in ("session", "when", "role", "match"):
-        table.add_column(name, overflow="fold")
-    for hit in hits:
-        table.add_row(hit.session_id, _when(hit.timestamp), hit.role, " ".join(hit.snippet.split()))
-    Console().print(table)
+    _print_table(
+        {"session": None, "match": 16, "when": 10, "role": 9},
+        [(hit.session_id, hit.snippet, _when(hit.timestamp), hit.role) for hit in hits],
+    )
 
 
 def _index_if_nobody_else_does(path: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,71 @@ def test_list_shows_sessions_and_selects(command: Run) -> None:
     assert len(json.loads(command("sessions", "list", "--children", "--json"))) == 3
     assert [s["id"] for s in json.loads(command("sessions", "list", "--open", "--json"))] == ["new"]
     assert [s["id"] for s in json.loads(command("sessions", "list", "--source", "telegram", "--json"))] == ["old"]
+
+
+RUN = "run_0123456789abcdef0123456789abcdef"
+CHAT = "agent:main:" + "x" * 100
+
+
+async def fill_with_long_ids(path: Path) -> None:
+    """A session with an id of the usual length, one with a longer id than any terminal is wide; their texts look like markup."""
+    async with open_store(path, maintenance=False) as store:
+        for session_id in (RUN, CHAT):
+            await store.create_session(
+                NewSession(id=session_id, source="api_server", title=f"[/title] {session_id[:60]}")
+            )
+            await store.append_messages(session_id, [Message(role="user", content="walrus [/x] " + "word " * 40)])
+
+
+@pytest.mark.parametrize("columns", [10, 40, 80, 120, 300])
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_ids_stay_whole(
+    home: Path, command: Run, monkeypatch: pytest.MonkeyPatch, columns: int, terminal: bool
+) -> None:
+    """An id can be copied from one line in any width; other columns are folded or left out. In a pipe a row is a line."""
+    trio.run(fill_with_long_ids, home / "state.db")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    if terminal:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    listed = command("sessions", "list").splitlines()
+    found = command("sessions", "search", "walrus").splitlines()
+    shown = command("sessions", "show", CHAT, "--messages", "0").splitlines()
+
+    for session_id in (RUN, CHAT):
+        for lines in (listed, found):
+            assert [line.split()[0] for line in lines if line.startswith(f" {session_id} ")] == [session_id]
+    assert any(line.split()[1:] == [CHAT] for line in shown)
+    if not terminal:
+        assert (len(listed), len(found)) == (1 + 4, 1 + 2)
+
+
+@pytest.mark.parametrize("words", [("list",), ("search", "walrus")])
+def test_a_table_fits_an_ordinary_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+) -> None:
+    """With ids of the usual length no line is longer than 80 columns."""
+
+    async def fill_with_a_run() -> None:
+        async with open_store(tmp_path / "state.db", maintenance=False) as store:
+            await store.create_session(NewSession(id=RUN, source="api_server", title="A title that is rather long"))
+            await store.append_messages(RUN, [Message(role="user", content="walrus " + "word " * 40)])
+
+    trio.run(fill_with_a_run)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    app = cyclopts.App()
+    mount(app)
+    app(["sessions", *words, "--home", str(tmp_path)], exit_on_error=False, result_action="return_value")
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+    assert RUN in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
 
 
 def test_show_prints_the_last_messages_literally(command: Run) -> None:
