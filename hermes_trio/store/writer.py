@@ -17,6 +17,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -120,14 +121,11 @@ class ThreadWorker:
             await trio.to_thread.run_sync(self._thread.join)
 
     def _run(self) -> None:
-        with self._theirs as bell:
+        with self._theirs as bell, suppress(OSError):  # closed under it: nobody waits any more
             while bell.recv(1):
                 assert self._work is not None
                 self._result = outcome.capture(self._work)
-                try:
-                    bell.send(b"\0")
-                except OSError:  # nobody waits any more: the loop has ended
-                    return
+                bell.send(b"\0")
 
     def start(self, work: Callable[[], Any], /) -> None:
         """Begin `work` in the thread."""
@@ -189,7 +187,7 @@ class Writer:
         self._sleeper: trio.lowlevel.Task | None = None
         """The writer's task, while there is nothing for it to do."""
         self._orphaned: bool = False
-        """A commit is under way whose caller has left: the writer waits for its end."""
+        """Work is under way in the worker whose caller has left: the writer waits for its end."""
         self._closing: bool = False
         self._ended: bool = False
         self._verbs: int = 0
@@ -208,13 +206,13 @@ class Writer:
         Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._calm and self._sleeper is not None and not self._queue and weight is Weight.LIGHT:
+        calm = self._calm and (self._verbs + 1) % CALM_VERBS and not self._queue and self._sleeper is not None
+        if calm and weight is Weight.LIGHT:
             if not self._at_once:
                 return await self._write_alone(verb, args)
-            if (self._verbs + 1) % CALM_VERBS:
-                self._verbs += 1
-                self._commits += 1
-                return run_now(self._db, self._path, verb, *args)
+            self._verbs += 1
+            self._commits += 1
+            return run_now(self._db, self._path, verb, *args)
         while len(self._queue) >= QUEUE_LIMIT and not self._ended:
             await self._room.park()
         call = self._enqueue(verb, args, weight)
@@ -232,21 +230,16 @@ class Writer:
 
         A caller that is cancelled leaves the end of its commit to the writer.
         """
-        db, worker = self._db, self._worker
+        db = self._db
         sleeper, self._sleeper = self._sleeper, None
         try:
             await self._begin()
             value = verb(db, *args)
             if not db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
-            worker.start(self._commit)
-            await worker.over()
-            worker.take()
-        except trio.Cancelled:
-            self._orphaned = True
-            raise
-        except Exception as error:
-            if db.in_transaction:
+            await self._do(self._commit)
+        except BaseException as error:
+            if not self._orphaned and db.in_transaction:
                 self._roll_back()
             if isinstance(error, apsw.Error):
                 raise translate(error, self._path) from error
@@ -308,7 +301,11 @@ class Writer:
 
     async def _do(self, work: Callable[[], Any]) -> Any:
         self._worker.start(work)
-        await self._worker.over()
+        try:
+            await self._worker.over()
+        except BaseException:  # cancelled, or Ctrl-C, which the main task gets wherever it waits
+            self._orphaned = True
+            raise
         return self._worker.take()
 
     async def _one_batch(self) -> None:
@@ -328,13 +325,12 @@ class Writer:
             self._room.unpark_all()
 
     async def _end_orphan(self) -> None:
-        """Wait for the commit whose caller has left; that it failed has nobody to be told."""
-        try:
+        """Wait for the work whose caller has left; that it failed has nobody to be told. A transaction that it leaves open is nobody's."""
+        with suppress(Exception):
             await self._worker.over()
             self._worker.take()
-        except Exception:
-            if self._db.in_transaction:
-                await self._do(self._roll_back)
+        if self._db.in_transaction:
+            await self._do(self._roll_back)
         self._orphaned = False
 
     def _settle(self, call: _Call) -> None:
