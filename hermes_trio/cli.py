@@ -64,18 +64,14 @@ def main() -> None:
 
 def _for_people() -> tuple[type[Exception], ...]:
     """The errors whose text is all that the person at the terminal needs. Imported only when there is one."""
-    from hermes_trio.adapters.settings import SettingsError as AdapterSettingsError
     from hermes_trio.agent.models.routes import InvalidRoute
     from hermes_trio.command_options import CommandFailed
-    from hermes_trio.config import ConfigError
     from hermes_trio.http.auth import UnsafeKey
     from hermes_trio.runtime.errors import RuntimeProblem
-    from hermes_trio.tools.settings import SettingsError
+    from hermes_trio.tables import SettingsError
 
     return (
-        AdapterSettingsError,
         CommandFailed,
-        ConfigError,
         InvalidRoute,
         OSError,
         RuntimeProblem,

@@ -6,8 +6,6 @@ what stands there and what would be accepted. Sections that belong to other part
 
 from __future__ import annotations
 
-import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
@@ -16,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.tables import SettingsError, explain, near
 
 __all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config"]
 
@@ -25,7 +24,7 @@ DATABASE_NAME: Final = "state.db"
 Table = dict[str, Any]
 
 
-class ConfigError(ValueError):
+class ConfigError(SettingsError):
     """A configuration that cannot be used; the text names the key and the accepted values."""
 
 
@@ -134,7 +133,7 @@ def load_config(
     for name in tables:
         if name not in SECTIONS:
             raise ConfigError(
-                f"{file}: [{name}] is not a section{_near(name, SECTIONS)}; sections are {', '.join(SECTIONS)}"
+                f"{file}: [{name}] is not a section{near(name, SECTIONS)}; sections are {', '.join(SECTIONS)}"
             )
     where = {f"server.{key}": f"{file}: server.{key}" for key in _table(tables, "server", file)}
     section = _from_environment(environment, where)
@@ -149,7 +148,11 @@ def load_config(
             {**tables, "home": home, "path": file if file.exists() else None}, Config, strict=True, dec_hook=_path
         )
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(error, tables, file, where)) from None
+
+        def named(place: str) -> str:
+            return where.get(place, f"{file}: {place}")
+
+        raise ConfigError(explain(error, tables, Config, named, secret=("server.key",))) from None
     return msgspec.structs.replace(config, environment=dict(environment))
 
 
@@ -199,63 +202,3 @@ def _from_environment(environment: Mapping[str, str], where: dict[str, str]) -> 
         else:
             section[key] = text
     return section
-
-
-# -- errors ----------------------------------------------------------------------------------------------------------------------
-
-_PLACE: Final = re.compile(r"^(?P<problem>.*?)(?: - at `\$\.?(?P<place>[^`]*)`)?$", re.DOTALL)
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
-
-
-def _explain(error: msgspec.ValidationError, tables: Mapping[str, Any], file: Path, where: Mapping[str, str]) -> str:
-    match = _PLACE.match(str(error))
-    assert match is not None
-    problem, place = match["problem"], match["place"] or ""
-    unknown = _UNKNOWN.match(problem)
-    if unknown is not None:
-        known = _fields(place)
-        return f"{file}: {place}.{unknown['field']} is not a setting{_near(unknown['field'], known)}; [{place}] takes {', '.join(known)}"
-    value: Any = tables
-    for part in re.split(r"[.\[\]]+", place.strip("]")):
-        value = value.get(part) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    shown = "" if place == "server.key" or value is None or isinstance(value, dict) else f" is {value!r}:"
-    accepted = _accepted(place)
-    return f"{where.get(place, f'{file}: {place}')}{shown} {problem[0].lower()}{problem[1:]}{accepted}"
-
-
-def _fields(section: str) -> tuple[str, ...]:
-    kind = typing.get_type_hints(Config).get(section)
-    return tuple(getattr(kind, "__struct_fields__", ())) or SECTIONS
-
-
-def _accepted(place: str) -> str:
-    """What a key takes, in words, from its type."""
-    section, _, key = place.partition(".")
-    kind = typing.get_type_hints(Config).get(section)
-    hints = typing.get_type_hints(kind, include_extras=True) if hasattr(kind, "__struct_fields__") else {}
-    hint = hints.get(key)
-    if hint is None:
-        return ""
-    if typing.get_origin(hint) is Literal:
-        return f"; accepted are {', '.join(map(str, typing.get_args(hint)))}"
-    words: list[str] = []
-    if typing.get_origin(hint) is Annotated:
-        base, *metas = typing.get_args(hint)
-        for meta in metas:
-            if isinstance(meta, Meta):
-                words += [
-                    f"{word} {bound:g}"
-                    for word, bound in (("from", meta.ge), ("above", meta.gt), ("up to", meta.le), ("below", meta.lt))
-                    if bound is not None
-                ]
-        hint = base
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    name = names.get(hint, "a list of texts" if typing.get_origin(hint) is list else "")
-    return f"; accepted is {' '.join([name, *words])}" if name else ""
-
-
-def _near(name: str, known: typing.Iterable[str]) -> str:
-    import difflib  # only for an error
-
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -16,7 +16,7 @@ import msgspec
 
 from hermes_trio.adapters.assembly import build_assembly
 from hermes_trio.adapters.cron_jobs import changed_job, job_view, new_job
-from hermes_trio.adapters.settings import CronSettings, read_settings
+from hermes_trio.adapters.settings import CronSettings
 from hermes_trio.command_options import CommandFailed
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.http.auth import KEY_FILE
@@ -31,6 +31,7 @@ from hermes_trio.store.records import AllowedUser, OutboxRow, OutboxState, Pairi
 from hermes_trio.store.rows import Database
 from hermes_trio.store.schema import VERSION, version_of
 from hermes_trio.store.writer import run_now
+from hermes_trio.tables import read_table
 
 __all__ = ["CronClient", "Rows", "open_cron", "open_rows"]
 
@@ -98,7 +99,7 @@ class _JobsInStore:
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
-        self._settings = read_settings(CronSettings, config.cron, "cron")
+        self._settings = read_table(config.cron, CronSettings, "cron")
         tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
         assembly = build_assembly(tables, environment=config.environment, host=config.server.host)
         self._platforms = assembly.directory.platforms

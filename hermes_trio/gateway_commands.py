@@ -83,11 +83,12 @@ async def chat(
     from hermes_trio.adapters.cli.lines import PipedLines, PromptLines
     from hermes_trio.adapters.cli.screen import Screen
     from hermes_trio.adapters.directory import Member
-    from hermes_trio.adapters.settings import CliSettings, PlatformSettings, read_settings
+    from hermes_trio.adapters.settings import CliSettings, PlatformSettings
     from hermes_trio.host import open_host
+    from hermes_trio.tables import read_table
 
     settings = _configuration(home, config)
-    own = read_settings(CliSettings, settings.cli, "cli")
+    own = read_table(settings.cli, CliSettings, "cli")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     interactive = not plain and sys.stdin.isatty() and sys.stdout.isatty()
     _quiet()

@@ -27,8 +27,9 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Retention, open_store
 from hermes_trio.store.port import Store
+from hermes_trio.tables import read_table
 from hermes_trio.tools.mcp import McpSettings
-from hermes_trio.tools.settings import ToolSettings, read_table
+from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import Toolbox, open_toolbox
 
 __all__ = ["AgentTable", "Host", "build_agent", "open_host", "retention_of"]

@@ -15,13 +15,14 @@ import msgspec
 
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.runtime import Runtime, Stage
+from hermes_trio.tables import read_table
 
 from .cron import CronScheduler
 from .desk import ConversationEnd
 from .directory import Directory, Member
 from .gateway import MessageGateway
 from .outbox import Senders
-from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings, read_settings
+from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
 
 if TYPE_CHECKING:
     from .webhook import WebhookFrontDoor
@@ -156,8 +157,8 @@ def build_assembly(
         built.append(comments)
     return AdapterAssembly(
         built,
-        webhook=read_settings(WebhookSettings, tables.get("webhook", {}), "webhook"),
-        cron=read_settings(CronSettings, tables.get("cron", {}), "cron"),
+        webhook=read_table(tables.get("webhook", {}), WebhookSettings, "webhook"),
+        cron=read_table(tables.get("cron", {}), CronSettings, "cron"),
         host=host,
         environment=environment,
         home=home,

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from .settings import PlatformSettings, SettingsError, split_settings
+from hermes_trio.tables import SettingsError
+
+from .settings import PlatformSettings, split_settings
 from .wire.errors import PlatformError, require_token
 
 __all__ = ["check_addresses", "complete_table", "is_configured", "read_platform", "required_token"]

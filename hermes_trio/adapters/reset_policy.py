@@ -11,7 +11,9 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Final
 
-from .settings import PlatformSettings, ResetSettings, SettingsError
+from hermes_trio.tables import SettingsError
+
+from .settings import PlatformSettings, ResetSettings
 
 __all__ = ["ResetReason", "check_reset", "policy_for", "reset_reason"]
 

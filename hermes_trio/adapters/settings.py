@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from hermes_trio.tables import SettingsError, near, read_table
+
 from .session_keys import Isolation
 from .targets import Address
 
@@ -23,19 +25,13 @@ __all__ = [
     "PlatformSettings",
     "ResetSettings",
     "RouteSettings",
-    "SettingsError",
     "WebhookSettings",
-    "read_settings",
     "split_settings",
 ]
 
 Seconds = Annotated[float, Meta(gt=0)]
 Positive = Annotated[int, Meta(ge=1)]
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class SettingsError(ValueError):
-    """A table that cannot be used; the text names the key and what would be accepted."""
 
 
 class ResetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,37 +156,14 @@ class CliSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _SHARED: Final = frozenset(PlatformSettings.__struct_fields__)
 
 
-def read_settings(kind: type[S], table: Mapping[str, Any], where: str) -> S:
-    """A table as settings; `where` is how the table is called in the configuration file."""
-    _no_strangers(kind, table, where)
-    try:
-        return msgspec.convert(dict(table), kind)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$")
-        key = f"{where}{path.rstrip('`')}" if path else where
-        raise SettingsError(f"[{key}]: {reason}") from None
-
-
 def split_settings(table: Mapping[str, Any], where: str, own: type[S]) -> tuple[PlatformSettings, S]:
     """The shared settings of a chat platform, and its own, which are what is left."""
     shared = {name: value for name, value in table.items() if name in _SHARED}
     rest = {name: value for name, value in table.items() if name not in _SHARED}
-    known = [*own.__struct_fields__, *_SHARED]
+    known = sorted([*own.__struct_fields__, *_SHARED])
     for name in rest:
         if name not in own.__struct_fields__:
-            raise SettingsError(_stranger(name, known, where))
-    return read_settings(PlatformSettings, shared, where), read_settings(own, rest, where)
-
-
-def _no_strangers(kind: type[msgspec.Struct], table: Mapping[str, Any], where: str) -> None:
-    for name in table:
-        if name not in kind.__struct_fields__:
-            raise SettingsError(_stranger(name, list(kind.__struct_fields__), where))
-
-
-def _stranger(name: str, known: list[str], where: str) -> str:
-    import difflib  # only for an error
-
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"[{where}]: {name} is not a setting here{hint}; settings are {', '.join(sorted(known))}"
+            raise SettingsError(
+                f"{where}.{name} is not a setting{near(name, known)}; [{where}] takes {', '.join(known)}"
+            )
+    return read_table(shared, PlatformSettings, where), read_table(rest, own, where)

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from hermes_trio.store.errors import StoreError
+from hermes_trio.tables import SettingsError
 
 from .contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
 from .directory import Member
@@ -24,7 +25,6 @@ from .intake import HEARD, Intake, hand_over
 from .participation import Participation
 from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
 from .recollection import Recollection
-from .settings import SettingsError
 from .slack_events import PLATFORM, PREFIX, SlackSettings, click_source, command_incoming, incoming_of
 from .slack_text import SLACK_LIMIT, UPDATE_CHARACTERS, button_blocks, escape, posted, shortened
 from .wire.backoff import Backoff

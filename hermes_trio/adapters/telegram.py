@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from hermes_trio.store.errors import StoreError
+from hermes_trio.tables import SettingsError
 
 from .chunking import TELEGRAM
 from .contract import Adapter, Button, Outgoing, SendResult
@@ -27,7 +28,6 @@ from .intake import Intake, hand_over
 from .markup import to_markdown_v2, to_plain
 from .menu import MENU
 from .platform_table import check_addresses, complete_table, is_configured, read_platform, required_token
-from .settings import SettingsError
 from .telegram_events import PLATFORM, TelegramSettings, incoming_of, source_of
 from .wire.backoff import Backoff, Reconnection
 from .wire.errors import ErrorKind, Missing, PlatformError, single_failure

@@ -12,10 +12,12 @@ from typing import Final
 
 import attrs
 
+from hermes_trio.tables import SettingsError
+
 from .directory import Directory
 from .github import GITHUB_COMMENT, comment_address
 from .one_shot import LOG
-from .settings import RouteSettings, SettingsError, WebhookSettings
+from .settings import RouteSettings, WebhookSettings
 from .targets import Address
 from .webhook_filters import Filters, WebhookEvent, parse_filters
 from .webhook_signatures import INSECURE_NO_AUTH, Rejected, insecure_allowed, secret_problem, verify

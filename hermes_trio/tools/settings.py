@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["DelegationTable", "SettingsError", "TerminalSettings", "ToolSettings", "read_table"]
+from hermes_trio.tables import read_table
+
+__all__ = ["DelegationTable", "TerminalSettings", "ToolSettings"]
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-class SettingsError(ValueError):
-    """A table of the configuration that cannot be used."""
 
 
 class TerminalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,39 +62,3 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def read(cls, table: Mapping[str, Any]) -> ToolSettings:
         """From `[tools]` of a configuration; raises `SettingsError`."""
         return read_table(table, cls, "tools")
-
-
-def read_table(table: Mapping[str, Any], kind: type[S], where: str) -> S:
-    """A table as `kind`; a mistake is a `SettingsError` that starts with the key's full name."""
-    try:
-        return msgspec.convert(dict(table), kind)
-    except msgspec.ValidationError as error:
-        raise SettingsError(_explain(error, table, kind, where)) from None
-
-
-_UNKNOWN: Final = "Object contains unknown field `"
-
-
-def _explain(error: msgspec.ValidationError, table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> str:
-    problem, _, place = str(error).partition(" - at `$")
-    path = place.rstrip("`").strip(".")
-    full = f"{where}.{path}" if path else where
-    if problem.startswith(_UNKNOWN):
-        name = problem.removeprefix(_UNKNOWN).rstrip("`")
-        known = _fields(kind, path)
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"{full}.{name} is not a setting{hint}; [{full}] takes {', '.join(known)}"
-    value: Any = table
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    shown = f" is {value!r}" if isinstance(value, str | int | float | bool) else ""
-    return f"{full}{shown}: {problem[:1].lower()}{problem[1:]}"
-
-
-def _fields(kind: type[msgspec.Struct], path: str) -> tuple[str, ...]:
-    for part in filter(None, path.split(".")):
-        inner = next((field.type for field in msgspec.structs.fields(kind) if field.encode_name == part), None)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            kind = inner
-    return tuple(kind.__struct_fields__)

@@ -13,7 +13,7 @@ from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
 from hermes_trio.adapters.directory import Member
 from hermes_trio.adapters.discord import DiscordAdapter, discord_member
 from hermes_trio.adapters.menu import MENU
-from hermes_trio.adapters.settings import SettingsError
+from hermes_trio.tables import SettingsError
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, open_fake_discord
 
 from .harness import World, asks, scripted, works

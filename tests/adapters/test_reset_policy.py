@@ -10,7 +10,8 @@ import trio
 
 from hermes_trio.adapters.directory import Member
 from hermes_trio.adapters.reset_policy import ResetReason, policy_for, reset_reason
-from hermes_trio.adapters.settings import PlatformSettings, ResetSettings, SettingsError, read_settings
+from hermes_trio.adapters.settings import PlatformSettings, ResetSettings
+from hermes_trio.tables import SettingsError, read_table
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import open_world, scripted, starts_job
@@ -39,9 +40,9 @@ def at(text: str) -> float:
 )
 def test_the_policies(policy: ResetSettings, last: str, now: str, reason: ResetReason | None) -> None:
     """Idle time, the hour of the day in its time zone (also where the clock skips it), both, or never."""
-    zoned = read_settings(
-        ResetSettings,
+    zoned = read_table(
         {**{name: getattr(policy, name) for name in policy.__struct_fields__}, "timezone": "Europe/Berlin"},
+        ResetSettings,
         "x",
     )
     assert reset_reason(zoned, last_active=at(last), now=at(now)) is reason

@@ -18,14 +18,9 @@ from hermes_trio.adapters.contract import ErrorKind, PlatformError
 from hermes_trio.adapters.desk import Desk
 from hermes_trio.adapters.directory import Directory, Member
 from hermes_trio.adapters.outbox import Senders
-from hermes_trio.adapters.settings import (
-    HomeChannel,
-    PlatformSettings,
-    SettingsError,
-    WebhookSettings,
-    read_settings,
-)
+from hermes_trio.adapters.settings import HomeChannel, PlatformSettings, WebhookSettings
 from hermes_trio.adapters.webhook import WEBHOOK_COMPLETE, WebhookFrontDoor
+from hermes_trio.tables import SettingsError, read_table
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, memory_store, open_world, scripted, starts_job, works
@@ -68,8 +63,8 @@ async def open_hooks(
 ) -> AsyncIterator[Hooked]:
     """A gateway with one platform in memory and these routes."""
     chat = MemoryPlatform() if chat is None else chat
-    settings = read_settings(
-        WebhookSettings, {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, "webhook"
+    settings = read_table(
+        {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, WebhookSettings, "webhook"
     )
     async with open_world(agent, Member(chat, HOME), path=path, runtime_settings=runtime_settings) as world:
         door = WebhookFrontDoor(world.gateway.desk, settings, host=host, home=path.parent if path else None)
@@ -355,6 +350,6 @@ async def test_a_route_that_must_not_be_served_is_refused_at_start(
         with pytest.raises(SettingsError, match=message):
             WebhookFrontDoor(
                 Desk(stub, directory, Senders([]), None),
-                read_settings(WebhookSettings, {"secret": secret, "routes": routes}, "webhook"),
+                read_table({"secret": secret, "routes": routes}, WebhookSettings, "webhook"),
                 host=host,
             )

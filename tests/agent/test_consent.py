@@ -14,8 +14,8 @@ from hermes_trio.agent.consent import Consent, ConsentSettings, Decision, Mode, 
 from hermes_trio.agent.guard import Category, Finding, Verdict
 from hermes_trio.agent.model import ErrorKind, ModelError
 from hermes_trio.store.records import ApprovalChoice
+from hermes_trio.tables import SettingsError, read_table
 from hermes_trio.tools.output import mask_secrets
-from hermes_trio.tools.settings import SettingsError, read_table
 from tests.tools.bench_of_tools import Bench, call, open_bench
 
 from .scripted import ScriptedModel

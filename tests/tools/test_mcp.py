@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
+from hermes_trio.tables import SettingsError
 from hermes_trio.tools.mcp import LinkState, McpSettings
-from hermes_trio.tools.settings import SettingsError
 
 from .bench_of_tools import Bench, call, gone, open_bench, until
 

@@ -11,9 +11,10 @@ import trio
 
 from hermes_trio import SessionContext, Turn
 from hermes_trio.runtime.outcome import JobState
+from hermes_trio.tables import SettingsError
 from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.registry import tool
-from hermes_trio.tools.settings import SettingsError, ToolSettings
+from hermes_trio.tools.settings import ToolSettings
 
 from .bench_of_tools import Bench, call, gone, open_bench, open_demo, tool_results, until
 

@@ -2,7 +2,7 @@
 
 `WireStream` is the receive channel of a call and the only owner of its connection. It has no task of its own:
 whoever receives drives the socket, so back pressure, cancellation and errors need no plumbing. A call is repeated
-only while none of its events has been seen. What differs between providers is a `Wire`: how a request is written
+only while none of its events has been seen. What differs between providers is a `WireModel`: how a request is written
 and how the events of the answer are read.
 """
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.tools.settings import SettingsError, read_table
+from hermes_trio.tables import SettingsError, read_table
 
 __all__ = ["McpServer", "McpSettings"]
 
