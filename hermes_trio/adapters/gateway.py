@@ -122,11 +122,21 @@ class MessageGateway:
         return await self._previews.message_of(turn_id) if turn_id else ""
 
     def after_send(self, row: OutboxRow, result: SendResult) -> None:
-        """Note where a question was asked, and forget the preview that this reply replaced."""
+        """Note where a question was asked, or withdraw it if nobody will ever see it, and forget the preview that this reply replaced."""
         turn_id = str(row.payload.get("preview", ""))
         if turn_id:
             self._previews.forget(turn_id)
         approval_id = str(row.payload.get("approval_id", ""))
-        if approval_id and result.success:
+        if not approval_id:
+            return
+        if result.success:
             address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
             self._prompts.sent(approval_id, address, result.message_id, row.text)
+        elif self.desk.approvals is not None:
+            self.desk.approvals.withdraw(approval_id, unsent_question(row, result))
+
+
+def unsent_question(row: OutboxRow, result: SendResult) -> str:
+    """Why a question was withdrawn, for the agent: nobody refused it, nobody has seen it."""
+    why = result.error or "it gave no reason"
+    return f"the question could not be sent to {row.platform}, so that nobody was asked ({why})"

@@ -73,7 +73,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a question. `reason` is for the model: why not, or the words of whoever refused."""
+    """What came of a question. `reason` is for the model: why not, or the words of whoever refused. Without `asked`, nobody has seen it."""
 
     allowed: bool
     choice: ApprovalChoice | None = None
@@ -165,7 +165,7 @@ class Approvals:
             waiter.shown = True
         except Exception:
             logger.exception("approval %s could not be shown to anybody", id)
-            waiter.refuse(NOT_SHOWN)
+            waiter.refuse(NOT_SHOWN, asked=False)
 
     async def _expire(self, id: str, waiter: _Waiter, reason: str) -> None:
         """End a question that has no answer. If somebody was faster, what the row says is what happened."""
@@ -215,11 +215,14 @@ class Approvals:
         return waiting if everything else waiting[:1]
 
     def withdraw(self, approval_id: str, reason: str = "") -> bool:
-        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting."""
+        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting.
+
+        The reason is for the agent: nobody has said no, so that it must not be told that somebody did.
+        """
         waiter = self._waiters.get(approval_id)
         if waiter is None:
             return False
-        waiter.refuse(reason or NOT_SHOWN)
+        waiter.refuse(reason or NOT_SHOWN, asked=False)
         return True
 
     async def pending(self, scope: str) -> Sequence[Approval]:
@@ -244,6 +247,7 @@ class _Waiter:
         self.over = trio.Event()
         self.answer: Approval | None = None
         self.refused = ""
+        self.asked = True
         self.shown = False
 
     def take(self, approval: Approval) -> None:
@@ -253,10 +257,11 @@ class _Waiter:
         choice = "" if approval.choice is None else approval.choice.value
         self.conclude({"event": "approval.responded", "approval_id": approval.id, "choice": choice, "resolved": 1})
 
-    def refuse(self, reason: str) -> None:
-        """Nobody will answer."""
+    def refuse(self, reason: str, *, asked: bool = True) -> None:
+        """Nobody will answer; without `asked`, because nobody has seen the question."""
         if not self.over.is_set():
             self.refused = reason
+            self.asked = asked
             self.over.set()
 
     def conclude(self, event: Mapping[str, Any]) -> None:
@@ -277,7 +282,7 @@ def _answer(waiter: _Waiter, id: str, seconds: float) -> Answer:
     approval = waiter.answer
     if approval is None:
         if waiter.refused:
-            return Answer(allowed=False, approval_id=id, reason=waiter.refused)
+            return Answer(allowed=False, approval_id=id, reason=waiter.refused, asked=waiter.asked)
         return Answer(
             allowed=False,
             approval_id=id,

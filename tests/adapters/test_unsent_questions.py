@@ -1,0 +1,121 @@
+"""A question that its platform does not take is withdrawn: the turn goes on at once, and the agent hears that nobody was asked."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from hermes_trio import Turn
+from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.adapters.telegram import telegram_member
+from hermes_trio.agent.approvals import Answer, Question
+from hermes_trio.store.records import ApprovalState
+from hermes_trio.testing.memory_platform import MemoryPlatform
+from hermes_trio.testing.platforms import open_fake_telegram
+
+from .harness import World, asks, open_world, scripted
+from .platform_bench import open_bench
+
+DAY = 86_400.0
+
+
+def refuses_questions(kind: ErrorKind, permanent: bool | None = None) -> MemoryPlatform:
+    """A chat that takes everything but messages with buttons."""
+    chat = MemoryPlatform()
+
+    def refuses(message: Outgoing) -> PlatformError | None:
+        return PlatformError(kind, "no buttons here", permanent=permanent) if message.buttons else None
+
+    chat.refuses = refuses
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("kind", "permanent"),
+    [
+        pytest.param(ErrorKind.FORBIDDEN, None, id="refused for good"),
+        pytest.param(ErrorKind.BAD_FORMAT, None, id="refused in every form"),
+        pytest.param(ErrorKind.UNKNOWN, False, id="given up after some attempts"),
+    ],
+)
+async def test_a_question_that_is_given_up_is_withdrawn_with_the_reason(
+    virtual_clock: object, kind: ErrorKind, permanent: bool | None
+) -> None:
+    """The agent, the row and the chat are told the same: it could not be sent. Nobody waits for the time-out."""
+    chat, worlds = refuses_questions(kind, permanent), list[World]()
+    async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=DAY) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.wait_sent(2)
+        (row,) = await world.store.list_approvals(state=None)
+    reason = f"the question could not be sent to memory, so that nobody was asked ({kind.value}: no buttons here)"
+    assert (row.state, row.reason) == (ApprovalState.EXPIRED, reason)
+    assert f"refused: {reason}" in chat.texts()
+    assert f"Withdrawn: {reason}." in chat.texts()
+
+
+async def test_a_question_that_is_tried_again_still_waits_for_its_answer(virtual_clock: object) -> None:
+    """A failure that passes withdraws nothing."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    chat.send_faults.extend([PlatformError(ErrorKind.TRANSIENT, "a moment"), None])
+    async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=DAY) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.wait_sent(1)
+        await chat.say("yes")
+        await chat.wait_sent(2)
+    assert chat.texts()[-1] == "allowed"
+
+
+async def test_only_the_question_that_was_given_up_is_withdrawn(virtual_clock: object) -> None:
+    """Two questions of one turn: the other one was shown, and is answered."""
+    chat, worlds, answers = MemoryPlatform(), list[World](), dict[str, Answer]()
+    chat.refuses = lambda message: (
+        PlatformError(ErrorKind.FORBIDDEN, "not this one") if "first" in message.text and message.buttons else None
+    )
+
+    async def step(turn: Turn) -> str:
+        async def ask(command: str) -> None:
+            answers[command] = await worlds[0].approvals.ask(turn, Question(shown=command, description="deletes"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "first")
+            nursery.start_soon(ask, "second")
+        return "both are known"
+
+    async with open_world(scripted(step), chat, approval_seconds=DAY) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.until(lambda: any("second" in text for text in chat.texts()))
+        await trio.sleep(1)
+        assert list(answers) == ["first"]
+        await chat.say("yes")
+        await chat.until(lambda: "both are known" in chat.texts())
+    assert (answers["first"].allowed, answers["first"].asked, answers["first"].timed_out) == (False, False, False)
+    assert (answers["second"].allowed, answers["second"].asked) == (True, True)
+
+
+async def test_whoever_blocks_the_bot_does_not_keep_its_turn_waiting() -> None:
+    """Over the wire: the platform's refusal ends the question long before its time."""
+    ended = trio.Event()
+    answers: list[Answer] = []
+    worlds: list[World] = []
+    async with open_fake_telegram() as fake:
+
+        async def agent(turn: Turn) -> str:
+            fake.forbid(42)
+            answers.append(await worlds[0].approvals.ask(turn, Question(shown="rm -rf x", description="deletes")))
+            ended.set()
+            return "done"
+
+        table = {"token": fake.token, "base_url": fake.base_url, "poll_seconds": 1, "allow_all": True}
+        member = telegram_member(table, {})
+        assert member is not None
+        async with open_bench(member, agent) as world:
+            worlds.append(world)
+            fake.say("delete it")
+            with trio.fail_after(10):
+                await ended.wait()
+    assert (answers[0].allowed, answers[0].asked, answers[0].timed_out) == (False, False, False)
+    assert "the question could not be sent to telegram" in answers[0].reason
+    assert "bot was blocked by the user" in answers[0].reason
