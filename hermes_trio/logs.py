@@ -24,6 +24,8 @@ _SHORTEST: Final = 8
 """Shorter values are not taken out of texts: they would be found everywhere."""
 _NOT_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has: the rest of it are the fields that the caller gave."""
+_OWN: Final = frozenset({"event", "timestamp", "level", "logger", "exception", "stack"})
+"""What this module says of every entry: a field of that name is shown with an underscore behind it."""
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
@@ -44,14 +46,31 @@ class Redactor:
         for key, value in entry.items():
             if key.lower() in _SECRET_KEYS and value:
                 entry[key] = HIDDEN
-            elif value is None or isinstance(value, (bool, int, float)):
+            elif value is None or type(value) in (bool, int, float):
                 continue
             else:
-                text = value if isinstance(value, str) else str(value)
+                text = _shown(value)
                 # A stack trace is longer than an error text may be: each of its lines is cleaned.
                 entry[key] = (
                     "\n".join(self.clean(line) for line in text.split("\n")) if "\n" in text else self.clean(text)
                 )
+
+
+def _shown(value: object) -> str:
+    """`value` as text that can be written: what goes wrong in showing it, or cannot be encoded, must not cost the entry."""
+    try:
+        text = str(value)
+    except Exception as error:
+        return f"<a {type(value).__name__} that cannot be shown: {type(error).__name__}>"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The text of a record, also of one whose arguments do not fit its format."""
+    try:
+        return record.getMessage()
+    except Exception:
+        return f"{_shown(record.msg)} (with arguments that do not fit: {_shown(record.args)})"
 
 
 def add_identity(entry: MutableMapping[str, Any]) -> None:
@@ -84,15 +103,20 @@ class EntryFormatter(logging.Formatter):
         """The fields of a record, without secrets."""
         whole, milliseconds = time.gmtime(record.created), int(record.created % 1 * 1000)
         entry: dict[str, Any] = {
-            "event": record.getMessage(),
+            "event": _message(record),
             "timestamp": f"{time.strftime('%Y-%m-%dT%H:%M:%S', whole)}.{milliseconds:03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        entry |= {name: value for name, value in vars(record).items() if name not in _NOT_FIELDS}
+        for name, value in vars(record).items():
+            if name not in _NOT_FIELDS:
+                field = _shown(name)
+                entry[f"{field}_" if field in _OWN else field] = value
         add_identity(entry)
         if record.exc_info and record.exc_info[0] is not None:
             entry["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            entry["exception"] = record.exc_text
         if record.stack_info:
             entry["stack"] = self.formatStack(record.stack_info)
         self._redactor.clean_entry(entry)
@@ -115,7 +139,7 @@ def configure_logging(
 ) -> None:
     """Send the package's logs, and warnings of everybody else, to `stream` (stderr). Calling it again replaces what it did before."""
     out = sys.stderr if stream is None else stream
-    terminal = out.isatty()
+    terminal = out is not None and out.isatty()  # there is none where the descriptor was closed before the start
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         EntryFormatter(Redactor(secrets), text=format == "text" or (format == "auto" and terminal), colours=terminal)
