@@ -23,7 +23,10 @@ PLATFORM: Final = "slack"
 PREFIX: Final = "!"
 """Slack keeps texts that begin with a slash for itself."""
 
-SAID: Final = (None, "file_share", "thread_broadcast", "bot_message")
+FILE_SHARE: Final = "file_share"
+UNNAMED_FILE: Final = "a file"
+
+SAID: Final = (None, FILE_SHARE, "thread_broadcast", "bot_message")
 """The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
 
 
@@ -64,6 +67,7 @@ def incoming_of(
         return None
     mention = f"<@{identity.user_id}>"
     text = plain_text(re.sub(rf"<@{re.escape(identity.user_id)}(\|[^>]*)?>[,:]?\s*", "", event.text))
+    text = text or _attached(event)
     if not text:
         return None
     direct = event.channel_type == "im" or (event.channel_type is None and event.channel.startswith("D"))
@@ -91,6 +95,14 @@ def incoming_of(
         or takes_part
     )
     return Incoming(source=source, text=_command_or_text(text), event_id=f"{event.channel}/{event.ts}", addressed=meant)
+
+
+def _attached(event: Event) -> str:
+    """What stands for the words of a message that has only files: their names, as far as Slack tells them."""
+    names = [one.name or one.title or UNNAMED_FILE for one in event.files or ()]
+    if not names and event.subtype == FILE_SHARE:
+        names = [UNNAMED_FILE]
+    return f"[attached: {', '.join(names)}]" if names else ""
 
 
 def _command_or_text(text: str) -> str | LiteralText:

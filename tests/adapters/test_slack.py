@@ -111,6 +111,23 @@ async def test_a_mention_opens_a_thread_in_which_nobody_must_mention_it_again(fa
     assert len(fake.messages) == 2
 
 
+async def test_files_without_words_are_named_to_the_agent(fake: FakeSlack) -> None:
+    """Whoever sends only a file gets an answer, also for one that the app may not look into; words beside a file are what was said."""
+    async with open_bench(member(fake)) as world:
+        fake.share({"id": "F1", "name": "notes.txt"}, {"id": "F2", "title": "A plan"})
+        assert (await fake.wait_for_message()).text == "echo: [attached: notes.txt, A plan]"
+        fake.share()
+        assert (await fake.wait_for_message()).text == "echo: [attached: a file]"
+        fake.share({"id": "F3", "name": "notes.txt"}, text="look at this")
+        assert (await fake.wait_for_message()).text == "echo: look at this"
+        root = fake.share({"id": "F4", "mode": "file_access"}, channel=CHANNEL, mention=True)
+        reply = await fake.wait_for_message(channel=CHANNEL)
+        fake.share({"id": "F5", "name": "aside.txt"}, channel=CHANNEL)
+        await world.idle()
+    assert (reply.text, reply.thread_ts) == ("echo: [Person U42] [attached: a file]", root)
+    assert len(fake.messages) == 4
+
+
 async def test_without_threads_the_reply_stands_in_the_channel(fake: FakeSlack) -> None:
     """`reply_in_thread = false` answers where the mention stood."""
     async with open_bench(member(fake, reply_in_thread=False)):

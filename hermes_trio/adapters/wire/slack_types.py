@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Action", "BlockActions", "Event", "EventCallback", "Identity", "SlashCommand"]
+__all__ = ["Action", "BlockActions", "Event", "EventCallback", "File", "Identity", "SlashCommand"]
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -19,6 +19,13 @@ class Identity(msgspec.Struct, frozen=True):
     user: str = ""
     team: str = ""
     url: str = ""
+
+
+class File(msgspec.Struct, frozen=True):
+    """A shared file. An app that may not look into it is told neither its name nor its title."""
+
+    name: str | None = None
+    title: str | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +40,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     ts: str | None = None
     thread_ts: str | None = None
+    files: tuple[File, ...] | None = None
 
 
 class EventCallback(msgspec.Struct, frozen=True, kw_only=True):

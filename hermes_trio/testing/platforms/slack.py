@@ -1,6 +1,6 @@
 """Slack on loopback: Web API, Socket Mode, Events API and response URLs, with their limits and error words.
 
-Tests speak for the people (`say`, `use_command`, `click`) and read what the bot did (`messages`, `calls`). Events go over Socket Mode,
+Tests speak for the people (`say`, `share`, `use_command`, `click`) and read what the bot did (`messages`, `calls`). Events go over Socket Mode,
 or to a request URL after `use_request_url`. `open_fake_slack` ends it. In one thing it is stricter than Slack: a reply to a
 thread that does not exist in that channel is refused, because it is always a mistake.
 """
@@ -179,9 +179,34 @@ class FakeSlack:
 
         A mention in a channel arrives as two events, `message` and `app_mention`, as it does from Slack.
         """
+        return self._say({}, text, user, channel, thread_ts, mention)
+
+    def share(
+        self,
+        *files: dict[str, Any],
+        text: str = "",
+        user: str = "U42",
+        channel: str | None = None,
+        thread_ts: str | None = None,
+        mention: bool = False,
+    ) -> str:
+        """A person uploads files, with or without a text. Without `files`, Slack tells the app nothing about the one that there is."""
+        shared = {"files": list(files)} if files else {"x_files": ["F1"]}
+        fields = {"subtype": "file_share", "upload": False, **shared}
+        return self._say(fields, text, user, channel, thread_ts, mention)
+
+    def _say(
+        self,
+        fields: Mapping[str, Any],
+        text: str,
+        user: str,
+        channel: str | None,
+        thread_ts: str | None,
+        mention: bool,
+    ) -> str:
         place = self._dm(user) if channel is None else self._place(channel)
-        shown = f"<@{self.bot_user_id}> {text}" if mention else text
-        message = self._message(place, {"user": user, "text": shown}, thread_ts)
+        shown = f"<@{self.bot_user_id}> {text}".strip() if mention else text
+        message = self._message(place, {"user": user, "text": shown, **fields}, thread_ts)
         self._event(message | {"channel": place.id, "channel_type": place.type, "event_ts": message["ts"]})
         if mention and place.type != "im":
             self._event(message | {"type": "app_mention", "channel": place.id, "event_ts": message["ts"]})
