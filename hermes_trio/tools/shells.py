@@ -2,7 +2,8 @@
 
 `Shells` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
 the state and writes what became of it into a private file of its own; the change, not the whole, is then merged, so commands that run side by side do not
-undo each other. State is forgotten when it was idle for long or there are too many sessions, never while a command holds a lease on it (H29).
+undo each other. State is forgotten when its session is over. It is also forgotten when it was idle for long or there are too many sessions, but then never
+while a command holds a lease on it (H29).
 """
 
 from __future__ import annotations
@@ -252,10 +253,11 @@ class Shells:
         self._of(child).cwd = self._of(parent).cwd
 
     def forget(self, session_id: str) -> None:
-        """The session is over: forget its state, unless a command still uses it."""
-        shell = self._sessions.get(session_id)
-        if shell is not None and not shell.leases:
-            del self._sessions[session_id]
+        """The session is over: whatever comes under its id afterwards starts afresh. Forgetting what is not known is harmless.
+
+        A command that still runs keeps what it was given (its lease has it), and what it leaves behind goes with the lease.
+        """
+        self._sessions.pop(session_id, None)
 
     def new_file(self) -> Path:
         """A name for the files of one command."""

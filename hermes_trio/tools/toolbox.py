@@ -55,11 +55,15 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.tools.for_turn(turn)
 
     async def end_conversation(self, session_key: str, session_id: str, reason: str) -> None:
-        """A conversation starts anew: its bypass and its grants end, and what waits for approval is refused with the reason.
+        """A conversation starts anew: its bypass and its grants end, what waits for approval is refused with the reason, and its shell is forgotten.
 
-        The bypass is over before the first await, so that no failure and no cancellation can leave it to the next session of the same key.
+        The bypass is over before the first await and the shell whatever happens, so that no failure and no cancellation can leave them to whoever comes
+        next. The shell is the last, without an await behind it: a caller that cancels the old turn at once leaves it no moment to begin another one.
         """
-        await self.consent.end_scope(session_key, reason)
+        try:
+            await self.consent.end_scope(session_key, reason)
+        finally:
+            self.shells.forget(session_id)
 
 
 @asynccontextmanager

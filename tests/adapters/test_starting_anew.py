@@ -1,4 +1,4 @@
-"""A conversation that starts anew inherits nothing: what was allowed in the old one ends with it, and what waits is refused."""
+"""A conversation that starts anew inherits nothing: what was allowed in the old one ends with it, what waits is refused, its shell is forgotten."""
 
 from __future__ import annotations
 
@@ -73,22 +73,47 @@ async def test_new_refuses_what_waits_for_approval_and_says_why(tmp_path: Path) 
         await chat.until(lambda: any(f"Withdrawn: {STARTED_ANEW}." in text for text in chat.texts()))
 
 
-def of_consent(made: list[Consent]) -> ConversationEnd:
-    """Ends a conversation as the toolbox does, with the last one of `made`."""
+async def test_new_forgets_the_shell_of_the_old_session(tmp_path: Path) -> None:
+    """Directory and variables of the old conversation are held by nobody any more, and the new one has none of them."""
+    (tmp_path / "below").mkdir()
+    async with open_chat(tmp_path) as (chat, host):
+        await chat.say("!run cd below && export KEPT=swordfish")
+        await chat.wait_sent(1)
+        await chat.say("!run pwd; echo [$KEPT]")
+        assert "[swordfish]" in (await chat.wait_sent(2))[1].text
+        assert len(host.toolbox.shells) == 1
+        await chat.say("/new")
+        assert len(host.toolbox.shells) == 0
+        await chat.say("!run pwd; echo [$KEPT]")
+        await chat.until(lambda: "[]" in chat.texts()[-1])
+        assert "below" not in chat.texts()[-1]
 
-    async def end(session_key: str, session_id: str, reason: str) -> None:
-        await made[-1].end_scope(session_key, reason)
 
-    return end
+async def test_new_forgets_the_shell_of_a_command_that_is_running(tmp_path: Path) -> None:
+    """What is stopped by `/new` does not keep its session's shell alive, in the foreground or in the background."""
+    async with open_chat(tmp_path) as (chat, host):
+        await chat.say("!bg cd /usr; sleep 1000")
+        await chat.wait_sent(1)
+        await chat.say("!run touch begun; sleep 1000")
+        with trio.fail_after(10):
+            while not (tmp_path / "begun").exists():  # noqa: ASYNC110 - only the operating system knows
+                await trio.sleep(0.01)
+        assert "nothing of it runs any more" in (await chat.say("/new")).text
+        assert (len(host.toolbox.shells), len(host.toolbox.warden.processes)) == (0, 0)
 
 
 async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
     """Whoever comes back after the idle time finds a conversation in which nothing is allowed beforehand."""
-    chat, made = MemoryPlatform(), list[Consent]()
+    chat, made, ended = MemoryPlatform(), list[Consent](), list[str]()
 
     def ends(approvals: Approvals) -> ConversationEnd:
         made.append(Consent(approvals, home="/", shown=str))
-        return of_consent(made)
+
+        async def end(session_key: str, session_id: str, reason: str) -> None:
+            ended.append(session_id)
+            await made[0].end_scope(session_key, reason)
+
+        return end
 
     settings = PlatformSettings(allow_all=True, reset=ResetSettings(mode="idle", idle_minutes=60))
     agent = scripted()
@@ -107,7 +132,8 @@ async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
         await chat.wait_sent(3)
         assert not made[0].bypassed(key)
         assert await world.store.granted(key) == frozenset()
-    assert agent.turns[1].context.session_id != agent.turns[2].context.session_id
+    assert ended == [agent.turns[1].context.session_id]
+    assert agent.turns[2].context.session_id not in ended
 
 
 async def test_a_question_of_the_new_conversation_is_not_refused_for_the_old_ones_sake(virtual_clock: object) -> None:

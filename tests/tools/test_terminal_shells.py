@@ -169,13 +169,38 @@ def test_idle_and_surplus_sessions_are_forgotten_but_none_in_use(monkeypatch: py
                 held.inherit(used, SessionContext(session_id=f"s{number}"))
             assert "used" in held._sessions
             assert len(held) <= 4
-            held.forget("used")
-            assert "used" in held._sessions
-        held.forget("used")
-        assert "used" not in held._sessions
         now[0] *= 3
         held.cwd_of(SessionContext(session_id="new"))
         assert list(held._sessions) == ["new"]
+
+
+async def test_a_session_that_is_over_leaves_nothing_to_the_next_one_of_its_id(tmp_path: Path) -> None:
+    """Directory, variables, functions and aliases are gone for it, and for no other session; nothing else may be known of it either."""
+    async with open_bench(table={"terminal": {"cwd": str(tmp_path)}}) as bench:
+        for session in ("s1", "s2"):
+            await bench.run("cd /usr; export KEPT=1; greet() { echo hello; }; alias hi='echo hi'", session=session)
+        await bench.box.end_conversation("s1", "s1", "the conversation was started anew")
+        await bench.box.end_conversation("s1", "", "there was no session")
+        look = "pwd; echo ${KEPT-nothing}; type -t greet hi"
+        assert (await bench.run(look))["output"].split() == [str(tmp_path), "nothing"]
+        assert (await bench.run(look, session="s2"))["output"].split() == ["/usr", "1", "function", "alias"]
+
+
+def test_a_command_that_outlives_its_session_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It keeps the state that it was given; what it changed is not merged into what came after it."""
+    held = Shells(tmp_path, base_environment({}), "/", lambda: 0.0)
+    context = SessionContext(session_id="s")
+    with held.lease(context, cwd="/usr") as outlived:
+        outlived.argv("true", keep=True)
+        held.forget("s")
+        with held.lease(context) as next_one:
+            assert (next_one.cwd, len(held)) == ("/", 1)
+        (tmp_path / "1.env").write_bytes(b"/tmp\0LEFT=behind\0#\0")
+        outlived.take_back()
+    assert outlived.cwd == "/usr"
+    assert held.cwd_of(context) == "/"
+    with held.lease(context) as later:
+        assert "LEFT" not in later.environment
 
 
 def test_files_are_private_and_go_with_the_scope() -> None:
