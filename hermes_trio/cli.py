@@ -1,6 +1,6 @@
 """The `hermes-trio` command line: the entry point, and what becomes of errors.
 
-Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why.
+Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why, 130 for Ctrl-C before there was anything to end.
 
 A plainly written `serve` is read here: the parser of the other commands, with its help and its tables, would be half as large as the server that starts.
 """
@@ -17,6 +17,9 @@ from typing import Any, Final
 __all__ = ["main", "plain_serve"]
 
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {"host": str, "port": int, "home": Path, "config": Path}
+
+INTERRUPTED: Final = 130
+"""What a shell makes of a program that Ctrl-C has ended, and the commands' parser too."""
 
 
 def plain_serve(words: Sequence[str]) -> dict[str, Any] | None:
@@ -38,11 +41,12 @@ def plain_serve(words: Sequence[str]) -> dict[str, Any] | None:
 def main() -> None:
     """The entry point of the `hermes-trio` script."""
     try:
-        options = plain_serve(sys.argv[1:])
+        words = sys.argv[1:]
+        options = plain_serve(words)
         if options is None:
             from hermes_trio.commands import app
 
-            app()
+            app(words)
         else:
             gc.disable()  # nothing that a start makes is garbage; `settle_heap` has the last word
             import trio
@@ -60,6 +64,8 @@ def main() -> None:
                 error = error.exceptions[0]
             print(f"hermes-trio: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except* KeyboardInterrupt:  # before the server listens to signals
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _for_people() -> tuple[type[Exception], ...]:
