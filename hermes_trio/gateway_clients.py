@@ -17,9 +17,8 @@ import msgspec
 from hermes_trio.adapters.assembly import build_assembly
 from hermes_trio.adapters.cron_jobs import changed_job, job_view, new_job
 from hermes_trio.adapters.settings import CronSettings
-from hermes_trio.command_options import CommandFailed
+from hermes_trio.command_options import CommandFailed, server_client, unanswered
 from hermes_trio.config import SECTIONS, Config
-from hermes_trio.http.auth import KEY_FILE
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.store import StoreInUse, open_store
 from hermes_trio.store import access as access_rows
@@ -71,23 +70,8 @@ async def open_cron(config: Config) -> AsyncIterator[CronClient]:
             return
     except StoreInUse:
         pass
-    host = config.server.host
-    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    async with httpx2.AsyncClient(
-        base_url=f"http://{shown}:{config.server.port}",
-        headers={"Authorization": f"Bearer {config.server.key or _admin_key(config)}"},
-        trust_env=False,
-    ) as client:
+    async with server_client(config) as client:
         yield _JobsOverHttp(client)
-
-
-def _admin_key(config: Config) -> str:
-    try:
-        return (config.home / KEY_FILE).read_text(encoding="ascii").strip()
-    except OSError:
-        raise CommandFailed(
-            f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
-        ) from None
 
 
 def _unknown(job_id: str) -> CommandFailed:
@@ -159,10 +143,7 @@ class _JobsOverHttp:
             content = None if body is None else msgspec.json.encode(body)
             answer = await self._client.request(method, path, content=content)
         except httpx2.HTTPError as error:
-            raise CommandFailed(
-                f"a server runs on this home, and does not answer at {self._client.base_url}: {type(error).__name__}."
-                " Give the --config, API_SERVER_HOST and API_SERVER_PORT that it was started with"
-            ) from None
+            raise unanswered(self._client, error) from None
         try:
             decoded = cast("dict[str, Any]", msgspec.json.decode(answer.content))
         except msgspec.DecodeError:

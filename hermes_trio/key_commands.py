@@ -18,10 +18,9 @@ import httpx2
 import msgspec
 from cyclopts import Parameter
 
-from hermes_trio.command_options import CommandFailed, ConfigOption, HomeOption
+from hermes_trio.command_options import CommandFailed, ConfigOption, HomeOption, server_client, unanswered
 from hermes_trio.config import Config, load_config
 from hermes_trio.http.admin import check_scopes
-from hermes_trio.http.auth import KEY_FILE
 from hermes_trio.http.errors import ApiError
 from hermes_trio.store import ApiKey, StoreInUse, open_store
 from hermes_trio.store.port import Keys
@@ -59,22 +58,8 @@ async def open_keys(config: Config) -> AsyncIterator[KeyClient]:
             return
     except StoreInUse:
         pass
-    key = config.server.key or _read_key(config)
-    host = config.server.host
-    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    async with httpx2.AsyncClient(
-        base_url=f"http://{shown}:{config.server.port}", headers={"Authorization": f"Bearer {key}"}, trust_env=False
-    ) as client:
+    async with server_client(config) as client:
         yield _OverHTTP(client)
-
-
-def _read_key(config: Config) -> str:
-    try:
-        return (config.home / KEY_FILE).read_text(encoding="ascii").strip()
-    except OSError:
-        raise CommandFailed(
-            f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
-        ) from None
 
 
 def _record(key: ApiKey, secret: str | None = None) -> dict[str, Any]:
@@ -124,10 +109,7 @@ class _OverHTTP:
                 method, path, content=None if body is None else msgspec.json.encode(body)
             )
         except httpx2.HTTPError as error:
-            raise CommandFailed(
-                f"a server runs on this home, and does not answer at {self._client.base_url}: {type(error).__name__}."
-                " Give the --config, API_SERVER_HOST and API_SERVER_PORT that it was started with"
-            ) from None
+            raise unanswered(self._client, error) from None
         try:
             return answer.status_code, cast("dict[str, Any]", msgspec.json.decode(answer.content))
         except msgspec.DecodeError:

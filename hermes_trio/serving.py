@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.conduct import first_cause
 from hermes_trio.runtime.ports import Agent
+from hermes_trio.store.files import announced
 
 from .wiring import Gateway, open_gateway
 
@@ -105,10 +106,21 @@ async def open_server(
                 f"{address_of(config)} cannot be used: {failure[0].strerror or failure[0]}"
             ) from failure[0]
         try:
-            yield serving
+            with ExitStack() as stack:
+                if not in_memory:
+                    _announce(stack, config, serving.addresses)
+                yield serving
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + config.server.graceful_seconds + 1):
                 await serving.close()
+
+
+def _announce(stack: ExitStack, config: Config, addresses: list[str]) -> None:
+    """Let the commands find the server, whatever address it has got. It serves all the same if that cannot be written."""
+    try:
+        stack.enter_context(announced(config.database, addresses))
+    except OSError as error:
+        logger.warning("commands in %s will look for this server where the configuration says: %s", config.home, error)
 
 
 def settle_heap() -> None:

@@ -83,10 +83,9 @@ async def test_a_job_runs_reports_and_ends(tmp_path: Path) -> None:
 
 async def test_the_command_line_talks_to_the_running_server(tmp_path: Path) -> None:
     """The store has one owner; a job that is added beside it runs at once."""
-    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)):
         telegram.add_private_chat(42)
-        port = served.url.rpartition(":")[2]
-        environment = clean_environment(tmp_path, API_SERVER_KEY=KEY, API_SERVER_PORT=port)
+        environment = clean_environment(tmp_path, API_SERVER_KEY=KEY)
 
         async def command(*words: str) -> str:
             done = await trio.run_process(

@@ -57,8 +57,7 @@ class Reader:
         """Run a script to its end, with what the pages tell their readers to set; its output."""
         more = {"API_SERVER_KEY": KEY, "KEY": KEY, "HERMES_KEY": KEY, "COLUMNS": "200"}
         if self.servers:
-            url = self.server.url
-            more |= {"URL": url, "HERMES_URL": url, "API_SERVER_PORT": url.rpartition(":")[2]}
+            more |= {"URL": self.server.url, "HERMES_URL": self.server.url}
         environment = clean_environment(self.home, **more)
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         done = subprocess.run(
