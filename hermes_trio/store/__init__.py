@@ -5,6 +5,7 @@ from __future__ import annotations
 from .errors import (
     AlreadyStarted,
     ConversationMoved,
+    ForeignDatabase,
     IdempotencyConflict,
     InvalidTitle,
     NewerSchema,
@@ -62,6 +63,7 @@ __all__ = [
     "CronExecution",
     "CronJob",
     "CronState",
+    "ForeignDatabase",
     "IdempotencyConflict",
     "IdempotentReply",
     "InboxState",

@@ -12,6 +12,7 @@ from hermes_trio.runtime.errors import RuntimeProblem
 __all__ = [
     "AlreadyStarted",
     "ConversationMoved",
+    "ForeignDatabase",
     "IdempotencyConflict",
     "InvalidTitle",
     "NewerSchema",
@@ -64,6 +65,10 @@ class StoreInUse(StoreError):
 
 class NewerSchema(StoreError):
     """The file was written by a newer program. It has not been touched."""
+
+
+class ForeignDatabase(StoreError):
+    """The file belongs to another program. It has not been touched."""
 
 
 class UnknownRecord(StoreError, LookupError):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from .errors import NewerSchema
-from .rows import Database
+from .errors import ForeignDatabase, NewerSchema
+from .rows import Database, many
 
-__all__ = ["APPLICATION_ID", "MIGRATIONS", "VERSION", "Migration", "migrate", "version_of"]
+__all__ = ["APPLICATION_ID", "MIGRATIONS", "VERSION", "Migration", "check_ours", "migrate", "version_of"]
 
 APPLICATION_ID: Final = 0x48545253
 """`HTRS`, in the file's header: tells `file(1)` and us whose database it is."""
@@ -331,6 +331,20 @@ VERSION: Final = len(MIGRATIONS)
 def version_of(db: Database) -> int:
     """The schema version of an open file; 0 for an empty one."""
     return int(db.pragma("user_version"))
+
+
+def check_ours(db: Database, path: str) -> None:
+    """Raise `ForeignDatabase`, with nothing changed, for a file that another program has filled."""
+    if int(db.pragma("application_id")) == APPLICATION_ID:
+        return
+    tables = [str(name) for (name,) in many(db, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
+    if not tables and version_of(db) == 0:
+        return
+    some = f" (it has the tables {', '.join(tables[:5])}{', …' if len(tables) > 5 else ''})" if tables else ""
+    raise ForeignDatabase(
+        f"{path} is the database of another program{some}; give hermes-trio a home directory of its own with HERMES_HOME or --home."
+        " Nothing was changed"
+    )
 
 
 def migrate(db: Database, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> int:

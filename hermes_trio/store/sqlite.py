@@ -35,7 +35,7 @@ from .records import Retention
 from .recovery import RecoveryVerbs
 from .responses import ResponseVerbs
 from .runs import RunVerbs
-from .schema import migrate, version_of
+from .schema import check_ours, migrate, version_of
 from .sessions import SessionVerbs
 from .turns import TurnVerbs
 from .verbs import OwnReads, Reads, SharedReads
@@ -153,6 +153,7 @@ async def open_store(
         db = connect(name)
         stack.callback(db.close)
         try:
+            check_ours(db, name)
             if version_of(db) == 0:
                 enter_wal(db, name)
                 migrate(db, name)

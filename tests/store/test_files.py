@@ -9,9 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import pytest
 
-from hermes_trio.store import NewerSchema, NewSession, StoreCorrupt, StoreInUse, StoreReadOnly, open_store
+from hermes_trio.store import (
+    ForeignDatabase,
+    NewerSchema,
+    NewSession,
+    StoreCorrupt,
+    StoreInUse,
+    StoreReadOnly,
+    open_store,
+)
 from hermes_trio.store.files import connect, enter_wal, owner_pid
 from hermes_trio.store.rows import Database, many, one, write
 from hermes_trio.store.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate, version_of
@@ -210,3 +219,17 @@ async def test_every_released_version_can_be_opened(tmp_path: Path, released: in
     async with open_store(path) as store:
         await store.create_session(NewSession(id="a", source="x"))
         assert await store.get_session("a") is not None
+
+
+async def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """It is named, and not a byte of it changes."""
+    path = tmp_path / "state.db"
+    foreign = apsw.Connection(str(path))
+    foreign.execute("CREATE TABLE sessions (id TEXT); CREATE TABLE notes (n INTEGER); INSERT INTO notes VALUES (1)")
+    foreign.close()
+    before = path.read_bytes()
+    with pytest.raises(ForeignDatabase, match=r"another program.*notes, sessions.*home directory of its own"):
+        async with open_store(path):
+            pass
+    assert path.read_bytes() == before
+    assert not path.with_name("state.db-wal").exists()
