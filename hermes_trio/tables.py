@@ -44,7 +44,7 @@ def explain(
     """A decoder's error about `table`, for the person who wrote it. `named` gives a place its full name; the values at `secret` places are not shown."""
     match = _PLACE.match(str(error))
     assert match is not None
-    problem, place = match["problem"], match["place"] or ""
+    problem, place = match["problem"], _found(match["place"] or "", table, kind)
     unknown = _UNKNOWN.match(problem)
     if unknown is not None:
         name = unknown["field"]
@@ -74,6 +74,20 @@ def _joined(where: str, place: str) -> str:
 def _parts(place: str) -> list[str]:
     """The steps to a place. A key of a table with names of its own, and a number of a list, are in brackets."""
     return [bracketed or plain for bracketed, plain in re.findall(r"\[([^\]]*)\]|([^.\[\]]+)", place)]
+
+
+def _found(place: str, table: Any, kind: Any) -> str:
+    """A place with the name in it where the decoder says only that it is one of a table's: the first whose value is refused."""
+    before, dots, after = place.partition("[...]")
+    inner = _value(table, before)
+    if not dots or not isinstance(inner, dict):
+        return place
+    for name, value in cast("dict[str, Any]", inner).items():
+        try:
+            msgspec.convert(value, _hint(kind, f"{before}[{name}]"))
+        except msgspec.ValidationError:
+            return _found(f"{_joined(before, name)}{after}", table, kind)
+    return place
 
 
 def _value(table: Any, place: str) -> Any:

@@ -64,6 +64,11 @@ def test_mistakes(table: dict[str, Any], text: str) -> None:
 
 
 def test_a_mistake_below_a_name_of_ones_own() -> None:
-    """The decoder does not tell which of the tables it was, but what a table takes is still said."""
-    with pytest.raises(SettingsError, match=r"^x\.routes.*size.*; accepted is a whole number from 1 up to 9$"):
-        read_table({"routes": {"a": {"size": 0}}}, Outer, "x")
+    """The decoder does not tell which of the tables it was; the text does."""
+    with pytest.raises(SettingsError) as caught:
+        read_table({"routes": {"a": {"size": 1}, "b": {"size": 0}}}, Outer, "x")
+    assert str(caught.value) == "x.routes.b.size is 0: expected `int` >= 1; accepted is a whole number from 1 up to 9"
+    with pytest.raises(
+        SettingsError, match=r"^x\.routes\.c\.speed is not a setting; \[x\.routes\.c\] takes mode, size$"
+    ):
+        read_table({"routes": {"a": {}, "c": {"speed": 0}}}, Outer, "x")
