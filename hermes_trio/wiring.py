@@ -45,7 +45,7 @@ def model_entries(config: Config, routes: ModelRoutes) -> list[ModelEntry]:
     """What `/v1/models` lists: the advertised name, then every route."""
     advertised = config.server.model_name
     entries = [ModelEntry(advertised, advertised)]
-    entries += [ModelEntry(name, name, advertised) for name in routes.names if name != advertised]
+    entries += [ModelEntry(name, routes.served(name), advertised) for name in routes.names if name != advertised]
     return entries
 
 

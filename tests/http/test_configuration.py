@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from hermes_trio.agent.models.routes import build_routes
 from hermes_trio.config import Config, ConfigError, load_config
 from hermes_trio.host import retention_of
 from hermes_trio.logs import Redactor, configure_logging
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.serving import address_of
+from hermes_trio.wiring import model_entries
 
 from .gateway import open_gateway
 
@@ -199,3 +201,18 @@ def test_readable_lines_for_people() -> None:
     root.setLevel(before[1])
     assert "hello you" in stream.getvalue()
     assert "\x1b[" not in stream.getvalue()
+
+
+def test_a_route_tells_the_model_behind_it(tmp_path: Path) -> None:
+    """The list of models has the advertised name first, then each route with the provider's own name as its root."""
+    config = load(
+        tmp_path,
+        '[server]\nmodel_name = "mine"\n[models]\ndefault = "fast"\n'
+        '[models.routes.fast]\nprovider = "openai"\nmodel = "vendor/small"\nbase_url = "http://127.0.0.1:9"\n',
+    )
+    entries = model_entries(config, build_routes(config.models, config.environment))
+    assert [(entry.id, entry.root, entry.parent) for entry in entries] == [
+        ("mine", "mine", None),
+        ("fast", "vendor/small", "mine"),
+        ("demo", "demo", "mine"),
+    ]

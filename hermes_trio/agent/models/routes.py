@@ -19,7 +19,7 @@ from .demo import DemoModel
 from .dial import Dialer, InvalidURL, Proxies, parse_base_url
 from .redaction import Secret
 from .transport import Transport
-from .wire import ANTHROPIC_URL, OPENAI_URL, Retries, Timeouts
+from .wire import ANTHROPIC_URL, OPENAI_URL, Retries, Timeouts, WireModel
 
 __all__ = ["InvalidRoute", "ModelRoutes", "UnknownRoute", "build_routes"]
 
@@ -99,6 +99,11 @@ class ModelRoutes:
 
     def __contains__(self, name: object) -> bool:
         return name in self._models
+
+    def served(self, name: str) -> str:
+        """What the provider calls the model of a route; the route's own name where there is no provider."""
+        model = self.get(name)
+        return model.served if isinstance(model, WireModel) else name
 
     def get(self, name: str = "") -> Model:
         """The model of that name, or the default for an empty one; `UnknownRoute` if there is none."""

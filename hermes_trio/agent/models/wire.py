@@ -451,6 +451,11 @@ class WireModel(ABC):
         return self._endpoint.name
 
     @property
+    def served(self) -> str:
+        """What the provider calls it."""
+        return self._model
+
+    @property
     def context_window(self) -> int:
         """How many tokens a request may have."""
         return self._context_window
