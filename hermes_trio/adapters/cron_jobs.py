@@ -32,7 +32,6 @@ _FIELDS: Final = (
     "repeat",
     "timezone",
     "enabled",
-    "skills",
     "origin",
 )
 
@@ -101,7 +100,7 @@ def changed_job(
         if name not in _FIELDS:
             raise JobError(f"a job has no field {name!r}; fields are {', '.join(_FIELDS)}")
     spec: dict[str, Any] = dict(row.spec)
-    for name, check in (("prompt", _prompt), ("model", _model), ("deadline", _deadline), ("skills", _names)):
+    for name, check in (("prompt", _prompt), ("model", _model), ("deadline", _deadline)):
         if name in fields:
             spec[name] = check(name, fields[name])
     if fields.get("origin"):
@@ -184,12 +183,6 @@ def _switch(value: Any) -> bool:
     return value
 
 
-def _names(name: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in cast("list[Any]", value)):
-        raise JobError(f"{name} must be a list of names")
-    return cast("list[str]", value)
-
-
 def _origin(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not value.get("platform") or not value.get("chat_id"):  # pyright: ignore[reportUnknownMemberType]
         raise JobError("origin must have a platform and a chat_id")
@@ -235,7 +228,6 @@ def job_view(job: CronJob, latest: CronExecution | None, *, running: bool = Fals
         "origin": spec.get("origin"),
         "model": spec.get("model") or None,
         "deadline": spec.get("deadline"),
-        "skills": spec.get("skills", []),
         "created_at": _iso(job.created_at),
         "latest_execution": None if latest is None else execution_view(latest),
     }

@@ -26,11 +26,10 @@ _CHANGEABLE: Final = (
     "deliver",
     "model",
     "deadline",
-    "skills",
-    "skill",
     "repeat",
     "enabled",
 )
+_SKILLS: Final = ("skills", "skill")
 NAME_LENGTH: Final = 200
 PROMPT_LENGTH: Final = 5_000
 MODEL_LENGTH: Final = 200
@@ -46,7 +45,6 @@ class JobRequest(msgspec.Struct):
     deliver: Any = "local"
     model: Any = None
     deadline: Any = None
-    skills: Any = None
     repeat: Any = None
 
 
@@ -68,7 +66,6 @@ class Done(msgspec.Struct):
     ok: bool = True
 
 
-_new: Final = msgspec.json.Decoder(JobRequest)
 _fields: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -84,6 +81,20 @@ def _job_id(request: Request) -> str:
     if not _ID.match(job_id):
         raise ApiError(400, "A job id has 12 hexadecimal digits, in lower case.", code="invalid_job_id", param="job_id")
     return job_id
+
+
+async def _given(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the names that the body has. Skills are refused, for a job that asks for them expects what it would not get."""
+    given = await request.json(_fields)
+    for name in _SKILLS:
+        if given.get(name) not in (None, "", []):
+            raise ApiError(
+                400,
+                f"This server has no skills, so a job cannot have {name}; write into its prompt what they would say.",
+                code="invalid_job",
+                param=name,
+            )
+    return {name: given[name] for name in names if name in given}
 
 
 def _check(fields: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +121,6 @@ def _check(fields: dict[str, Any]) -> dict[str, Any]:
     repeat = fields.get("repeat")
     if repeat is not None and (not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1):
         raise ApiError(400, "repeat must be a whole number from 1 on.", code="invalid_job", param="repeat")
-    skills: Any = fields.get("skills")
-    if skills is not None and not (
-        isinstance(skills, list) and all(isinstance(skill, str) for skill in cast("list[Any]", skills))
-    ):
-        raise ApiError(400, "skills must be a list of names.", code="invalid_job", param="skills")
     if not isinstance(fields.get("enabled", True), bool):
         raise ApiError(400, "enabled must be true or false.", code="invalid_job", param="enabled")
     return fields
@@ -128,8 +134,8 @@ async def list_jobs(request: Request) -> Answer:
 
 async def create_job(request: Request) -> Answer:
     """Make a job."""
-    body = await request.json(_new)
-    fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    given = await _given(request, JobRequest.__struct_fields__)
+    fields = {"deliver": "local", **{name: value for name, value in given.items() if value is not None}}
     for name in ("name", "schedule", "prompt"):
         if name not in fields:
             raise ApiError(400, f"{name} is missing.", code="invalid_job", param=name)
@@ -155,8 +161,7 @@ def _found(job_id: str, job: dict[str, Any] | None) -> Response:
 async def update_job(request: Request) -> Answer:
     """Change a job; fields that cannot be changed are ignored. A `model` or `deadline` of null is the server's own again."""
     job_id = _job_id(request)
-    given = await request.json(_fields)
-    fields = {name: given[name] for name in _CHANGEABLE if name in given}
+    fields = await _given(request, _CHANGEABLE)
     if not fields:
         raise ApiError(400, f"There is nothing to change; {', '.join(_CHANGEABLE)} can be.", code="invalid_job")
     try:

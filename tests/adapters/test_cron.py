@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 
@@ -232,6 +233,21 @@ async def test_origin_is_where_the_job_came_from() -> None:
         await cron.add("1m", deliver="origin", origin=origin)
         (sent,) = await cron.chat.wait_sent(1)
         assert (sent.chat, sent.thread) == ("7", "9")
+
+
+async def test_a_stored_job_with_a_field_that_is_no_more_still_runs() -> None:
+    """A job that was stored with skills is read, shown without them, changed and run; a new one cannot have them."""
+    async with open_cron(scripted("x"), wrap_response=False) as cron:
+        job = await cron.add("every 1h")
+        row = await cron.world.store.get_cron_job(job)
+        assert row is not None
+        await cron.world.store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "skills": ["news"]}))
+        shown = await cron.cron.update_job(None, job, {"name": "renamed"})
+        assert shown is not None
+        assert (shown["name"], "skills" in shown) == ("renamed", False)
+        await cron.chat.wait_sent(1)
+        with pytest.raises(ValueError, match="a job has no field 'skills'"):
+            await cron.add("1m", skills=["news"])
 
 
 async def test_background_work_of_a_job_reports_to_the_jobs_places() -> None:

@@ -178,6 +178,8 @@ async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
             ({**right, "prompt": " "}, "prompt"),
             ({**right, "prompt": None}, "prompt"),
             ({**right, "repeat": 0}, "repeat"),
+            ({**right, "skills": ["news"]}, "skills"),
+            ({**right, "skill": "news"}, "skill"),
             ({**right, "model": 5}, "model"),
             ({**right, "model": "m" * 201}, "model"),
             ({**right, "deadline": 0}, "deadline"),
@@ -190,6 +192,29 @@ async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
             assert answer.status_code == 400, wrong
             error = answer.json()["error"]
             assert set(error) == {"message", "type", "param", "code"}
-            assert error["param"] == param, wrong
+            assert (error["param"], error["code"]) == (param, "invalid_job"), wrong
         assert (await gateway.http.get("/api/jobs/NOT-HEX")).status_code == 400
         assert (await gateway.http.patch(path, json={"odd": 1})).status_code == 400
+
+
+async def test_a_job_with_skills_is_refused_and_not_made_without_them(fast_path: bool) -> None:
+    """There are no skills: a job that names some says so in a 400, made or changed; empty ones ask for nothing, and nothing is shown of them."""
+    right = {"name": "x", "schedule": "x", "prompt": "x"}
+    async with open_gateway(fast_path=fast_path, cron=_Cron()) as gateway:
+        made = await gateway.http.post("/api/jobs", json={**right, "skills": [], "skill": None})
+        job = made.json()["job"]
+        assert not {"skills", "skill"} & set(job)
+        path = f"/api/jobs/{job['id']}"
+        for wrong in ({"skills": ["news"]}, {"skill": "news"}, {"skills": "news"}, {"name": "y", "skill": "news"}):
+            for method, where, body in (("POST", "/api/jobs", {**right, **wrong}), ("PATCH", path, wrong)):
+                answer = await gateway.http.request(method, where, json=body)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["code"]) == (400, "invalid_job"), body
+                assert error["param"] in wrong
+                assert "has no skills" in error["message"]
+        assert (await gateway.http.get("/api/jobs")).json()["jobs"] == [job]
+        nothing = await gateway.http.patch(path, json={"skills": []})
+        assert nothing.status_code == 400
+        assert "skill" not in nothing.json()["error"]["message"]
+        described = (await gateway.http.get("/openapi.json")).json()["components"]["schemas"]
+        assert not {"skills", "skill"} & set(described["JobRequest"]["properties"])
