@@ -134,6 +134,7 @@ async def test_a_newer_file_is_refused_and_untouched(tmp_path: Path) -> None:
     """A program that does not know a file's version does not touch it, not even its journal mode."""
     path = tmp_path / "store.db"
     db = sqlite3.connect(path)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION + 1}")
     db.execute("CREATE TABLE from_the_future (x)")
     db.commit()
