@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from enum import Enum, StrEnum
+from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 
@@ -35,7 +35,7 @@ DO_NOT_INSIST: Final = (
 )
 
 
-class Mode(StrEnum):
+class Mode(Enum):
     """Who decides about flagged commands: a person, a reviewing model first, or nobody."""
 
     MANUAL = "manual"
@@ -54,8 +54,7 @@ class Review(Enum):
 class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[approvals]`. `allow` holds commands, globs and categories; `deny` holds globs, and is stronger than everything but a hard block."""
 
-    mode: str | bool = Mode.MANUAL
-    """A `Mode`, or a switch. It is checked here, because a decoder's own error does not say which words there are."""
+    mode: Mode | bool = Mode.MANUAL
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -64,19 +63,12 @@ class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sudo_password: bool = False
     """Whether sudo has a password to read from standard input."""
 
-    def __post_init__(self) -> None:
-        words = [mode.value for mode in Mode]
-        if isinstance(self.mode, str) and self.mode not in words:
-            raise ValueError(
-                f"mode is {self.mode!r}; accepted are {', '.join(words)}, true (as {Mode.MANUAL}) and false (as {Mode.OFF})"
-            )
-
     @property
     def effective_mode(self) -> Mode:
         """The mode; `false` is off, `true` is manual."""
         if isinstance(self.mode, bool):
             return Mode.MANUAL if self.mode else Mode.OFF
-        return Mode(self.mode)
+        return self.mode
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
