@@ -226,8 +226,19 @@ async def test_an_answer_goes_to_several_places_and_a_wrong_one_is_told() -> Non
             await cron.add("1m", deliver="fax:1")
 
 
+async def test_the_origin_of_a_job_that_no_chat_made_is_the_home_channel() -> None:
+    """On the command line and over HTTP there is no chat: the job has no origin, and the word means the first home."""
+    async with open_cron(scripted("x"), wrap_response=False) as cron:
+        job = await cron.cron.get_job(None, await cron.add("1m", deliver="origin"))
+        assert job is not None
+        assert (job["deliver"], job["origin"]) == ("origin", None)
+        (sent,) = await cron.chat.wait_sent(1)
+        assert HOME.home is not None
+        assert sent.chat == HOME.home.chat_id
+
+
 async def test_origin_is_where_the_job_came_from() -> None:
-    """Chat and thread of whoever made it."""
+    """Chat and thread, for a program that makes jobs for its chats."""
     async with open_cron(scripted("x"), wrap_response=False) as cron:
         origin = {"platform": "memory", "chat_id": "7", "thread_id": "9"}
         await cron.add("1m", deliver="origin", origin=origin)
