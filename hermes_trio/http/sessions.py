@@ -258,7 +258,7 @@ async def get_session(request: Request) -> Answer:
 
 
 async def patch_session(request: Request) -> Answer:
-    """Change the title, or end the session; the first end reason wins."""
+    """Change the title, or end the session; one that has ended keeps its reason. Its next turn opens it again."""
     record = await find_session(request)
     fields = await request.json(_patch)
     for name in fields:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
+from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.errors import AgentFailed
-from hermes_trio.runtime.ports import Message, Reply
+from hermes_trio.runtime.outcome import TurnState
+from hermes_trio.runtime.ports import Message, Reply, TurnFinish, TurnStart
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn
 
@@ -209,6 +213,68 @@ async def test_branches(fast_path: bool) -> None:
         assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "b"})).status_code == 409
         assert (await gateway.http.post("/api/sessions/s/fork", json={"id": "a/b"})).status_code == 400
         assert (await gateway.http.post("/api/sessions/s/fork")).status_code == 201
+
+
+@pytest.mark.parametrize("how", ["done", "branched", "idle"])
+async def test_a_turn_in_an_ended_session_opens_it_again(how: str, fast_path: bool) -> None:
+    """However it ended, its next message takes the end back, and it can be ended anew; so does a run in it."""
+
+    async def end(gateway: Gateway) -> None:
+        match how:
+            case "branched":
+                await gateway.http.post("/api/sessions/s/fork")
+            case _:
+                await gateway.http.patch("/api/sessions/s", json={"end_reason": how})
+        assert (await state(gateway))[1] == how
+
+    async def state(gateway: Gateway) -> tuple[Any, Any]:
+        session = (await gateway.http.get("/api/sessions/s")).json()["session"]
+        return session["ended_at"], session["end_reason"]
+
+    async with open_gateway(fast_path=fast_path) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        await end(gateway)
+        await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})
+        assert await state(gateway) == (None, None)
+        await end(gateway)
+        await gateway.ended(await gateway.start(session_id="s"))
+        assert await state(gateway) == (None, None)
+        assert len((await gateway.http.get("/api/sessions/s/messages")).json()["data"]) == 4
+
+
+async def test_a_session_that_ends_under_its_turn_stays_ended() -> None:
+    """The turn began before the end, so it does not take it back."""
+    begun, go_on = trio.Event(), trio.Event()
+
+    async def agent(turn: Turn) -> str:
+        begun.set()
+        await go_on.wait()
+        return "late"
+
+    async with open_gateway(agent) as gateway:
+        await gateway.http.post("/api/sessions", json={"id": "s"})
+        run = await gateway.start(session_id="s")
+        await begun.wait()
+        await gateway.http.patch("/api/sessions/s", json={"end_reason": "done"})
+        go_on.set()
+        await gateway.ended(run)
+        session = (await gateway.http.get("/api/sessions/s")).json()["session"]
+        assert (session["end_reason"], session["message_count"]) == ("done", 2)
+
+
+async def test_a_session_for_one_piece_of_work_is_opened_by_a_run_and_not_by_a_chat() -> None:
+    """The session of a scheduled job or a webhook ended with its work: a chat adds to it, a run goes on with it."""
+    context = SessionContext(session_id="s", session_key="agent:main:cron:dm:1", platform="cron")
+    start = TurnStart(turn_id="turn_1", context=context, source="cron", one_shot=True)
+    work = TurnFinish(start=start, state=TurnState.COMPLETED, end_session="cron_complete")
+    async with open_gateway() as gateway:
+        await gateway.front.store.finish_turn(work)
+        await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})
+        session = (await gateway.http.get("/api/sessions/s")).json()["session"]
+        assert (session["end_reason"], session["message_count"]) == ("cron_complete", 2)
+        await gateway.ended(await gateway.start(session_id="s"))
+        session = (await gateway.http.get("/api/sessions/s")).json()["session"]
+        assert (session["end_reason"], session["message_count"]) == (None, 4)
 
 
 @pytest.mark.parametrize("how", ["end", "delete", "fork"])
