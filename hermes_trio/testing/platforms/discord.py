@@ -18,10 +18,9 @@ import trio
 from .discord_channels import Channel, DiscordMessage, Interaction, person
 from .discord_gateway import FakeDiscordGateway, Intent
 from .discord_rest import EPHEMERAL, Bucket, Refusal, check_commands, check_message, form_error, rate_limited
-from .faults import Fault
-from .ledger import WAIT_SECONDS, Call, Ledger
-from .reception import Reception
-from .server import LoopbackServer, Reply, Request, open_loopback_server
+from .fake import FakePlatform
+from .ledger import WAIT_SECONDS, Ledger
+from .server import Reply, Request, open_loopback_server
 
 __all__ = ["DiscordMessage", "FakeDiscord", "open_fake_discord"]
 
@@ -36,9 +35,11 @@ UNKNOWN_WEBHOOK = (404, 10015, "Unknown Webhook")
 
 
 @final
-class FakeDiscord:
+class FakeDiscord(FakePlatform[DiscordMessage]):
     """The control surface of a running fake. Made by `open_fake_discord`."""
 
+    # In the place of https://discord.com/api/v10.
+    api_path = "/api/v10"
     guild_id = "9000"
 
     def __init__(
@@ -50,11 +51,9 @@ class FakeDiscord:
         disallowed_intents: int,
         identify_interval: float,
     ) -> None:
-        self.token = token
+        super().__init__(token, rate_limited=rate_limited, error_of=_error_of)
         self.bot: dict[str, Any] = {"id": "8000", "username": "hermes", "discriminator": "0000", "bot": True}
         self.application_id = "8000"
-        self.reception = Reception(rate_limited=rate_limited, error_of=_error_of)
-        self.messages: Ledger[DiscordMessage] = Ledger("message")
         self.typing: Ledger[str] = Ledger("typing channel")
         self.responses: Ledger[tuple[str, int]] = Ledger("interaction response")
         self.commands: list[dict[str, Any]] = []
@@ -71,19 +70,8 @@ class FakeDiscord:
         self._interactions: dict[str, Interaction] = {}
         self._buckets: dict[str, Bucket] = {}
         self._next_id = 1_100_000_000_000_000_000
-        self._server: LoopbackServer | None = None
 
     # What tests look at.
-
-    @property
-    def base_url(self) -> str:
-        """What a client is configured with instead of https://discord.com/api/v10."""
-        assert self._server is not None
-        return f"{self._server.url}/api/v10"
-
-    @property
-    def calls(self) -> Ledger[Call]:
-        return self.reception.calls
 
     async def wait_for_message(
         self, *, channel_id: str | None = None, containing: str = "", timeout: float = WAIT_SECONDS
@@ -92,23 +80,10 @@ class FakeDiscord:
 
         def fits(message: DiscordMessage) -> bool:
             wanted_place = channel_id is None or message.channel_id == channel_id
-            return not message.claimed and not message.deleted and wanted_place and containing in message.content
+            return wanted_place and containing in message.content
 
         wanted = f"in channel {channel_id} containing {containing!r}"
-        message = await self.messages.first(fits, wanted=wanted, timeout=timeout)
-        message.claimed = True
-        return message
-
-    async def wait_for_call(
-        self,
-        method: str,
-        matches: Callable[[Call], bool] | None = None,
-        *,
-        count: int = 1,
-        timeout: float | None = None,
-    ) -> Call:
-        """The `count`th call of a documented operation (`create_message`, …)."""
-        return await self.reception.wait_for_call(method, matches, count, timeout)
+        return await self._claim(fits, wanted=wanted, timeout=timeout)
 
     # What people and the platform do.
 
@@ -123,10 +98,6 @@ class FakeDiscord:
     def limit(self, method: str, *, calls: int, per: float) -> None:
         """Enforce a rate-limit bucket on an operation, for each channel, with the documented headers."""
         self._buckets[method] = Bucket(f"bucket-{method}", calls, per)
-
-    def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
-        """Script a fault for the next calls of an operation, or of `ANY`."""
-        self.reception.script(method, fault, times)
 
     def say(
         self,
@@ -207,14 +178,13 @@ class FakeDiscord:
         return await self.reception.attend(route.name, {**places, **body}, act)
 
     def _get_gateway_bot(self, places: Mapping[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        assert self._server is not None
         limit = {
             "total": 1000,
             "remaining": self.gateway.session_starts_left,
             "reset_after": 60000,
             "max_concurrency": 1,
         }
-        return {"url": f"{self._server.socket_url}/gateway", "shards": 1, "session_start_limit": limit}
+        return {"url": f"{self.server.socket_url}/gateway", "shards": 1, "session_start_limit": limit}
 
     def _get_current_user(self, places: Mapping[str, str], body: dict[str, Any]) -> dict[str, Any]:
         return self.bot
@@ -323,13 +293,12 @@ class FakeDiscord:
     # The inside.
 
     def _ready(self, session_id: str) -> dict[str, Any]:
-        assert self._server is not None
         return {
             "v": 10,
             "user": self.bot,
             "guilds": [{"id": self.guild_id, "unavailable": True}],
             "session_id": session_id,
-            "resume_gateway_url": f"{self._server.socket_url}/resume",
+            "resume_gateway_url": f"{self.server.socket_url}/resume",
             "application": {"id": self.application_id, "flags": 0},
         }
 
@@ -469,10 +438,6 @@ class FakeDiscord:
             event["message"] = channel.messages[message_id]
         self.gateway.dispatch("INTERACTION_CREATE", event)
         return interaction_id
-
-    def attach(self, server: LoopbackServer) -> None:
-        """Used by `open_fake_discord` once the port is known."""
-        self._server = server
 
 
 _CHANNEL, _MESSAGE = r"/channels/(?P<channel>\d+)", r"/messages/(?P<message>\d+)"

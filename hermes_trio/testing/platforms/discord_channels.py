@@ -6,12 +6,14 @@ from typing import Any, final
 
 import attrs
 
+from .fake import SentMessage
+
 __all__ = ["Channel", "DiscordMessage", "Interaction", "person"]
 
 
 @final
 @attrs.define
-class DiscordMessage:
+class DiscordMessage(SentMessage):
     """A message that the bot sent, as people see it now. `interaction_id` is set when it answers an interaction."""
 
     channel_id: str
@@ -22,9 +24,6 @@ class DiscordMessage:
     nonce: str | None = None
     ephemeral: bool = False
     interaction_id: str | None = None
-    versions: list[str] = attrs.field(factory=list[str])
-    deleted: bool = False
-    claimed: bool = attrs.field(default=False, repr=False)
 
     @property
     def buttons(self) -> list[dict[str, Any]]:

@@ -16,8 +16,10 @@ import trio
 
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
 
+from .changes import Changes
 from .ledger import WAIT_SECONDS, Ledger
 from .server import Request
+from .sockets import FakeSockets
 
 __all__ = ["FakeDiscordGateway", "GatewayEntry", "Intent"]
 
@@ -60,12 +62,11 @@ class _Session:
     id: str
     intents: int
     events: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
-    changed: trio.Event = attrs.field(factory=trio.Event)
+    changes: Changes = attrs.field(factory=Changes)
 
     def add(self, name: str, data: dict[str, Any]) -> None:
         self.events.append({"op": DISPATCH, "t": name, "s": len(self.events) + 1, "d": data})
-        changed, self.changed = self.changed, trio.Event()
-        changed.set()
+        self.changes.tell()
 
 
 @final
@@ -86,7 +87,7 @@ class _Connection:
 
 
 @final
-class FakeDiscordGateway:
+class FakeDiscordGateway(FakeSockets[_Connection]):
     """The Gateway of one fake Discord, with the faults that a test may cause."""
 
     def __init__(
@@ -99,10 +100,10 @@ class FakeDiscordGateway:
         disallowed_intents: int,
         identify_interval: float,
     ) -> None:
+        super().__init__()
         self.log: Ledger[GatewayEntry] = Ledger("gateway entry")
         self.heartbeat_interval = heartbeat_interval
         self.mute_heartbeats = False
-        self.refuse_connections = False
         self.session_starts_left = 1000
         self.disallowed_intents = disallowed_intents
         self._identify_interval = identify_interval
@@ -110,22 +111,23 @@ class FakeDiscordGateway:
         self._ready = ready
         self._greet = greet
         self._sessions: dict[str, _Session] = {}
-        self._connections: set[_Connection] = set()
         self._session_count = 0
         self._last_identify = float("-inf")
 
     # Controls.
+
+    def _socket_of(self, connection: _Connection) -> WebSocket:
+        return connection.socket
 
     async def wait_for(
         self, kind: str, *, count: int = 1, detail: int | None = None, timeout: float = WAIT_SECONDS
     ) -> GatewayEntry:
         """The `count`th entry of this kind."""
 
-        def is_it(entry: GatewayEntry) -> bool:
-            fitting = [e for e in self.log if e.kind == kind and (detail is None or e.detail == detail)]
-            return len(fitting) >= count and fitting[count - 1] is entry
+        def fits(entry: GatewayEntry) -> bool:
+            return entry.kind == kind and (detail is None or entry.detail == detail)
 
-        return await self.log.first(is_it, wanted=f"{kind!r} number {count}", timeout=timeout)
+        return await self.log.nth(count, fits, wanted=f"{kind!r} number {count}", timeout=timeout)
 
     def dispatch(self, name: str, data: dict[str, Any], *, intent: int = 0) -> None:
         """Send an event to every session that asked for it, now or when it resumes."""
@@ -164,11 +166,6 @@ class FakeDiscordGateway:
         for connection in list(self._connections):
             await connection.socket.close(code, reason, timeout=0.5)
 
-    async def drop_connections(self) -> None:
-        """Lose every connection without a close frame."""
-        for connection in list(self._connections):
-            await connection.socket.abort()
-
     def forget_sessions(self) -> None:
         """Let every session expire: resuming it will be refused with opcode 9."""
         self._sessions.clear()
@@ -181,25 +178,28 @@ class FakeDiscordGateway:
             await socket.abort()
             return
         connection = _Connection(socket)
-        self._connections.add(connection)
-        self.log.append(GatewayEntry("connected"))
         try:
-            if request.query.get("v") != "10" or request.query.get("encoding", "json") != "json":
-                await self._close(connection, INVALID_VERSION, "Invalid API version")
-            await connection.send(HELLO, {"heartbeat_interval": round(self.heartbeat_interval * 1000)})
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_events, connection)
-                await self._read(connection)
-                nursery.cancel_scope.cancel()
+            with self._connected(connection):
+                self.log.append(GatewayEntry("connected"))
+                await self._converse(request, connection)
         except* SocketClosed:
             pass
         finally:
-            self._connections.discard(connection)
             code = socket.closed.code if socket.closed else 1006
             self.log.append(GatewayEntry("closed", connection.session.id if connection.session else "", code))
             if code in (1000, 1001) and connection.session is not None:
                 # A client that says goodbye gives its session up.
                 self._sessions.pop(connection.session.id, None)
+
+    async def _converse(self, request: Request, connection: _Connection) -> None:
+        if request.query.get("v") != "10" or request.query.get("encoding", "json") != "json":
+            await self._close(connection, INVALID_VERSION, "Invalid API version")
+        await connection.send(HELLO, {"heartbeat_interval": round(self.heartbeat_interval * 1000)})
+        self._changes.tell()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_events, connection)
+            await self._read(connection)
+            nursery.cancel_scope.cancel()
 
     async def _read(self, connection: _Connection) -> None:
         while True:
@@ -295,7 +295,7 @@ class FakeDiscordGateway:
                 event = session.events[connection.sent]
                 connection.sent += 1
                 await connection.socket.send(msgspec.json.encode(event).decode())
-            await session.changed.wait()
+            await session.changes.wait()
 
     async def _close(self, connection: _Connection, code: int, reason: str) -> None:
         await connection.socket.close(code, reason, timeout=0.2)

@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar, final
 import attrs
 import trio
 
+from .changes import Changes
+
 __all__ = ["Call", "Ledger", "NothingArrived"]
 
 WAIT_SECONDS = 5.0
@@ -48,7 +50,7 @@ class Ledger(Generic[T]):
     def __init__(self, noun: str) -> None:
         self._noun = noun
         self._entries: list[T] = []
-        self._changed = trio.Event()
+        self._changes = Changes()
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._entries)
@@ -65,8 +67,7 @@ class Ledger(Generic[T]):
 
     def touch(self) -> None:
         """Wake everyone who waits: an entry has changed in place."""
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changes.tell()
 
     async def first(self, matches: Callable[[T], bool], *, wanted: str, timeout: float = WAIT_SECONDS) -> T:
         """The first entry that matches, now or within `timeout` seconds; else raises `NothingArrived`."""
@@ -76,6 +77,15 @@ class Ledger(Generic[T]):
                     if matches(entry):
                         await trio.lowlevel.checkpoint()
                         return entry
-                await self._changed.wait()
+                await self._changes.wait()
         seen = "\n".join(f"  {entry!r}" for entry in self._entries[-SHOWN_ENTRIES:]) or "  nothing"
         raise NothingArrived(f"no {self._noun} {wanted} within {timeout:g} s; the last of {len(self)} were:\n{seen}")
+
+    async def nth(self, count: int, matches: Callable[[T], bool], *, wanted: str, timeout: float = WAIT_SECONDS) -> T:
+        """The `count`th entry that matches, now or within `timeout` seconds; else raises `NothingArrived`."""
+
+        def is_it(entry: T) -> bool:
+            fitting = [other for other in self._entries if matches(other)]
+            return len(fitting) >= count and fitting[count - 1] is entry
+
+        return await self.first(is_it, wanted=wanted, timeout=timeout)

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import trio
 
-from .faults import Delay, Drop, Fault, FaultScript, RateLimited, ServerError
+from .faults import Delay, Drop, FaultScript, RateLimited, ServerError
 from .ledger import WAIT_SECONDS, Call, Ledger
 from .server import ConnectionDropped, Reply
 
@@ -55,21 +55,16 @@ class Reception:
         self._record(method, params, reply.status, self._error_of(reply))
         return reply
 
-    def script(self, method: str, fault: Fault, times: int) -> None:
-        self.faults.add(method, fault, times)
-
     async def wait_for_call(
         self, method: str, matches: Callable[[Call], bool] | None, count: int, timeout: float | None
     ) -> Call:
         """The `count`th call of a method that matches."""
 
-        def is_it(call: Call) -> bool:
-            fitting = [c for c in self.calls if c.method == method and (matches is None or matches(c))]
-            return len(fitting) >= count and fitting[count - 1] is call
+        def fits(call: Call) -> bool:
+            return call.method == method and (matches is None or matches(call))
 
-        return await self.calls.first(
-            is_it, wanted=f"of {method}", timeout=WAIT_SECONDS if timeout is None else timeout
-        )
+        seconds = WAIT_SECONDS if timeout is None else timeout
+        return await self.calls.nth(count, fits, wanted=f"of {method}", timeout=seconds)
 
     def _record(self, method: str, params: Mapping[str, Any], status: int, error: str | None) -> None:
         self.calls.append(Call(len(self.calls), method, dict(params), status, error))

@@ -17,10 +17,10 @@ import attrs
 import msgspec
 import trio
 
-from .faults import Fault, RateLimited
-from .ledger import WAIT_SECONDS, Call, Ledger
-from .reception import Reception
-from .server import LoopbackServer, Reply, Request, open_loopback_server
+from .fake import FakePlatform, SentMessage
+from .faults import RateLimited
+from .ledger import WAIT_SECONDS, Ledger
+from .server import Reply, Request, open_loopback_server
 from .slack_blocks import POST_TEXT_LIMIT, UPDATE_TEXT_LIMIT, SlackRefusal, check_content
 from .slack_delivery import FakeSlackSocket, SlackDeliveries
 
@@ -31,7 +31,7 @@ RESPONSE_URL_USES = 5
 
 @final
 @attrs.define
-class SlackMessage:
+class SlackMessage(SentMessage):
     """A message that the bot sent, as people see it now. `truncated` says that Slack cut its text."""
 
     channel: str
@@ -41,9 +41,6 @@ class SlackMessage:
     blocks: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
     ephemeral_for: str | None = None
     truncated: bool = False
-    versions: list[str] = attrs.field(factory=list[str])
-    deleted: bool = False
-    claimed: bool = attrs.field(default=False, repr=False)
 
     @property
     def buttons(self) -> list[dict[str, Any]]:
@@ -71,38 +68,27 @@ class _ResponseUrl:
 
 
 @final
-class FakeSlack:
+class FakeSlack(FakePlatform[SlackMessage]):
     """The control surface of a running fake. Made by `open_fake_slack`."""
 
+    # In the place of https://slack.com/api.
+    api_path = "/api"
     team_id, app_id, bot_id, bot_user_id = "T1", "A1", "B1", "UBOT"
 
     def __init__(
         self, *, token: str, app_token: str, signing_secret: str, ack_timeout: float, retry_delay: float
     ) -> None:
-        self.token = token
+        super().__init__(token, rate_limited=_rate_limited, error_of=_error_of)
         self.app_token = app_token
         self.signing_secret = signing_secret
-        self.reception = Reception(rate_limited=_rate_limited, error_of=_error_of)
-        self.messages: Ledger[SlackMessage] = Ledger("message")
         self.reactions: Ledger[tuple[str, str, str]] = Ledger("reaction")
         self.deliveries = SlackDeliveries(signing_secret, ack_timeout, retry_delay, lambda: int(time.time()))
         self._channels: dict[str, _Channel] = {}
         self._response_urls: dict[str, _ResponseUrl] = {}
         self._next_ts = 100
         self._next_event = 1
-        self._server: LoopbackServer | None = None
 
     # What tests look at.
-
-    @property
-    def base_url(self) -> str:
-        """What a client is configured with instead of https://slack.com/api."""
-        assert self._server is not None
-        return f"{self._server.url}/api"
-
-    @property
-    def calls(self) -> Ledger[Call]:
-        return self.reception.calls
 
     @property
     def socket(self) -> FakeSlackSocket:
@@ -120,28 +106,13 @@ class FakeSlack:
 
         def fits(message: SlackMessage) -> bool:
             return (
-                not message.claimed
-                and not message.deleted
-                and (channel is None or message.channel == channel)
+                (channel is None or message.channel == channel)
                 and (thread_ts is None or message.thread_ts == thread_ts)
                 and containing in message.text
             )
 
         wanted = f"in {channel} (thread {thread_ts}) containing {containing!r}"
-        message = await self.messages.first(fits, wanted=wanted, timeout=timeout)
-        message.claimed = True
-        return message
-
-    async def wait_for_call(
-        self,
-        method: str,
-        matches: Callable[[Call], bool] | None = None,
-        *,
-        count: int = 1,
-        timeout: float | None = None,
-    ) -> Call:
-        """The `count`th call of a Web API method."""
-        return await self.reception.wait_for_call(method, matches, count, timeout)
+        return await self._claim(fits, wanted=wanted, timeout=timeout)
 
     # What people and the platform do.
 
@@ -161,10 +132,6 @@ class FakeSlack:
         body = msgspec.json.encode({"type": "url_verification", "token": "legacy", "challenge": challenge})
         callback = await self.deliveries.request(body, "application/json")
         return callback.status == 200 and challenge in callback.answer.decode("utf-8", "replace")
-
-    def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
-        """Script a fault for the next calls of a Web API method, or of `ANY`."""
-        self.reception.script(method, fault, times)
 
     def say(
         self,
@@ -302,8 +269,7 @@ class FakeSlack:
         }
 
     def _connections_open(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._server is not None
-        return {"url": f"{self._server.socket_url}/link/?ticket={self.socket.ticket()}&app_id={self.app_id}"}
+        return {"url": f"{self.server.socket_url}/link/?ticket={self.socket.ticket()}&app_id={self.app_id}"}
 
     def _post_message(self, params: Mapping[str, Any]) -> dict[str, Any]:
         place = self._writable(params)
@@ -476,10 +442,9 @@ class FakeSlack:
         self.messages.touch()
 
     def _response_url(self, channel: str, message_ts: str | None) -> str:
-        assert self._server is not None
         path = f"/actions/{self.team_id}/{len(self._response_urls) + 1}/secret"
         self._response_urls[path] = _ResponseUrl(channel, message_ts)
-        return f"{self._server.url}{path}"
+        return f"{self.server.url}{path}"
 
     def _event(self, event: dict[str, Any]) -> None:
         event_id = f"Ev{self._next_event:08d}"
@@ -495,10 +460,6 @@ class FakeSlack:
             "authorizations": [{"team_id": self.team_id, "user_id": self.bot_user_id, "is_bot": True}],
         }
         self.deliveries.add("events_api", payload)
-
-    def attach(self, server: LoopbackServer) -> None:
-        """Used by `open_fake_slack` once the port is known."""
-        self._server = server
 
 
 _METHODS: dict[str, Callable[[FakeSlack, Mapping[str, Any]], dict[str, Any]]] = {

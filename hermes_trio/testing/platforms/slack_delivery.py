@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, final
 from urllib.parse import urlencode
 
@@ -20,8 +21,9 @@ import trio
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
 
 from .callback import Callback, post
-from .ledger import WAIT_SECONDS, Ledger
+from .ledger import Ledger
 from .server import Request
+from .sockets import FakeSockets
 
 __all__ = ["Acknowledgement", "Delivery", "FakeSlackSocket", "SlackDeliveries", "sign"]
 
@@ -59,31 +61,31 @@ def sign(secret: str, timestamp: str, body: bytes) -> str:
 
 
 @final
-class FakeSlackSocket:
+class FakeSlackSocket(FakeSockets[WebSocket]):
     """Socket Mode: the connections of one app, and the faults that a test may cause."""
 
     def __init__(self) -> None:
-        self.connections: list[WebSocket] = []
+        super().__init__()
         self.opened = 0
         self.acknowledgements: Ledger[Acknowledgement] = Ledger("acknowledgement")
-        self.refuse_connections = False
         self._tickets: set[str] = set()
-        self._changed = trio.Event()
         self._waiting: dict[str, Delivery] = {}
         self._turn = itertools.count()
         self._count = itertools.count(1)
+
+    @property
+    def connections(self) -> list[WebSocket]:
+        """Those that are open now, oldest first."""
+        return self._connections
+
+    def _socket_of(self, connection: WebSocket) -> WebSocket:
+        return connection
 
     def ticket(self) -> str:
         """A single-use ticket, part of the address that apps.connections.open gives out."""
         ticket = f"ticket-{next(self._count)}"
         self._tickets.add(ticket)
         return ticket
-
-    async def wait_for_connections(self, count: int = 1, *, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until exactly this many connections are open."""
-        with trio.fail_after(timeout):
-            while len(self.connections) != count:
-                await self._changed.wait()
 
     async def request_disconnect(self, reason: str = "refresh_requested", *, close: bool = False) -> None:
         """Tell every connection that it will end (`warning`, `refresh_requested` or `link_disabled`), and end it with `close`."""
@@ -93,11 +95,6 @@ class FakeSlackSocket:
             if close:
                 await socket.close(timeout=0.5)
 
-    async def drop_connections(self) -> None:
-        """Lose every connection without a close frame."""
-        for socket in list(self.connections):
-            await socket.abort()
-
     async def serve(self, request: Request, socket: WebSocket) -> None:
         """Speak to one client until its connection ends."""
         if self.refuse_connections or request.query.get("ticket") not in self._tickets:
@@ -105,8 +102,7 @@ class FakeSlackSocket:
             return
         self._tickets.discard(request.query["ticket"])
         self.opened += 1
-        self.connections.append(socket)
-        try:
+        with self._connected(socket), suppress(SocketClosed):
             hello = {
                 "type": "hello",
                 "num_connections": len(self.connections),
@@ -114,19 +110,13 @@ class FakeSlackSocket:
                 "connection_info": {"app_id": "A1"},
             }
             await socket.send(msgspec.json.encode(hello).decode())
-            self._wake()
+            self._changes.tell()
             while True:
                 self._hear(msgspec.json.decode(await socket.receive()))
-        except SocketClosed:
-            pass
-        finally:
-            self.connections.remove(socket)
-            self._wake()
 
     async def try_deliver(self, delivery: Delivery, ack_timeout: float, sent: Callable[[], None]) -> bool:
         """Send one envelope once, say that it was sent, and wait for its acknowledgement while the connection lasts."""
-        while not self.connections:
-            await self._changed.wait()
+        await self._changes.until(lambda: bool(self.connections))
         socket = self.connections[next(self._turn) % len(self.connections)]
         envelope: dict[str, Any] = {
             "envelope_id": delivery.envelope_id,
@@ -144,8 +134,7 @@ class FakeSlackSocket:
             return False
         sent()
         with trio.move_on_after(ack_timeout):
-            while socket in self.connections and not delivery.settled.is_set():
-                await self._changed.wait()
+            await self._changes.until(lambda: socket not in self.connections or delivery.settled.is_set())
         return delivery.settled.is_set()
 
     def _hear(self, message: Any) -> None:
@@ -159,11 +148,7 @@ class FakeSlackSocket:
             delivery.envelope_id, delivery.kind, fields.get("payload"), delivery.attempts - 1
         )
         self.acknowledgements.append(acknowledgement)
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changes.tell()
 
 
 @final

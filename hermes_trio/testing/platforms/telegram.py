@@ -19,10 +19,11 @@ import msgspec
 import trio
 
 from .callback import Callback, post
-from .faults import Fault, RateLimited
-from .ledger import WAIT_SECONDS, Call, Ledger
-from .reception import Reception
-from .server import LoopbackServer, Reply, Request, open_loopback_server
+from .changes import Changes
+from .fake import FakePlatform
+from .faults import RateLimited
+from .ledger import WAIT_SECONDS, Ledger
+from .server import Reply, Request, open_loopback_server
 from .telegram_arguments import (
     Refusal,
     arguments_of,
@@ -74,14 +75,12 @@ class _Poller:
 
 
 @final
-class FakeTelegram:
+class FakeTelegram(FakePlatform[BotMessage]):
     """The control surface of a running fake. Made by `open_fake_telegram`."""
 
     def __init__(self, token: str, username: str, webhook_retry_delay: float) -> None:
-        self.token = token
+        super().__init__(token, rate_limited=_rate_limited, error_of=_error_of)
         self.bot = {"id": int(token.partition(":")[0]), "is_bot": True, "first_name": "Bot", "username": username}
-        self.reception = Reception(rate_limited=_rate_limited, error_of=_error_of)
-        self.messages: Ledger[BotMessage] = Ledger("message")
         self.webhook_deliveries: Ledger[Callback] = Ledger("webhook delivery")
         self.commands: list[dict[str, str]] = []
         self.chat_actions: Ledger[tuple[int, str, int | None]] = Ledger("chat action")
@@ -94,22 +93,11 @@ class FakeTelegram:
         self._callbacks: set[str] = set()
         self._allowed: list[str] = []
         self._poller: _Poller | None = None
-        self._changed = trio.Event()
+        self._changes = Changes()
         self._webhook = _Webhook()
         self._webhook_retry_delay = webhook_retry_delay
-        self._server: LoopbackServer | None = None
 
     # What tests look at.
-
-    @property
-    def base_url(self) -> str:
-        """What a client is configured with instead of https://api.telegram.org."""
-        assert self._server is not None
-        return self._server.url
-
-    @property
-    def calls(self) -> Ledger[Call]:
-        return self.reception.calls
 
     @property
     def pending_update_ids(self) -> list[int]:
@@ -132,34 +120,18 @@ class FakeTelegram:
 
         def fits(message: BotMessage) -> bool:
             return (
-                not message.claimed
-                and not message.deleted
-                and (chat_id is None or message.chat_id == chat_id)
+                (chat_id is None or message.chat_id == chat_id)
                 and (thread_id is None or message.thread_id == thread_id)
                 and containing in message.text
             )
 
         wanted = f"in chat {chat_id} (topic {thread_id}) containing {containing!r}"
-        message = await self.messages.first(fits, wanted=wanted, timeout=timeout)
-        message.claimed = True
-        return message
-
-    async def wait_for_call(
-        self,
-        method: str,
-        matches: Callable[[Call], bool] | None = None,
-        *,
-        count: int = 1,
-        timeout: float | None = None,
-    ) -> Call:
-        """The `count`th call of a documented method."""
-        return await self.reception.wait_for_call(method, matches, count, timeout)
+        return await self._claim(fits, wanted=wanted, timeout=timeout)
 
     async def wait_for_poller(self, *, present: bool = True, timeout: float = WAIT_SECONDS) -> None:
         """Wait until a getUpdates call is held open, or until none is."""
         with trio.fail_after(timeout):
-            while (self._poller is not None) is not present:
-                await self._changed.wait()
+            await self._changes.until(lambda: (self._poller is not None) is present)
 
     # What people and the platform do.
 
@@ -238,10 +210,6 @@ class FakeTelegram:
         self._chats[chat_id].messages[message_id] = message
         self._add_update("edited_message", message)
 
-    def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
-        """Script a fault for the next calls of a documented method, or of `ANY`."""
-        self.reception.script(method, fault, times)
-
     # The API.
 
     async def handle(self, request: Request) -> Reply:
@@ -277,7 +245,7 @@ class FakeTelegram:
         if self._poller is not None:
             self._poller.terminated = True
         mine = self._poller = _Poller()
-        self._wake()
+        self._changes.tell()
         try:
             self._allow(params)
             offset = integer(params, "offset") or 0
@@ -287,8 +255,7 @@ class FakeTelegram:
             elif offset < 0:
                 self._updates = self._updates[offset:]
             with trio.move_on_after(integer(params, "timeout") or 0):
-                while not self._updates and not mine.terminated:
-                    await self._changed.wait()
+                await self._changes.until(lambda: bool(self._updates) or mine.terminated)
             if mine.terminated:
                 hint = "make sure that only one bot instance is running"
                 raise Refusal(409, f"Conflict: terminated by other getUpdates request; {hint}")
@@ -296,7 +263,7 @@ class FakeTelegram:
         finally:
             if self._poller is mine:
                 self._poller = None
-                self._wake()
+                self._changes.tell()
 
     def _get_me(self, params: Mapping[str, Any]) -> Any:
         return {**self.bot, "can_join_groups": True, "can_read_all_group_messages": False}
@@ -314,14 +281,14 @@ class FakeTelegram:
         self._webhook = _Webhook(url, None if secret is None else str(secret))
         if self._poller is not None:
             self._poller.terminated = True
-        self._wake()
+        self._changes.tell()
         return True
 
     def _delete_webhook(self, params: Mapping[str, Any]) -> bool:
         if boolean(params, "drop_pending_updates"):
             self._updates.clear()
         self._webhook = _Webhook()
-        self._wake()
+        self._changes.tell()
         return True
 
     def _get_webhook_info(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -491,11 +458,7 @@ class FakeTelegram:
             return
         self._updates.append({"update_id": self._next_update, kind: value})
         self._next_update += 1
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changes.tell()
 
     def _allow(self, params: Mapping[str, Any]) -> None:
         if "allowed_updates" in params:
@@ -540,7 +503,7 @@ class FakeTelegram:
         """Post pending updates to the webhook, in order, again and again until each is accepted with a 2xx."""
         while True:
             if not self._webhook.url or not self._updates:
-                await self._changed.wait()
+                await self._changes.wait()
                 continue
             webhook, update = self._webhook, self._updates[0]
             headers = {"Content-Type": "application/json"}
@@ -553,10 +516,6 @@ class FakeTelegram:
             else:
                 webhook.last_error = f"Wrong response from the webhook: {delivery.status}"
                 await trio.sleep(self._webhook_retry_delay)
-
-    def attach(self, server: LoopbackServer) -> None:
-        """Used by `open_fake_telegram` once the port is known."""
-        self._server = server
 
 
 # All but getUpdates, which alone may wait.

@@ -6,12 +6,14 @@ from typing import Any, final
 
 import attrs
 
+from .fake import SentMessage
+
 __all__ = ["BotMessage", "Chat"]
 
 
 @final
 @attrs.define
-class BotMessage:
+class BotMessage(SentMessage):
     """A message that the bot sent, as people see it now."""
 
     chat_id: int
@@ -23,9 +25,6 @@ class BotMessage:
     entities: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
     buttons: list[list[dict[str, Any]]] = attrs.field(factory=list[list[dict[str, Any]]])
     silent: bool = False
-    versions: list[str] = attrs.field(factory=list[str])
-    deleted: bool = False
-    claimed: bool = attrs.field(default=False, repr=False)
 
 
 @final

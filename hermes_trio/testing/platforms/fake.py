@@ -1,0 +1,93 @@
+"""What all fake platforms offer to a test: the calls that came in, faults for the next ones, and the messages that the bot sent.
+
+A platform's own fake is a `FakePlatform` that knows how its people speak and how its API answers. Its `open_fake_…` attaches the server and ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Generic, TypeVar
+
+import attrs
+
+from .faults import Fault, RateLimited
+from .ledger import Call, Ledger
+from .reception import Reception
+from .server import LoopbackServer, Reply
+
+__all__ = ["FakePlatform", "SentMessage"]
+
+
+@attrs.define
+class SentMessage:
+    """A message that the bot sent, as people see it now. `versions` are its texts, oldest first; a wait returns each message once (`claimed`)."""
+
+    versions: list[str] = attrs.field(factory=list[str], kw_only=True)
+    deleted: bool = attrs.field(default=False, kw_only=True)
+    claimed: bool = attrs.field(default=False, repr=False, kw_only=True)
+
+
+M = TypeVar("M", bound=SentMessage)
+
+
+class FakePlatform(Generic[M]):
+    """The control surface that the fakes share. Names of methods are the documented ones of the platform.
+
+    `rate_limited` writes the platform's own 429 answer; `error_of` reads the platform's error text from an answer.
+    """
+
+    api_path: ClassVar[str] = ""
+    """Where the API is below the address of the server."""
+
+    def __init__(
+        self, token: str, *, rate_limited: Callable[[RateLimited], Reply], error_of: Callable[[Reply], str | None]
+    ) -> None:
+        self.token = token
+        self.reception = Reception(rate_limited=rate_limited, error_of=error_of)
+        self.messages: Ledger[M] = Ledger("message")
+        self._server: LoopbackServer | None = None
+
+    @property
+    def base_url(self) -> str:
+        """What a client is configured with instead of the platform's own address."""
+        return f"{self.server.url}{self.api_path}"
+
+    @property
+    def server(self) -> LoopbackServer:
+        """The server behind the fake, once it is attached."""
+        assert self._server is not None, "this fake has no server; it is made by its open_fake_… function"
+        return self._server
+
+    @property
+    def calls(self) -> Ledger[Call]:
+        """Every call of the API, in order, as it was answered."""
+        return self.reception.calls
+
+    async def wait_for_call(
+        self,
+        method: str,
+        matches: Callable[[Call], bool] | None = None,
+        *,
+        count: int = 1,
+        timeout: float | None = None,
+    ) -> Call:
+        """The `count`th call of a method, now or within `timeout` seconds; else raises `NothingArrived`."""
+        return await self.reception.wait_for_call(method, matches, count, timeout)
+
+    def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
+        """Script a fault for the next calls of a method, or of `ANY`."""
+        self.reception.faults.add(method, fault, times)
+
+    def attach(self, server: LoopbackServer) -> None:
+        """Used by whoever opens the fake, once the port is known."""
+        self._server = server
+
+    async def _claim(self, fits: Callable[[M], bool], *, wanted: str, timeout: float) -> M:
+        """The oldest fitting message that no earlier wait has returned. Edits count: `fits` looks at the current state."""
+
+        def is_it(message: M) -> bool:
+            return not message.claimed and not message.deleted and fits(message)
+
+        message = await self.messages.first(is_it, wanted=wanted, timeout=timeout)
+        message.claimed = True
+        return message
