@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -46,6 +47,40 @@ async def test_bodies_above_the_limit_are_413_announced_or_chunked(fast_path: bo
             assert (chunked.status_code, chunked.json()["error"]["code"]) == (413, "body_too_large"), path
             assert set(announced.headers) >= SECURITY
         assert (await gateway.chat("x" * 9000)).status_code == 200
+
+
+@pytest.mark.parametrize("length", [b"", b"x", b"+5", b"-5", b"5_0"])
+async def test_a_length_that_another_server_let_pass_is_refused(length: bytes) -> None:
+    """Our own server takes no such request; behind another one, the application does not trust the number."""
+    messages: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async with open_gateway() as gateway:
+        await gateway.door(
+            {
+                "type": "http",
+                "asgi": {"version": "3.0"},
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": "http",
+                "path": "/v1/runs",
+                "raw_path": b"/v1/runs",
+                "query_string": b"",
+                "root_path": "",
+                "headers": [(b"content-length", length)],
+                "client": None,
+                "server": ("127.0.0.1", 80),
+            },
+            receive,
+            send,
+        )
+    error = msgspec.json.decode(messages[1]["body"])["error"]
+    assert (messages[0]["status"], error["code"], error["param"]) == (400, "invalid_content_length", "Content-Length")
 
 
 async def test_concurrent_turns_are_bounded_by_a_token_that_moves_with_the_turn(fast_path: bool) -> None:

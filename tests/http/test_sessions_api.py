@@ -199,6 +199,37 @@ async def test_leaving_a_session_stream_cancels_the_turn() -> None:
         await gateway.idle()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param", "code"),
+    [
+        ("POST", "", {"title": "t" * 101}, "title", "invalid_title"),
+        ("POST", "", {"title": "t" * 10_001}, "title", "invalid_title"),
+        ("POST", "", {"system_prompt": "p" * 65_537}, "system_prompt", "invalid_system_prompt"),
+        ("PATCH", "/s", {"title": "t" * 101}, "title", "invalid_title"),
+        ("PATCH", "/s", {"end_reason": "r" * 101}, "end_reason", "invalid_request"),
+        ("PATCH", "/s", {"model": "m"}, "model", "unsupported_session_field"),
+        ("POST", "/s/chat", {"message": " "}, "message", "missing_message"),
+        (
+            "POST",
+            "/s/chat",
+            {"message": "x", "system_message": "p" * 65_537},
+            "system_message",
+            "invalid_system_message",
+        ),
+    ],
+)
+async def test_what_a_session_does_not_take_is_named(
+    method: str, path: str, body: dict[str, Any], param: str, code: str
+) -> None:
+    """Each refusal has a code and the field; nothing is made or changed."""
+    async with open_gateway() as gateway:
+        before = (await gateway.http.post("/api/sessions", json={"id": "s"})).json()["session"]
+        answer = await gateway.http.request(method, f"/api/sessions{path}", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+        assert (await gateway.http.get("/api/sessions")).json()["data"] == [before]
+
+
 async def test_branches(fast_path: bool) -> None:
     """A branch has a copy of the messages, a parent and a numbered title; the old session ends as branched."""
     async with open_gateway(fast_path=fast_path) as gateway:
