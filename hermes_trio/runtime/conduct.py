@@ -222,6 +222,8 @@ async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None,
         )
         with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
             await core.store.finish_turn(finish)
+            if end:
+                core.forget_session(turn.context.session_id)
             return outcome
         assert bound.cancelled_caught
         problem = f"writing it down took more than {core.settings.finish_seconds:g} s"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -82,6 +83,7 @@ class Core:
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
         self.journal: Journal
+        self._forgets: list[Callable[[str], None]] = []
 
     def make_turn(
         self,
@@ -143,6 +145,20 @@ class Core:
         if root is not None:
             root.told(notice)
             self.roots.forget_settled(root)
+
+    @contextmanager
+    def at_session_end(self, forget: Callable[[str], None]) -> Generator[None]:
+        """While the body runs, `forget` is called with the id of every session that ends, however it ends: for whoever keeps something for sessions."""
+        self._forgets.append(forget)
+        try:
+            yield
+        finally:
+            self._forgets.remove(forget)
+
+    def forget_session(self, session_id: str) -> None:
+        """A session is over: whatever comes under its id afterwards starts afresh."""
+        for forget in self._forgets:
+            forget(session_id)
 
     async def end_session(self, session_id: str, reason: str, cause: Cause | None = None) -> bool:
         """End a session: its jobs are stopped, what waits for it is abandoned, and its row says why it ended. The first reason wins.

@@ -235,8 +235,12 @@ class Supervisor:
         return await self.find(job_id, session_id=session_id).stop(cause)
 
     async def stop_session(self, session_id: str, cause: Cause) -> list[StopReceipt]:
-        """Stop all jobs of a session, together, and return their receipts."""
-        return await self._stop(self.jobs(session_id), cause)
+        """Stop all jobs of a session, together, and return their receipts. If the cause is its end, what was kept for it is forgotten."""
+        try:
+            return await self._stop(self.jobs(session_id), cause)
+        finally:
+            if cause.kind is CancelCause.SESSION_ENDED:
+                self._core.forget_session(session_id)
 
     async def stop_all(self, cause: Cause) -> list[StopReceipt]:
         """Stop every job, together, and return the receipts."""

@@ -92,7 +92,10 @@ async def open_toolbox(
     cwd = _directory(terminal.cwd)
     log = output_log if output_log is not None else _log_of(runtime.store)
     async with open_warden(max_processes=terminal.max_processes) as warden:
-        with open_shells(base, cwd, trio.current_time, login=terminal.login_shell) as shells:
+        with (
+            open_shells(base, cwd, trio.current_time, login=terminal.login_shell) as shells,
+            runtime.core.at_session_end(shells.forget),
+        ):
             processes = Processes(warden, shells, terminal, log)
             judge = Consent(approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass)
             delegation = Delegation(

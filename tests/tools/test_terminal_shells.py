@@ -10,6 +10,7 @@ import trio
 
 from hermes_trio import SessionContext, Turn
 from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.tools import shells
 from hermes_trio.tools.shells import Shells, base_environment, open_shells
 
@@ -237,3 +238,35 @@ async def test_without_bash_commands_still_run() -> None:
     async with open_bench() as bench:
         bench.box.shells.bash = None
         assert (await bench.run("echo $0; cd /usr"))["output"] == "/bin/sh"
+
+
+@pytest.mark.parametrize("how", ["ended", "stopped", "one shot"])
+async def test_a_session_that_has_ended_leaves_no_shell(tmp_path: Path, how: str) -> None:
+    """However a session ends, what comes under its id afterwards starts where every session starts."""
+    async with open_bench() as bench:
+        before = (await bench.run("pwd"))["output"]
+        command = {"command": f"cd {tmp_path}; export LEFT=behind"}
+        if how == "one shot":
+
+            async def agent(turn: Turn) -> str:
+                await call(bench.box, turn, "terminal", command)
+                return "done"
+
+            context = SessionContext(session_id="s1", session_key="s1")
+            await bench.runtime.run_turn("go", context, agent=agent, one_shot="run_complete")
+        else:
+            await bench.use("terminal", command)
+            assert (await bench.run("echo $LEFT"))["output"] == "behind"
+        if how == "ended":
+            await bench.runtime.core.end_session("s1", "user")
+        elif how == "stopped":
+            await bench.runtime.stop_session("s1", Cause(CancelCause.SESSION_ENDED))
+        assert (await bench.run("pwd; echo [$LEFT]"))["output"] == f"{before}\n[]"
+
+
+async def test_a_stop_keeps_the_shell() -> None:
+    """A session whose work is stopped goes on: its variables are still there."""
+    async with open_bench() as bench:
+        await bench.run("export LEFT=behind")
+        await bench.runtime.stop_session("s1")
+        assert (await bench.run("echo $LEFT"))["output"] == "behind"
