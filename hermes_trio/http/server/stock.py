@@ -42,6 +42,7 @@ class StockConnection(TCPServer):
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else stream.transport_stream.socket
         self.due = inf
         self._opening = opening
+        self._opened = trio.Event()
         self._read_out = False
         self._bound = SendBound(worker.config.write_timeout)
 
@@ -55,10 +56,16 @@ class StockConnection(TCPServer):
     async def _read_data(self) -> None:
         if self._opening:
             await self.protocol.handle(RawData(self._opening))
+        self._opened.set()
         await super()._read_data()
         # Hypercorn would keep the socket of a client that has left for the rest of the keep-alive timeout.
         self._read_out = True
         await self.idle_task.stop()
+
+    async def _idle_timeout(self) -> None:
+        # In a server that stops, an idle connection ends at once: not before what it was handed over with has been looked at.
+        await self._opened.wait()
+        await super()._idle_timeout()
 
     def close(self) -> None:
         """Close the socket, which Hypercorn leaves open when a TLS handshake fails or when closing is cancelled."""
