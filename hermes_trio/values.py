@@ -5,7 +5,7 @@ attrs is for the few classes that need more of a field than a default: a private
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ class Discreet(msgspec.Struct, frozen=True):
 
     hidden: ClassVar[tuple[str, ...]] = ()
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # A struct has one of its own, with everything in it: what prints values in colour asks for this instead of the other.
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in self.hidden]
+
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in self.hidden)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
