@@ -238,11 +238,11 @@ class Writer:
             if not db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
             await self._do(self._commit)
-        except BaseException as error:
-            if not self._orphaned and db.in_transaction:
-                self._roll_back()
-            if isinstance(error, apsw.Error):
-                raise translate(error, self._path) from error
+        except apsw.Error as error:
+            self._undo()
+            raise translate(error, self._path) from error
+        except BaseException:
+            self._undo()
             raise
         finally:
             self._verbs += 1
@@ -252,6 +252,10 @@ class Writer:
             if self._queue or self._closing or self._orphaned:
                 self._wake()
         return value
+
+    def _undo(self) -> None:
+        if not self._orphaned and self._db.in_transaction:
+            self._roll_back()
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
         """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
