@@ -93,8 +93,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Where the store is."""
         return self.home / DATABASE_NAME
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # Tables hold tokens, the environment holds everything.
+        return [("home", str(self.home)), ("path", str(self.path))]
+
     def __repr__(self) -> str:
-        return f"Config(home={str(self.home)!r}, path={str(self.path)!r})"
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 _OWN: Final = ("home", "path", "environment")

@@ -7,9 +7,11 @@ which it takes part, by every message. A thread is a channel of its own on Disco
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
+
+from hermes_trio.values import Discreet
 
 from .contract import Incoming
 from .menu import MENU
@@ -24,13 +26,14 @@ PLAIN_MESSAGE, REPLY = 0, 19
 TEXT_OPTION: Final = 3
 
 
-class DiscordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiscordSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[discord]` may hold besides the shared settings.
 
     Channels outside `allowed_channels` (if there are any in it) are ignored, with their threads; in `free_channels` the agent is meant by every message. With
     `guild_id` the slash commands are registered in that server only, where they show up at once.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = ("token", "proxy")
     token: str = ""
     base_url: str = API_URL
     proxy: str | None = None
@@ -40,9 +43,6 @@ class DiscordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reply_to: Literal["message", "none"] = "message"
     register_commands: bool = True
     guild_id: str = ""
-
-    def __repr__(self) -> str:
-        return "DiscordSettings(…)"
 
     def concerns(self, source: Source) -> bool:
         """Whether the agent works in this place at all."""

@@ -7,12 +7,13 @@ the rest to the platform. A mistake names the table, the key and what would be a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from hermes_trio.tables import SettingsError, near, read_table
+from hermes_trio.values import Discreet
 
 from .session_keys import Isolation
 from .targets import Address
@@ -105,9 +106,10 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     look_seconds: Seconds = 60.0
 
 
-class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[webhook.routes.NAME]`. Several secrets are alternatives, for rotation. `linger` is how long a delivery's session waits for its background work."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("secret",)
     enabled: bool = True
     secret: str | list[str] = ""
     secret_env: str = ""
@@ -122,9 +124,10 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = ""
 
 
-class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhookSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[webhook]`. `rate_limit` is requests a minute and route; `max_pending` bounds deliveries that are accepted and not finished."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("secret",)
     enabled: bool = True
     secret: str | list[str] = ""
     secret_env: str = ""

@@ -7,9 +7,11 @@ it takes part, by every message. A mention comes as two events about one message
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
+
+from hermes_trio.values import Discreet
 
 from .commands_text import LiteralText, parse_command
 from .contract import Incoming
@@ -30,13 +32,14 @@ SAID: Final = (None, FILE_SHARE, "thread_broadcast", "bot_message")
 """The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
 
 
-class SlackSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SlackSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[slack]` may hold besides the shared settings.
 
     Socket Mode needs `app_token`, the Events API `signing_secret`, and `endpoint` as the path of its request URLs. Channels outside `allowed_channels` (if
     there are any in it) are ignored; in `free_channels` the agent is meant by every message.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = ("token", "app_token", "signing_secret", "proxy")
     token: str = ""
     app_token: str = ""
     signing_secret: str = ""
@@ -48,9 +51,6 @@ class SlackSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reply_in_thread: bool = True
     allowed_channels: list[str] = msgspec.field(default_factory=list[str])
     free_channels: list[str] = msgspec.field(default_factory=list[str])
-
-    def __repr__(self) -> str:
-        return f"SlackSettings(mode={self.mode!r})"
 
     def concerns(self, source: Source) -> bool:
         """Whether the agent works in this place at all."""

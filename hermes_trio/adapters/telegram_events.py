@@ -7,10 +7,12 @@ is given. A forum's topic is a thread; its General topic is the group itself, as
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
+
+from hermes_trio.values import Discreet
 
 from .commands_text import parse_command
 from .contract import Incoming
@@ -24,13 +26,17 @@ PLATFORM: Final = "telegram"
 GENERAL_TOPIC: Final = 1
 
 
-class TelegramSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TelegramSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[telegram]` may hold besides the shared settings.
 
     `webhook_url` is the public https address that Telegram posts to in webhook mode; its path is where the server answers. Groups outside `allowed_chats` (if
     there are any in it) are ignored; in `free_chats` the agent is meant by every message.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = (
+        "token",
+        "proxy",
+    )
     token: str = ""
     base_url: str = API_URL
     proxy: str | None = None
@@ -42,9 +48,6 @@ class TelegramSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     free_chats: list[str] = msgspec.field(default_factory=list[str])
     reply_to: Literal["message", "none"] = "message"
     register_commands: bool = True
-
-    def __repr__(self) -> str:
-        return f"TelegramSettings(mode={self.mode!r})"
 
 
 def source_of(message: Message, user: User | None = None) -> Source:

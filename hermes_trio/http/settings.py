@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
+
+from hermes_trio.values import Discreet
 
 __all__ = ["Limits", "ServerSettings"]
 
@@ -14,9 +16,10 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[server]`: address, key, origins, and how the server ends."""
 
+    hidden: ClassVar[tuple[str, ...]] = ("key",)
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8642
     key: str = ""

@@ -7,9 +7,16 @@ from typing import ClassVar
 import msgspec
 import pytest
 
+from hermes_trio.adapters.discord_events import DiscordSettings
+from hermes_trio.adapters.settings import RouteSettings, WebhookSettings
+from hermes_trio.adapters.slack_events import SlackSettings
+from hermes_trio.adapters.telegram_events import TelegramSettings
 from hermes_trio.agent.models.dial import Proxy
+from hermes_trio.config import Config
 from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.settings import ServerSettings
 from hermes_trio.runtime.outcome import Outcome, TurnState
+from hermes_trio.tools.mcp import McpServer
 from hermes_trio.tools.warden import ProcessSpec
 from hermes_trio.values import Discreet
 
@@ -47,10 +54,17 @@ def test_what_is_shown() -> None:
         AdminKey(SECRET),
         Proxy(host="proxy", port=1, authorization=SECRET),
         Outcome(turn_id="t", session_id="s", state=TurnState.COMPLETED, exception=ValueError(SECRET)),
+        ServerSettings(key=SECRET),
+        WebhookSettings(secret=SECRET, routes={"r": RouteSettings(prompt="p", secret=[SECRET])}),
+        TelegramSettings(token=SECRET, proxy=f"http://u:{SECRET}@proxy"),
+        DiscordSettings(token=SECRET),
+        SlackSettings(token=SECRET, app_token=SECRET, signing_secret=SECRET),
+        McpServer(command="true", env={"KEY": SECRET}, headers={"authorization": SECRET}),
+        Config(server=ServerSettings(key=SECRET), environment={"KEY": SECRET}, telegram={"token": SECRET}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_secrets_stay_inside(value: Discreet) -> None:
+def test_secrets_stay_inside(value: msgspec.Struct) -> None:
     """Neither the plain nor the coloured form of a value shows what it hides."""
     from rich.pretty import pretty_repr
 

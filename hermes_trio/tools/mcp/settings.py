@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, ClassVar, Final, cast
 
 import msgspec
 from msgspec import Meta
 
 from hermes_trio.tables import SettingsError, read_table
+from hermes_trio.values import Discreet
 
 __all__ = ["McpServer", "McpSettings"]
 
@@ -19,12 +20,16 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class McpServer(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[mcp.servers.NAME]`: a `command` that speaks over its standard streams, or the `url` of a streamable HTTP server.
 
     `${NAME}` in `env` and `headers` is a variable of this process, so that secrets need not stand in the file.
     """
 
+    hidden: ClassVar[tuple[str, ...]] = (
+        "env",
+        "headers",
+    )
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = msgspec.field(default_factory=dict[str, str])
@@ -37,9 +42,6 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     enabled: bool = True
     tools: tuple[str, ...] = ()
     """Only these tools; empty for all."""
-
-    def __repr__(self) -> str:
-        return f"McpServer({self.command or self.url!r})"
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
