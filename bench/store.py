@@ -219,9 +219,9 @@ async def measure(directory: Path, rounds: int, seconds: float, reads_a_round: i
 
 
 def _said_of_reads(ratio: float, calm: float, disturbed: float) -> str:
-    if ratio <= READ_BOUND:
-        return f"read p99/p50 {ratio:.1f}x <= {READ_BOUND:.0f}x"
-    return f"read p99/p50 {calm:.1f}x <= {READ_BOUND:.0f}x ({ratio:.0f}x with the {disturbed:.1%} that the kernel interrupted)"
+    """The bound on reads, judged by all of them; what they are without those that the kernel interrupted explains a machine that others use."""
+    aside = f" ({calm:.1f}x without the {disturbed:.1%} that the kernel interrupted)" if ratio > READ_BOUND else ""
+    return f"read p99/p50 {ratio:.1f}x <= {READ_BOUND:.0f}x{aside}"
 
 
 def report(figures: Figures) -> int:
@@ -252,7 +252,7 @@ def report(figures: Figures) -> int:
     bounds = {
         f"speedup {speedup:.1f}x >= {SPEEDUP_BOUND:.0f}x": speedup >= SPEEDUP_BOUND,
         f"turn CPU {cpu:.0f}us <= {CPU_BOUND:.0f}us": cpu <= CPU_BOUND,
-        _said_of_reads(ratio, calm, disturbed): min(ratio, calm) <= READ_BOUND,
+        _said_of_reads(ratio, calm, disturbed): ratio <= READ_BOUND,
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(
