@@ -42,7 +42,10 @@ BATCH_LIMIT: Final = 512
 """Verbs in one transaction. More gain nothing: the commit's cost is spread thin long before."""
 
 SLICE_SECONDS: Final = 0.001
-"""How long a batch stays on the loop before the other tasks get their turn."""
+"""How long a batch stays on the loop before the other tasks get their turn, if they need less than that themselves."""
+
+LONGEST_SLICE: Final = 0.05
+"""A batch may stay for as long as the others have just taken, up to this: a loop that is full of requests must not starve the writes that end them."""
 
 CALM_VERBS: Final = 16
 """A caller that need not wait still goes through the queue this often: the others get their turn, and a crowd is noticed."""
@@ -357,9 +360,10 @@ class Writer:
                 call = queue.popleft()
                 calls.append(call)
                 self._attempt(call)
-                if self._slices and perf_counter() > limit:
+                if self._slices and (left := perf_counter()) > limit:
                     await trio.lowlevel.cancel_shielded_checkpoint()
-                    limit = perf_counter() + SLICE_SECONDS
+                    back = perf_counter()
+                    limit = back + max(SLICE_SECONDS, min(back - left, LONGEST_SLICE))
             if not db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
             await self._do(self._commit)

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from hermes_trio.store import Runner, StoreClosed, StoreError, open_store
+from hermes_trio.store import writer as writer_module
 from hermes_trio.store.files import connect, enter_wal
 from hermes_trio.store.rows import Database, many, write
 from hermes_trio.store.writer import InlineWorker, ThreadWorker, Weight, Worker, Writer
@@ -382,3 +383,43 @@ async def test_a_lone_commit_that_fails(db: Database, worker: Worker, monkeypatc
         assert not db.in_transaction
         await writer.submit(put, 2)
     assert numbers(db) == [0, 2]
+
+
+async def test_a_full_loop_does_not_starve_the_writes(
+    db: Database, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch gets as much of the loop as the others take, so that a crowd of requests cannot hold up the writes that end them."""
+    moment = 0.0
+    steps = steps_when_written = 0
+
+    def slow_put(db: Database, number: int) -> int:
+        nonlocal moment, steps_when_written
+        moment += 0.001
+        steps_when_written = steps
+        return put(db, number)
+
+    async def crowd() -> None:
+        nonlocal moment, steps
+        while len(done) < 200:
+            moment += 0.02
+            steps += 1
+            await trio.lowlevel.checkpoint()
+
+    async def insert(number: int) -> None:
+        done.append(await writer.submit(slow_put, number))
+
+    monkeypatch.setattr(writer_module, "perf_counter", lambda: moment)
+    done: list[int] = []
+    writer = Writer(db, worker, "w.db", slices=True)
+    async with trio.open_nursery() as outer:
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                nursery.start_soon(insert, number)
+            await trio.testing.wait_all_tasks_blocked()
+            outer.start_soon(writer.run)
+            nursery.start_soon(crowd)
+        writer.close()
+    assert numbers(db) == list(range(200))
+    assert writer.statistics().commits == 1
+    # Twenty verbs fit into the time of one step of the crowd; with slices of a millisecond it would have had a step for every verb.
+    assert steps_when_written < 40
