@@ -34,6 +34,7 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
     reply: Reply | None = None
     failure: BaseException | None = None
     outside: BaseException | None = None
+    outcome: Outcome | None = None
     locked = False
     session_id = turn.context.session_id
     core.live_turns[turn.id] = turn
@@ -49,11 +50,21 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
                     await core.store.begin_turn(start)
                 answer = await turn.plan.agent(turn)
                 reply = Reply(text=answer) if isinstance(answer, str) else answer
+                if not turn.nursery.child_tasks:
+                    # Nothing else runs in the turn, so its end is known. Leaving the nursery takes a step of the scheduler, which need not come first.
+                    outcome = _judge(turn, reply, None, None, trio.current_time() - began)
+                    how = outcome.state.value
+                    outcome = await _commit(core, turn, start, reply, outcome)
+                    if turn.plan.run is not None:
+                        core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
             failure, outside = _sift(error)
-        outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)
-        how = outcome.state.value
-        outcome = await _commit(core, turn, start, reply, outcome)
+            if outcome is not None and failure is not None:
+                logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
+        if outcome is None:
+            outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)
+            how = outcome.state.value
+            outcome = await _commit(core, turn, start, reply, outcome)
         _count_delivered(core, turn, outcome)
         if turn.plan.source == SUBAGENT:
             await _stop_orphans(core, session_id)

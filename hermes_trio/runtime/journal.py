@@ -68,6 +68,11 @@ class Journal:
         rows.append(run.row(run.log.last + 1, run.terminal))
         return tuple(rows)
 
+    def ended(self, turn: Turn, outcome: Outcome) -> None:
+        """The end of this turn has been written down, or could not be: the readers of its run may know."""
+        assert turn.plan.run is not None
+        self._runs[turn.plan.run.run_id].conclude(outcome)
+
     async def run(self) -> None:
         """Write batches until cancelled. A store that fails is tried again; readers of the live log do not notice."""
         while True:

@@ -183,6 +183,14 @@ class Run:
             outcome = await conduct(self._core, self.turn)
         finally:
             self._core.admission.release()
+        self.conclude(outcome)
+        if self.turn.root.settled:
+            self._settle(self.turn.root)
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Say how the run ended, once: its readers are told as soon as it is written down."""
+        if self.ended.is_set():
+            return
         self.outcome = outcome
         self.flush()
         self.move(_ENDS[outcome.state])
@@ -191,8 +199,6 @@ class Run:
         self.last_event = event["event"]
         self.log.append(event)
         self.ended.set()
-        if self.turn.root.settled:
-            self._settle(self.turn.root)
 
     def _settle(self, root: Root) -> None:
         if not self.ended.is_set() or self.settled.is_set():

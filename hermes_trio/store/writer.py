@@ -13,6 +13,7 @@ busy loop after each statement, which is what makes thread-per-call drivers slow
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections import deque
@@ -131,9 +132,10 @@ class ThreadWorker:
                 bell.send(b"\0")
 
     def start(self, work: Callable[[], Any], /) -> None:
-        """Begin `work` in the thread."""
+        """Begin `work` in the thread, now: a loop that went on would keep the interpreter's lock from it until it has nothing else to do."""
         self._work = work
         self._ours.send(b"\0")
+        os.sched_yield()
 
     async def over(self) -> None:
         """Wait for the thread's byte."""
