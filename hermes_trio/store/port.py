@@ -159,6 +159,10 @@ class Search(Protocol):
         """Index what is committed and not indexed yet, in small batches; return how many messages that was."""
         ...
 
+    async def index_some(self) -> int:
+        """Index one small batch of what is committed and not indexed yet; return how many messages that was."""
+        ...
+
 
 class Runs(Protocol):
     """Runs and their event logs."""

@@ -25,7 +25,7 @@ __all__ = ["SearchVerbs", "index_backlog", "index_next"]
 
 QUERY_LENGTH: Final = 2_048
 TERM_LIMIT: Final = 32
-INDEX_BATCH: Final = 500
+INDEX_BATCH: Final = 200
 SNIPPET_LENGTH: Final = 160
 NEIGHBOUR_LENGTH: Final = 200
 INDEXED_UPTO: Final = "search.indexed_upto"
@@ -250,9 +250,10 @@ class SearchVerbs(Verbs):
     async def index_messages(self) -> int:
         """Index what is committed and not indexed yet, in small batches; return how many messages that was."""
         total = 0
-        while await self._read(index_backlog):
-            indexed = await self._write_heavily(index_next, INDEX_BATCH)
-            if not indexed:
-                break
+        while indexed := await self.index_some():
             total += indexed
         return total
+
+    async def index_some(self) -> int:
+        """Index one small batch of what is committed and not indexed yet; return how many messages that was."""
+        return await self._write_heavily(index_next, INDEX_BATCH) if await self._read(index_backlog) else 0

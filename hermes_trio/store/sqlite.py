@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from enum import Enum
 from pathlib import Path
+from time import perf_counter
 from typing import Final, Literal
 
 import apsw
@@ -47,6 +48,9 @@ READER_THREADS: Final = 4
 
 INDEX_SECONDS: Final = 15.0
 """How far the search index may lag behind; a search catches up first anyway."""
+
+INDEX_PATIENCE: Final = 4.0
+"""Indexing rests so many times as long as it has worked."""
 
 log: Final = logging.getLogger(__name__)
 
@@ -105,6 +109,15 @@ class SqliteStore(
         return self._writer.statistics()
 
 
+async def _index_gently(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Index what waits, a little at a time, with pauses that are longer than the work: whoever waits for a commit comes first."""
+    while True:
+        began = perf_counter()
+        if not await store.index_some():
+            return
+        await sleep(INDEX_PATIENCE * (perf_counter() - began))
+
+
 async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
     rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
@@ -113,7 +126,7 @@ async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[Non
         for _ in range(rounds):
             await sleep(pause)
             try:
-                await store.index_messages()
+                await _index_gently(store, sleep)
             except StoreError as error:
                 log.warning("the search index could not be brought up to date", extra={"error": str(error)})
         try:
