@@ -128,6 +128,15 @@ def commit_seconds(folder: Path, count: int = 40) -> float:
         db.close()
 
 
+def _let_end(server: PinnedServer) -> None:
+    """Wait until a server has stopped working for clients that have left: the next one has the same core."""
+    for _ in range(40):
+        cpu = server.cpu_seconds()
+        time.sleep(0.1)
+        if server.cpu_seconds() - cpu < 0.02:
+            return
+
+
 Samples = dict[tuple[str, int], list[Sample]]
 
 
@@ -147,6 +156,7 @@ def measure(
                 for name, server in servers.items():
                     bar.update(task, description=f"{what}: {name}, {clients} clients")
                     samples[name, clients].append(_sample(server, clients, seconds))
+                    _let_end(server)
                     bar.advance(task)
     return samples
 
