@@ -50,11 +50,10 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
                     await core.store.begin_turn(start)
                 answer = await turn.plan.agent(turn)
                 reply = Reply(text=answer) if isinstance(answer, str) else answer
-                if not turn.nursery.child_tasks:
-                    # Nothing else runs in the turn, so its end is known. Leaving the nursery takes a step of the scheduler, which need not come first.
-                    outcome = _judge(turn, reply, None, None, trio.current_time() - began)
-                    how = outcome.state.value
-                    outcome = await _commit(core, turn, start, reply, outcome)
+                if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
+                    # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
+                    # a step of the scheduler, which need not come first.
+                    outcome = await _end(core, turn, start, reply, None, None, began)
                     if turn.plan.run is not None:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
@@ -62,9 +61,8 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
             if outcome is not None and failure is not None:
                 logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
         if outcome is None:
-            outcome = _judge(turn, reply, failure, outside, trio.current_time() - began)
-            how = outcome.state.value
-            outcome = await _commit(core, turn, start, reply, outcome)
+            outcome = await _end(core, turn, start, reply, failure, outside, began)
+        how = outcome.state.value
         _count_delivered(core, turn, outcome)
         if turn.plan.source == SUBAGENT:
             await _stop_orphans(core, session_id)
@@ -81,6 +79,19 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
     if outside is not None:
         raise outside
     return outcome
+
+
+async def _end(
+    core: Core,
+    turn: Turn,
+    start: TurnStart,
+    reply: Reply | None,
+    failure: BaseException | None,
+    outside: BaseException | None,
+    began: float,
+) -> Outcome:
+    """The one outcome of a turn, written down."""
+    return await _commit(core, turn, start, reply, _judge(turn, reply, failure, outside, trio.current_time() - began))
 
 
 async def _stop_orphans(core: Core, session_id: str) -> None:

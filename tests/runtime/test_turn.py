@@ -125,6 +125,26 @@ async def test_a_group_of_failures_has_one_first_cause(runtime: Runtime):
     assert any("also raised: KeyError" in note for note in outcome.exception.__notes__)
 
 
+async def test_a_task_that_failed_before_the_agent_returned(runtime: Runtime):
+    """A turn is not complete because its agent got away without noticing that a task of the turn had failed."""
+
+    async def agent(turn: Turn) -> str:
+        done = trio.Event()
+
+        async def failing() -> None:
+            done.set()
+            raise ValueError("no")
+
+        turn.nursery.start_soon(failing)
+        await done.wait()
+        assert not turn.nursery.child_tasks
+        return "all is well"
+
+    outcome = await runtime.run_turn("go", agent=agent)
+    assert (outcome.state, outcome.error_code) == (TurnState.FAILED, "agent_error")
+    assert isinstance(outcome.exception, ValueError)
+
+
 async def test_a_deadline_cancels_with_a_cause(runtime: Runtime):
     """The time of a turn is part of its budget, and what it had so far is kept."""
 
