@@ -15,11 +15,13 @@ import pytest
 import trio
 
 from hermes_trio import Agent, Turn, get_session_env
+from hermes_trio.adapters import cron_jobs
 from hermes_trio.adapters.cron import CRON_COMPLETE, CronScheduler
 from hermes_trio.adapters.cron_jobs import Job
 from hermes_trio.adapters.directory import Member
 from hermes_trio.adapters.schedule import slots
 from hermes_trio.adapters.settings import CronSettings, HomeChannel, PlatformSettings
+from hermes_trio.http import jobs as http_jobs
 from hermes_trio.store import CronExecution, CronState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
@@ -480,3 +482,8 @@ async def test_a_year_of_cron(tmp_path: Path) -> None:
         assert counts["missed"] > 20
         assert counts["failed"] > 10
         assert counts["completed"] > 2500
+
+
+def test_what_the_api_changes_is_what_jobs_have() -> None:
+    """The front end may not know the scheduler, so each has its list of fields; the one is a part of the other."""
+    assert set(http_jobs._CHANGEABLE) == set(cron_jobs._FIELDS) - {"timezone", "origin"}
