@@ -28,7 +28,7 @@ from rich.progress import Progress
 
 from bench.report import Report, arguments_for, progress, spread
 from hermes_trio import Job, JobSpec, JobState, Reply, Runtime, SessionContext, Settings, Turn, TurnInput
-from hermes_trio.serving import settle_heap
+from hermes_trio.gateway.serving import settle_heap
 from hermes_trio.store import open_store
 
 AT_ONCE = 32

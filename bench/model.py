@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hermes_trio.agent.model import ModelRequest, collect
-from hermes_trio.agent.models.openai import OpenAIModel
-from hermes_trio.agent.models.transport import Transport
+from hermes_trio.net.http1 import Transport
+from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.runtime.ports import Message
 from hermes_trio.testing.model_server import Answer, Fault, ModelServer
 

@@ -25,13 +25,13 @@ import msgspec
 import trio
 
 from hermes_trio.config import load_config
+from hermes_trio.gateway.serving import Serving, open_server, run_server
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.logs import configure_logging
 from hermes_trio.runtime.context import get_session_env
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Agent, Reply
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.serving import Serving, open_server, run_server
 
 KEY = "bench-key-0123456789abcdef0123456789abcdef"
 ANSWER = "Hello! It is sunny in Paris today."

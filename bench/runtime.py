@@ -55,9 +55,9 @@ from hermes_trio import (
     Turn,
     TurnInput,
 )
-from hermes_trio.runtime.conduct import conduct
 from hermes_trio.runtime.ports import InboxKind, JobFinish, JobStart, Recovery, TurnFinish, TurnStart
 from hermes_trio.runtime.turn import TurnPlan, TurnScope
+from hermes_trio.runtime.turn_lifecycle import conduct
 
 BOUND = 3.0
 GOAL = 2.0

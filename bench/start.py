@@ -134,7 +134,7 @@ def main() -> int:
     report = Report("start", args.results, args.plot)
     starts: dict[str, list[Start]] = defaultdict(list)
     imports: dict[str, list[float]] = defaultdict(list)
-    modules = ("sys", "trio", "quart_trio", "hermes_trio", "hermes_trio.serving")
+    modules = ("sys", "trio", "quart_trio", "hermes_trio", "hermes_trio.gateway.serving")
     with progress() as bar:
         task = bar.add_task("starting servers", total=rounds)
         for _ in range(rounds):

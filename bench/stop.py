@@ -28,9 +28,9 @@ from rich.progress import Progress
 from bench.report import Report, arguments_for, progress, spread
 from hermes_trio import Runtime, SessionContext, StopReceipt, Turn
 from hermes_trio.agent.loop import ModelAgent
-from hermes_trio.agent.models.demo import DemoModel
+from hermes_trio.providers.demo import DemoModel
 from hermes_trio.store import open_store
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.tools.toolbox import Toolbox, open_toolbox
 
 CHILDREN = 3

@@ -17,8 +17,8 @@ import trio
 
 from hermes_trio import Turn
 from hermes_trio.config import load_config
+from hermes_trio.gateway.serving import open_server
 from hermes_trio.http.auth import admin_key
-from hermes_trio.serving import open_server
 
 
 async def agent(turn: Turn) -> str:

@@ -19,7 +19,6 @@ from .runtime.context import (
     get_session_env,
 )
 from .runtime.core import Settings
-from .runtime.delivery import Delivery, Front
 from .runtime.errors import (
     AgentFailed,
     BudgetExhausted,
@@ -33,6 +32,7 @@ from .runtime.errors import (
     TooBusy,
     UnknownJob,
 )
+from .runtime.interface import Delivery, Front
 from .runtime.outcome import CancelCause, Cause, JobState, Outcome, StopReceipt, TurnState, Usage
 from .runtime.ports import Agent, InboxRow, Message, NewMessage, NoticeKind, OutboxEntry, Reply, RuntimeStore, TurnInput
 from .runtime.run import Run, RunStatus

@@ -14,11 +14,11 @@ from typing import Any, Final, final
 import msgspec
 
 from hermes_trio.config import load_config
+from hermes_trio.gateway.wiring import open_gateway
 from hermes_trio.http.auth import AdminKey, admin_key, is_loopback
 from hermes_trio.http.errors import ApiError
 from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, remedied
 from hermes_trio.logs import configure_logging
-from hermes_trio.wiring import open_gateway
 
 __all__ = ["app"]
 

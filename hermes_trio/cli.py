@@ -44,14 +44,14 @@ def main() -> None:
         words = sys.argv[1:]
         options = plain_serve(words)
         if options is None:
-            from hermes_trio.commands import app
+            from hermes_trio.commands.app import app
 
             app(words)
         else:
             gc.disable()  # nothing that a start makes is garbage; `settle_heap` has the last word
             import trio
 
-            from hermes_trio.serve_command import serve
+            from hermes_trio.commands.serve import serve
 
             trio.run(partial(serve, **options))
     except* Exception as group:
@@ -70,11 +70,11 @@ def main() -> None:
 
 def _for_people() -> tuple[type[Exception], ...]:
     """The errors whose text is all that the person at the terminal needs. Imported only when there is one."""
-    from hermes_trio.agent.models.routes import InvalidRoute
-    from hermes_trio.command_options import CommandFailed
+    from hermes_trio.base.settings import SettingsError
+    from hermes_trio.commands.options import CommandFailed
     from hermes_trio.http.auth import UnsafeKey
+    from hermes_trio.providers.routes import InvalidRoute
     from hermes_trio.runtime.errors import RuntimeProblem
-    from hermes_trio.tables import SettingsError
 
     return (
         CommandFailed,

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from hermes_trio.base.settings import SettingsError, explain, near
 from hermes_trio.http.settings import Limits, ServerSettings
-from hermes_trio.tables import SettingsError, explain, near
 
 __all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config"]
 

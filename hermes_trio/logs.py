@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from hermes_trio.agent.models.redaction import HIDDEN, redact
+from hermes_trio.base.redaction import HIDDEN, redact
 from hermes_trio.runtime.context import current_binding
 
 __all__ = ["EntryFormatter", "Redactor", "add_identity", "configure_logging"]

@@ -62,6 +62,6 @@ async def test_a_soak_sees_rows_that_have_not_ended_and_answers_that_are_lost(tm
 def test_every_function_of_a_profile_has_a_part():
     """Our own modules, Trio and the driver are told apart."""
     assert part_of("/x/hermes_trio/http/server/connection.py", "_serve").startswith("server")
-    assert part_of("/x/hermes_trio/http/chat.py", "_read").startswith("front end")
+    assert part_of("/x/hermes_trio/http/api/chat.py", "_read").startswith("front end")
     assert part_of("/x/site-packages/trio/_core/_run.py", "x").startswith("Trio")
     assert part_of("~", "<method 'execute' of 'apsw.Connection' objects>") == "SQLite"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from hermes_trio.tables import SettingsError, read_table
+from hermes_trio.base.settings import SettingsError, read_table
 
 
 class Colour(Enum):

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from hermes_trio.agent.approvals import Approvals
+from hermes_trio.base.settings import read_table
+from hermes_trio.messaging.core import ConversationEnd
+from hermes_trio.messaging.hub import MessageGateway
+from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
 from hermes_trio.runtime.runtime import Runtime, Stage
-from hermes_trio.tables import read_table
 
-from .cron import CronScheduler
-from .desk import ConversationEnd
-from .directory import Directory, Member
-from .gateway import MessageGateway
-from .outbox import Senders
-from .settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
+from .cron.scheduler import CronScheduler
 
 if TYPE_CHECKING:
-    from .webhook import WebhookFrontDoor
+    from .webhook.receiver import WebhookFrontDoor
 
 # By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
 
@@ -114,7 +114,7 @@ class AdapterAssembly:
             await stack.enter_async_context(gateway.open())
             webhook: WebhookFrontDoor | None = None
             if self._webhook is not None and self._webhook.enabled and self._webhook.routes:
-                from .webhook import WebhookFrontDoor
+                from .webhook.receiver import WebhookFrontDoor
 
                 webhook = WebhookFrontDoor(
                     gateway.desk, self._webhook, host=self._host, environment=self._environment, home=self._home
@@ -148,7 +148,7 @@ def build_assembly(
     for name, variable in _PLATFORMS.items():
         table = tables.get(name, {})
         if table or environment.get(variable):
-            build = getattr(import_module(f".{name}", __package__), f"{name}_member")
+            build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_member")
             member: Member | None = build(table, environment)
             if member is not None:
                 built.append(member)

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import trio
 
-from .chunking import Limit
-from .contract import Adapter, ErrorKind, Missing, Outgoing, PlatformError, SendResult
-from .targets import Address
-from .wire.errors import Redaction
+from hermes_trio.messaging.addresses import Address
+from hermes_trio.messaging.chunking import Limit
+from hermes_trio.messaging.contract import Adapter, ErrorKind, Missing, Outgoing, PlatformError, SendResult
+from hermes_trio.messaging.errors import Redaction
+
 from .wire.http import Answer, HttpLink
 
 __all__ = ["GITHUB_COMMENT", "GithubComments", "comment_address"]

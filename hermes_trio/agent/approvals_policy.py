@@ -13,7 +13,7 @@ from enum import Enum
 
 import msgspec
 
-from .guard import Category, Finding, Verdict
+from hermes_trio.guard import Category, Finding, Verdict
 
 
 class Mode(Enum):

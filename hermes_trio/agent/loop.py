@@ -13,12 +13,13 @@ from typing import Final, Protocol
 import msgspec
 import trio
 
-from hermes_trio.runtime.conduct import first_cause
+from hermes_trio.base.redaction import hide_credentials
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, Reply, ToolCall
 from hermes_trio.runtime.tree import working
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.runtime.turn_lifecycle import first_cause
 
 from .compaction import HistoryStore, compact, estimate_tokens, trim_results
 from .model import (
@@ -32,7 +33,6 @@ from .model import (
     ToolCallReady,
     ToolSpec,
 )
-from .models.redaction import hide_credentials
 from .tool import Tool, ToolBox, error_result, partial_result, usage_of_tools
 
 __all__ = ["AgentSettings", "ModelAgent", "Routes"]

@@ -17,10 +17,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 import trio
 
+from hermes_trio.base.redaction import redact
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
-
-from .models.redaction import redact
 
 __all__ = [
     "DEFAULT_CONTEXT_WINDOW",

@@ -24,26 +24,26 @@ from hermes_trio.http.server import (
     Send,
     read_body,
 )
-from hermes_trio.http.server.faults import EXCHANGE_EXTENSION
+from hermes_trio.http.server.endings import EXCHANGE_EXTENSION
 
-from .admin import admin_routes
+from .api.admin import admin_routes
+from .api.chat import chat_routes
+from .api.health import health_routes
+from .api.jobs import job_routes
+from .api.models import model_routes
+from .api.openapi import openapi_routes
+from .api.responses import response_routes
+from .api.runs import run_routes
+from .api.sessions import session_routes
+from .api.tree import tree_routes
 from .auth import Access
-from .chat import chat_routes
+from .core import FrontEnd
 from .errors import ApiError, translate
-from .front import FrontEnd
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
-from .health import health_routes
-from .jobs import job_routes
-from .limits import check_length
-from .message import JSON_TYPE, Answer, EventStream, HeaderPairs, Request, Response
-from .models import model_routes
-from .openapi import openapi_routes
-from .responses import response_routes
-from .routes import Route, match_direct
-from .runs import run_routes
-from .sessions import session_routes
-from .sse import StreamWriter
-from .tree import tree_routes
+from .inputs import check_length
+from .requests import JSON_TYPE, Answer, EventStream, HeaderPairs, Request, Response
+from .routing import Route, match_direct
+from .streams import StreamWriter
 
 if TYPE_CHECKING:
     from hermes_trio.http.server import RemediedQuartTrio
@@ -97,7 +97,7 @@ class Door:
     def quart(self) -> RemediedQuartTrio:
         """The carrier of what is not hot. It is made when it is first asked for: a server that only chats never loads it."""
         if self._quart is None:
-            from .quart_carrier import PASSED, make_quart
+            from .quart_app import PASSED, make_quart
 
             self._passed = PASSED
             self._quart = make_quart(self, self._front, self._routes)
@@ -106,7 +106,7 @@ class Door:
     async def _carry(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._quart is None:
             # Loading it takes a while: not on the loop.
-            await trio.to_thread.run_sync(import_module, "hermes_trio.http.quart_carrier")
+            await trio.to_thread.run_sync(import_module, "hermes_trio.http.quart_app")
         await self.quart(cast("Any", scope), cast("Any", receive), cast("Any", send))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,11 +22,11 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 import trio
 
+from hermes_trio.base.structs import Discreet
 from hermes_trio.store import ApiKey
-from hermes_trio.values import Discreet
 
 from .errors import ApiError
-from .message import Request
+from .requests import Request
 
 __all__ = [
     "ADMIN",

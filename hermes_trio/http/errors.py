@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hermes_trio.agent.models.redaction import redact
+from hermes_trio.base.redaction import redact
 from hermes_trio.runtime.errors import Draining, InvalidContext, RuntimeClosed, TooBusy
 from hermes_trio.store import (
     ConversationMoved,

@@ -14,7 +14,7 @@ from hermes_trio.runtime.run import RunStatus
 from .metrics import BUCKETS, Metrics
 
 if TYPE_CHECKING:
-    from .front import Host
+    from .core import Host
 
 __all__ = ["exposition_of"]
 

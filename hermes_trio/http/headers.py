@@ -7,7 +7,7 @@ from typing import Final, final
 
 from hermes_trio.http.server import HeaderBlock
 
-from .message import HeaderPairs
+from .requests import HeaderPairs
 
 __all__ = ["SECURITY", "Cors", "with_security"]
 

@@ -16,7 +16,7 @@ import trio
 
 from hermes_trio.store import IdempotencyConflict, IdempotentReply
 
-from .message import Response
+from .requests import Response
 
 __all__ = ["Once", "Replies", "ReplyStore", "fingerprint_of"]
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .front import Host
+    from .core import Host
 
 __all__ = ["BUCKETS", "CONTENT_TYPE", "Metrics"]
 

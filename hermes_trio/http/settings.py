@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.values import Discreet
+from hermes_trio.base.structs import Discreet
 
 __all__ = ["Limits", "ServerSettings"]
 

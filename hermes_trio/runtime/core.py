@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from .admission import Admission, SessionLocks
 from .budget import Allowance, Budget
 from .channel import CompletionChannel
 from .context import SessionContext
 from .ids import Ids
 from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
-from .sessions import Admission, SessionLocks
 from .settlement import Root, Roots
 from .threads import Threads
 from .tree import Node, Tree
 from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnPlan
 
 if TYPE_CHECKING:
-    from .journal import Journal
+    from .event_writer import Journal
     from .supervisor import Supervisor
 
 __all__ = ["SUBAGENT", "Core", "Settings"]

@@ -13,15 +13,15 @@ from typing import Final
 import msgspec
 import trio
 
-from .conduct import conduct
 from .core import Core
-from .delivery import Delivery, Front
 from .errors import BudgetExhausted, MailboxFull, RuntimeClosed
+from .interface import Delivery, Front
 from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage
 from .settlement import Root
 from .tree import Node, waiting
 from .turn import Turn, TurnPlan
+from .turn_lifecycle import conduct
 
 __all__ = ["Lanes"]
 

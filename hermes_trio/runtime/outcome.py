@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from hermes_trio.values import Discreet
+from hermes_trio.base.structs import Discreet
 
 __all__ = ["CancelCause", "Cause", "JobState", "Outcome", "ReceiptLine", "StopReceipt", "TurnState", "Usage"]
 

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import trio
 
-from .conduct import conduct
 from .core import Core
-from .events import EventLog, LogEvent
-from .journal import COALESCE_SECONDS
+from .event_log import EventLog, LogEvent
+from .event_writer import COALESCE_SECONDS
 from .outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
 from .ports import EventRow, RunRecord
 from .settlement import Root
 from .turn import Turn, TurnPlan
+from .turn_lifecycle import conduct
 
 __all__ = ["Run", "RunStatus", "Runs"]
 

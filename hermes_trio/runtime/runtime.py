@@ -18,13 +18,12 @@ import trio
 
 from .budget import Budget
 from .channel import CompletionChannel
-from .conduct import conduct
 from .context import Binding, SessionContext, _binding, check_id
 from .core import Core, Settings
-from .delivery import Completions, Delivery, Front
 from .errors import AlreadyOpen, NoRuntime, RuntimeClosed, RuntimeProblem
+from .event_writer import Journal
 from .ids import Ids
-from .journal import Journal
+from .interface import Completions, Delivery, Front
 from .lane import Lanes
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
 from .ports import Agent, Recovery, RuntimeStore, TurnInput
@@ -35,6 +34,7 @@ from .supervisor import Supervisor
 from .threads import Threads, virtual_clock_of
 from .tree import EMPTY_CONTEXT, Tree, waiting
 from .turn import EventSink, Owner, Turn, TurnPlan
+from .turn_lifecycle import conduct
 from .watchdog import Watchdog
 
 __all__ = ["DrainReport", "Runtime", "Stage", "current_runtime", "use_default_store"]

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import trio
 
 from .budget import Budget
-from .conduct import conduct
 from .context import SessionContext, check_id
 from .core import Core
 from .errors import Draining, RuntimeClosed
@@ -20,6 +19,7 @@ from .outcome import CancelCause, Cause, Outcome
 from .ports import Agent, RunRecord, TurnInput, TurnStart
 from .run import Run, Runs
 from .turn import EventSink, Turn, TurnPlan
+from .turn_lifecycle import conduct
 
 __all__ = ["StatelessFront"]
 

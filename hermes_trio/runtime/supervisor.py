@@ -17,7 +17,6 @@ import trio
 
 from .budget import Budget
 from .channel import CompletionChannel
-from .conduct import conduct, first_cause
 from .context import Binding, SessionContext, _binding
 from .core import Core
 from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
@@ -25,6 +24,7 @@ from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
 from .tree import Node, stop_node
 from .turn import EventSink, Owner
+from .turn_lifecycle import conduct, first_cause
 
 __all__ = ["Job", "JobSpec", "Supervisor"]
 

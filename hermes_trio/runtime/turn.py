@@ -184,7 +184,7 @@ class Turn:
 
         Cancelling this turn cancels the child, whose end is still written down. A child that fails does not raise: its outcome says so.
         """
-        from .conduct import conduct
+        from .turn_lifecycle import conduct
 
         child = self.core.make_child(
             input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink

@@ -21,7 +21,7 @@ from .errors import (
     UnknownRecord,
     UnknownSession,
 )
-from .port import Store
+from .ports import Store
 from .records import (
     AllowedUser,
     ApiKey,
@@ -50,7 +50,7 @@ from .records import (
     StoredMessage,
     StoredResponse,
 )
-from .sqlite import Runner, SqliteStore, open_store
+from .sqlite.store import Runner, SqliteStore, open_store
 
 __all__ = [
     "AllowedUser",

@@ -53,7 +53,7 @@ class Lineage(Enum):
 
 
 class InboxState(Enum):
-    """See `hermes_trio.store.inbox`."""
+    """See `hermes_trio.store.sqlite.inbox`."""
 
     PENDING = "pending"
     TAKEN = "taken"

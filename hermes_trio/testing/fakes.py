@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.delivery import Delivery, Front
+from hermes_trio.runtime.interface import Delivery, Front
 from hermes_trio.runtime.outcome import JobState, Outcome
 from hermes_trio.runtime.ports import InboxRow, NewMessage, Reply
 from hermes_trio.runtime.runtime import Runtime

@@ -13,10 +13,10 @@ from typing import Any
 import attrs
 import trio
 
-from hermes_trio.adapters.chunking import Limit
-from hermes_trio.adapters.commands_text import Choice, LiteralText
-from hermes_trio.adapters.contract import Adapter, Incoming, Outgoing, PlatformError, Reception, SendResult
-from hermes_trio.adapters.session_keys import Source
+from hermes_trio.messaging.chunking import Limit
+from hermes_trio.messaging.command_text import Choice, LiteralText
+from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, PlatformError, Reception, SendResult
+from hermes_trio.messaging.session_keys import Source
 
 __all__ = ["Delivered", "MemoryPlatform"]
 

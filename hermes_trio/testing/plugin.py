@@ -93,7 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _network_models(item: pytest.Item) -> Any:
     from contextlib import nullcontext
 
-    from hermes_trio.agent.models.network import allow_network_models, forbid_network_models
+    from hermes_trio.providers.network_switch import allow_network_models, forbid_network_models
 
     forbid_network_models()
     return nullcontext() if item.get_closest_marker("allow_network_models") is None else allow_network_models()

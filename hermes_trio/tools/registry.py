@@ -15,7 +15,7 @@ from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import Tool, error_result
 from hermes_trio.runtime.turn import Turn
 
-from .output import mask_secrets
+from .terminal.output import mask_secrets
 
 __all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "schema_of", "tool"]
 

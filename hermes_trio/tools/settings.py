@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.tables import read_table
+from hermes_trio.base.settings import read_table
 
 __all__ = ["DelegationTable", "TerminalSettings", "ToolSettings"]
 

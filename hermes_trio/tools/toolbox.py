@@ -15,20 +15,20 @@ import msgspec
 import trio
 
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.consent import Consent, ConsentSettings, ModelReviewer
+from hermes_trio.agent.command_policy import Consent, ConsentSettings, ModelReviewer
 from hermes_trio.agent.tool import Tool
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 
 from .delegate import Delegation, DelegationSettings
 from .mcp import McpLinks, McpSettings, open_links
-from .output import mask_secrets
-from .process_tool import ProcessTool
-from .processes import OutputLog, Processes
 from .registry import Tools
 from .settings import ToolSettings
-from .shells import Shells, base_environment, open_shells
-from .terminal import Terminal
+from .terminal.output import mask_secrets
+from .terminal.process import ProcessTool
+from .terminal.processes import OutputLog, Processes
+from .terminal.shell_state import Shells, base_environment, open_shells
+from .terminal.terminal import Terminal
 from .warden import Warden, open_warden
 
 __all__ = ["Toolbox", "open_toolbox"]

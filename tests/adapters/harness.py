@@ -11,13 +11,13 @@ import attrs
 import trio
 
 from hermes_trio import Agent, Runtime, Settings, Turn
-from hermes_trio.adapters.contract import Adapter
-from hermes_trio.adapters.desk import ConversationEnd
-from hermes_trio.adapters.directory import Directory, Member
-from hermes_trio.adapters.gateway import MessageGateway
-from hermes_trio.adapters.outbox import Senders
-from hermes_trio.adapters.settings import OutboxSettings, PlatformSettings
 from hermes_trio.agent.approvals import Approvals, Question
+from hermes_trio.messaging.contract import Adapter
+from hermes_trio.messaging.core import ConversationEnd
+from hermes_trio.messaging.hub import MessageGateway
+from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
 from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.testing.fakes import ScriptedAgent, fake_job

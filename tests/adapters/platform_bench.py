@@ -12,13 +12,13 @@ from typing import Any, cast
 import trio
 
 from hermes_trio import Agent, Runtime, Settings
-from hermes_trio.adapters.contract import Adapter, AdapterState, Incoming, Receipt, Reception
-from hermes_trio.adapters.directory import Directory, Member
-from hermes_trio.adapters.endpoint import Endpoint
-from hermes_trio.adapters.gateway import MessageGateway
-from hermes_trio.adapters.outbox import Senders
-from hermes_trio.adapters.settings import OutboxSettings
 from hermes_trio.agent.approvals import Approvals
+from hermes_trio.messaging.callbacks import Endpoint
+from hermes_trio.messaging.contract import Adapter, AdapterState, Incoming, Receipt, Reception
+from hermes_trio.messaging.hub import MessageGateway
+from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.testing.platforms.server import LoopbackServer, Reply, Request, open_loopback_server
 

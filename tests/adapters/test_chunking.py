@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.chunking import DISCORD, SLACK, TELEGRAM, Limit, split_chunks, split_text, utf16_length
+from hermes_trio.messaging.chunking import DISCORD, SLACK, TELEGRAM, Limit, split_chunks, split_text, utf16_length
 
 SMALL = Limit(40)
 

@@ -15,7 +15,7 @@ from hermes_trio import Runtime, Turn
 from hermes_trio.adapters.cli.chat import CLI, ChatAdapter, ResumeError, begin_session, end_session
 from hermes_trio.adapters.cli.once import ExitCode, run_once
 from hermes_trio.adapters.cli.screen import BlockStream, Screen
-from hermes_trio.adapters.contract import Outgoing
+from hermes_trio.messaging.contract import Outgoing
 from hermes_trio.runtime.outcome import CancelCause, Cause
 
 from .harness import memory_store, open_world, scripted, starts_job, works

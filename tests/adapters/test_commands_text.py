@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.commands_text import (
+from hermes_trio.messaging.command_text import (
     Answer,
     Choice,
     Command,

@@ -15,13 +15,13 @@ import pytest
 import trio
 
 from hermes_trio import Agent, Turn, get_session_env
-from hermes_trio.adapters import cron_jobs
-from hermes_trio.adapters.cron import CRON_COMPLETE, CronScheduler
-from hermes_trio.adapters.cron_jobs import Job
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.schedule import slots
-from hermes_trio.adapters.settings import CronSettings, HomeChannel, PlatformSettings
-from hermes_trio.http import jobs as http_jobs
+from hermes_trio.adapters.cron import jobs as cron_jobs
+from hermes_trio.adapters.cron.jobs import Job
+from hermes_trio.adapters.cron.schedule import slots
+from hermes_trio.adapters.cron.scheduler import CRON_COMPLETE, CronScheduler
+from hermes_trio.http.api import jobs as http_jobs
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
 from hermes_trio.store import CronExecution, CronState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 

@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.discord import DiscordAdapter, discord_member
-from hermes_trio.adapters.menu import MENU
-from hermes_trio.tables import SettingsError
+from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
+from hermes_trio.base.settings import SettingsError
+from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.messaging.menu import MENU
+from hermes_trio.messaging.platforms import Member
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, open_fake_discord
 
 from .harness import World, asks, scripted, works

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from hermes_trio import Settings, Turn
-from hermes_trio.adapters.contract import AdapterState, ErrorKind, PlatformError, Receipt
-from hermes_trio.adapters.directory import Directory, Member
+from hermes_trio.messaging.contract import AdapterState, ErrorKind, PlatformError, Receipt
+from hermes_trio.messaging.platforms import Directory, Member
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import OPEN, memory_store, open_world, scripted, starts_job, works

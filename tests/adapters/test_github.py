@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.adapters.contract import ErrorKind, Outgoing
 from hermes_trio.adapters.github import GithubComments, comment_address
+from hermes_trio.messaging.contract import ErrorKind, Outgoing
 from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
 
 TOKEN = "ghp_secret"

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.settings import PlatformSettings
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import open_world, scripted, starts_job, works

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.markup import escape_markdown_v2, to_discord, to_markdown_v2, to_mrkdwn, to_plain
+from hermes_trio.messaging.markup import escape_markdown_v2, to_discord, to_markdown_v2, to_mrkdwn, to_plain
 from hermes_trio.testing.platforms.markdown_v2 import parse_markdown_v2
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
-from hermes_trio.adapters.outbox import DUPLICATE_LABEL
-from hermes_trio.adapters.settings import OutboxSettings
-from hermes_trio.adapters.targets import Address
+from hermes_trio.messaging.addresses import Address
+from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.messaging.senders import DUPLICATE_LABEL
+from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import OutboxState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 

@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from hermes_trio import Settings, Turn
-from hermes_trio.adapters.commands_text import Choice, LiteralText
-from hermes_trio.adapters.contract import Button, Incoming, Receipt
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.session_keys import Source
-from hermes_trio.adapters.settings import PlatformSettings
+from hermes_trio.messaging.command_text import Choice, LiteralText
+from hermes_trio.messaging.contract import Button, Incoming, Receipt
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.session_keys import Source
+from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, open_world, scripted, starts_job, works

@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 import pytest
 import trio
 
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.reset_policy import ResetReason, policy_for, reset_reason
-from hermes_trio.adapters.settings import PlatformSettings, ResetSettings
-from hermes_trio.tables import SettingsError, read_table
+from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.reset_policy import ResetReason, policy_for, reset_reason
+from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import open_world, scripted, starts_job

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.schedule import (
+from hermes_trio.adapters.cron.schedule import (
     MISSED_COUNTED,
     MISSED_LISTED,
     Cron,

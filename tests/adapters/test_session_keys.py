@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.session_keys import (
+from hermes_trio.messaging.session_keys import (
     Isolation,
     SessionKeyError,
     Source,

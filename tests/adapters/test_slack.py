@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.contract import Outgoing
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.slack import SlackAdapter, slack_member
-from hermes_trio.adapters.slack_events import plain_text
-from hermes_trio.tables import SettingsError
+from hermes_trio.adapters.slack.adapter import SlackAdapter, slack_member
+from hermes_trio.adapters.slack.events import plain_text
+from hermes_trio.base.settings import SettingsError
+from hermes_trio.messaging.contract import Outgoing
+from hermes_trio.messaging.platforms import Member
 from hermes_trio.testing.platforms import FakeSlack, RateLimited, open_fake_slack
 from hermes_trio.testing.platforms.callback import post
 

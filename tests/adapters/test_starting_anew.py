@@ -10,13 +10,13 @@ import trio
 
 from hermes_trio import Turn
 from hermes_trio.adapters.assembly import AdapterAssembly
-from hermes_trio.adapters.desk import STARTED_ANEW, ConversationEnd
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.settings import PlatformSettings, ResetSettings
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.consent import Consent
+from hermes_trio.agent.command_policy import Consent
 from hermes_trio.config import Config
-from hermes_trio.host import Host, open_host
+from hermes_trio.gateway.host import Host, open_host
+from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform

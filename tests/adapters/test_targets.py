@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.targets import (
+from hermes_trio.messaging.addresses import (
     Address,
     Keyword,
     Resolution,

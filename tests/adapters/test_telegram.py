@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.contract import Outgoing
-from hermes_trio.adapters.directory import Member
-from hermes_trio.adapters.menu import MENU
-from hermes_trio.adapters.telegram import TelegramAdapter, telegram_member
+from hermes_trio.adapters.telegram.adapter import TelegramAdapter, telegram_member
 from hermes_trio.adapters.wire.backoff import Backoff
-from hermes_trio.tables import SettingsError
+from hermes_trio.base.settings import SettingsError
+from hermes_trio.messaging.contract import Outgoing
+from hermes_trio.messaging.menu import MENU
+from hermes_trio.messaging.platforms import Member
 from hermes_trio.testing.platforms import FakeTelegram, RateLimited, ServerError, open_fake_telegram
 from hermes_trio.testing.platforms.callback import Callback, post
 

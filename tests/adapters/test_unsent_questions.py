@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.contract import ErrorKind, Outgoing, PlatformError
-from hermes_trio.adapters.telegram import telegram_member
+from hermes_trio.adapters.telegram.adapter import telegram_member
 from hermes_trio.agent.approvals import Answer, Question
+from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
 from hermes_trio.store.records import ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.platforms import open_fake_telegram

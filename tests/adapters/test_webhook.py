@@ -14,13 +14,13 @@ import pytest
 import trio
 
 from hermes_trio import Agent, Settings
-from hermes_trio.adapters.contract import ErrorKind, PlatformError
-from hermes_trio.adapters.desk import Desk
-from hermes_trio.adapters.directory import Directory, Member
-from hermes_trio.adapters.outbox import Senders
-from hermes_trio.adapters.settings import HomeChannel, PlatformSettings, WebhookSettings
-from hermes_trio.adapters.webhook import WEBHOOK_COMPLETE, WebhookFrontDoor
-from hermes_trio.tables import SettingsError, read_table
+from hermes_trio.adapters.webhook.receiver import WEBHOOK_COMPLETE, WebhookFrontDoor
+from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.messaging.contract import ErrorKind, PlatformError
+from hermes_trio.messaging.core import Desk
+from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.settings import HomeChannel, PlatformSettings, WebhookSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, memory_store, open_world, scripted, starts_job, works

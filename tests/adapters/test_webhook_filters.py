@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.webhook_filters import (
+from hermes_trio.adapters.webhook.filters import (
     Delivery,
     PayloadError,
     WebhookEvent,

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.webhook_signatures import (
+from hermes_trio.adapters.webhook.signatures import (
     INSECURE_NO_AUTH,
     Rejected,
     Scheme,

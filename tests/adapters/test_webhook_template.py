@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.adapters.commands_text import LiteralText, parse_command
-from hermes_trio.adapters.webhook_filters import WebhookEvent
-from hermes_trio.adapters.webhook_template import render_extra, render_prompt
+from hermes_trio.adapters.webhook.filters import WebhookEvent
+from hermes_trio.adapters.webhook.template import render_extra, render_prompt
+from hermes_trio.messaging.command_text import LiteralText, parse_command
 
 EVENT = WebhookEvent(
     "gh",

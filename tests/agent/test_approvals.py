@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import Runtime, SessionContext, Turn
 from hermes_trio.agent.approvals import Answer, Approvals
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 
 from .asking import QUESTION, asking

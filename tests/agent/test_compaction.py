@@ -12,7 +12,7 @@ from hermes_trio.agent.compaction import SUMMARY_HEADING, estimate_tokens, split
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
 from hermes_trio.agent.model import ErrorKind, ModelError, ToolSpec
 from hermes_trio.runtime.ports import Message, ToolCall
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.tools.registry import Tools, tool
 
 from .scripted import Routes, ScriptedModel, tool_call

@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from hermes_trio import Runtime, SessionContext, Turn
-from hermes_trio.agent.consent import Consent, ConsentSettings, Decision, Mode, ModelReviewer, Review
-from hermes_trio.agent.guard import Category, Finding, Verdict
+from hermes_trio.agent.command_policy import Consent, ConsentSettings, Decision, Mode, ModelReviewer, Review
 from hermes_trio.agent.model import ErrorKind, ModelError
+from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.guard import Category, Finding, Verdict
 from hermes_trio.store.records import ApprovalChoice
-from hermes_trio.tables import SettingsError, read_table
-from hermes_trio.tools.output import mask_secrets
+from hermes_trio.tools.terminal.output import mask_secrets
 from tests.tools.bench_of_tools import Bench, call, open_bench
 
 from .scripted import ScriptedModel

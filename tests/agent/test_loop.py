@@ -15,7 +15,7 @@ from hermes_trio.agent.model import ErrorKind, Finished, ModelError, ReasoningDe
 from hermes_trio.agent.tool import add_usage, keep_partial_result
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.tools.registry import Tools, tool
 
 from .scripted import USAGE, Routes, ScriptedModel, tool_call

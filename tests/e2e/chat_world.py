@@ -16,21 +16,21 @@ import attrs
 import trio
 
 from hermes_trio import Runtime, Settings
-from hermes_trio.adapters.contract import AdapterState
-from hermes_trio.adapters.directory import Directory, Member
-from hermes_trio.adapters.discord import DiscordAdapter, discord_member
-from hermes_trio.adapters.gateway import MessageGateway
-from hermes_trio.adapters.outbox import Senders
-from hermes_trio.adapters.settings import OutboxSettings
-from hermes_trio.adapters.slack import slack_member
-from hermes_trio.adapters.telegram import telegram_member
+from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
+from hermes_trio.adapters.slack.adapter import slack_member
+from hermes_trio.adapters.telegram.adapter import telegram_member
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.agent.loop import ModelAgent
-from hermes_trio.agent.models.routes import build_routes
+from hermes_trio.messaging.contract import AdapterState
+from hermes_trio.messaging.hub import MessageGateway
+from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.settings import OutboxSettings
+from hermes_trio.providers.routes import build_routes
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
 from hermes_trio.tools.settings import TerminalSettings, ToolSettings
 from hermes_trio.tools.toolbox import open_toolbox

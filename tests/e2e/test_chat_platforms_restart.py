@@ -9,7 +9,7 @@ import apsw
 import pytest
 import trio
 
-from hermes_trio.adapters.outbox import DUPLICATE_LABEL
+from hermes_trio.messaging.senders import DUPLICATE_LABEL
 from hermes_trio.testing.platforms import Delay, Drop, FakeDiscord, FakeSlack
 from hermes_trio.testing.platforms.faults import FaultScript
 

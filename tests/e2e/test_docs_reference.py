@@ -12,8 +12,17 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hermes_trio.adapters.discord_events import DiscordSettings
-from hermes_trio.adapters.settings import (
+from hermes_trio.adapters.discord.events import DiscordSettings
+from hermes_trio.adapters.slack.events import SlackSettings
+from hermes_trio.adapters.telegram.events import TelegramSettings
+from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
+from hermes_trio.gateway.host import AgentTable
+from hermes_trio.gateway.wiring import open_gateway
+from hermes_trio.http.api.jobs import job_routes
+from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.messaging.settings import (
     CliSettings,
     CronSettings,
     HomeChannel,
@@ -22,21 +31,12 @@ from hermes_trio.adapters.settings import (
     RouteSettings,
     WebhookSettings,
 )
-from hermes_trio.adapters.slack_events import SlackSettings
-from hermes_trio.adapters.telegram_events import TelegramSettings
-from hermes_trio.agent.consent import ConsentSettings
-from hermes_trio.agent.models import routes as model_routes
-from hermes_trio.agent.models.network import allow_network_models
-from hermes_trio.agent.models.wire import Timeouts
-from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
-from hermes_trio.host import AgentTable
-from hermes_trio.http.auth import AdminKey
-from hermes_trio.http.jobs import job_routes
-from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.providers import routes as model_routes
+from hermes_trio.providers.http_model import Timeouts
+from hermes_trio.providers.network_switch import allow_network_models
 from hermes_trio.tools.mcp.settings import McpServer, McpSettings
 from hermes_trio.tools.settings import DelegationTable, TerminalSettings, ToolSettings
-from hermes_trio.tools.shells import PASSED_ON
-from hermes_trio.wiring import open_gateway
+from hermes_trio.tools.terminal.shell_state import PASSED_ON
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNSET = "–"

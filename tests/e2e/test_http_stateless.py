@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from hermes_trio.config import load_config
+from hermes_trio.gateway.serving import Serving, open_server
 from hermes_trio.http.auth import AdminKey
-from hermes_trio.serving import Serving, open_server
 
 KEY = "stateless-admin-key-0123"
 

@@ -14,7 +14,7 @@ import httpx2
 import trio
 
 from hermes_trio.http.app import Door, make_app
-from hermes_trio.http.front import CronPort, FrontEnd
+from hermes_trio.http.core import CronPort, FrontEnd
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.runtime.core import Settings

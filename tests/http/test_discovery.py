@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hermes_trio.http.front import CronPort
+from hermes_trio.http.core import CronPort
 
 from .gateway import open_gateway
 

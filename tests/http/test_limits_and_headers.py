@@ -10,7 +10,7 @@ import trio
 
 from hermes_trio.http.app import Door
 from hermes_trio.http.errors import ApiError
-from hermes_trio.http.limits import loose_bool, path_safe_id
+from hermes_trio.http.inputs import loose_bool, path_safe_id
 from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.runtime.turn import StatelessTurn, Turn
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.http.run_events import parse_event_id
+from hermes_trio.http.api.run_events import parse_event_id
 from hermes_trio.runtime.errors import AgentFailed
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn
@@ -300,7 +300,7 @@ async def test_failures_and_text_are_told_as_events() -> None:
 
 async def test_silent_streams_are_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream on which nothing happens carries comments."""
-    monkeypatch.setattr("hermes_trio.http.run_events.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("hermes_trio.http.api.run_events.HEARTBEAT_SECONDS", 0.01)
     go = trio.Event()
 
     async def agent(turn: Turn) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes_trio import serve_command
 from hermes_trio.cli import main, plain_serve
-from hermes_trio.commands import app
+from hermes_trio.commands import serve as serve_command
+from hermes_trio.commands.app import app
 from hermes_trio.config import ConfigError
 
 

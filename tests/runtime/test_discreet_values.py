@@ -7,18 +7,18 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from hermes_trio.adapters.discord_events import DiscordSettings
-from hermes_trio.adapters.settings import RouteSettings, WebhookSettings
-from hermes_trio.adapters.slack_events import SlackSettings
-from hermes_trio.adapters.telegram_events import TelegramSettings
-from hermes_trio.agent.models.dial import Proxy
+from hermes_trio.adapters.discord.events import DiscordSettings
+from hermes_trio.adapters.slack.events import SlackSettings
+from hermes_trio.adapters.telegram.events import TelegramSettings
+from hermes_trio.base.structs import Discreet
 from hermes_trio.config import Config
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.settings import ServerSettings
+from hermes_trio.messaging.settings import RouteSettings, WebhookSettings
+from hermes_trio.net.dial import Proxy
 from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.tools.mcp import McpServer
 from hermes_trio.tools.warden import ProcessSpec
-from hermes_trio.values import Discreet
 
 SECRET = "a-secret-of-the-owner"
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from hermes_trio.runtime.events import EventLog, Gap, LogEvent
+from hermes_trio.runtime.event_log import EventLog, Gap, LogEvent
 
 
 def numbers(batch: list[LogEvent | Gap]) -> list[int]:

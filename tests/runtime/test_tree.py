@@ -38,7 +38,7 @@ async def test_each_primitive_says_what_it_waits_on(runtime: Runtime):
     """Model, approval, process, lock, channel and thread, each in its own words."""
     from hermes_trio.agent.approvals import Approvals, Question
     from hermes_trio.agent.model import ModelRequest, collect
-    from hermes_trio.agent.models.demo import DemoModel
+    from hermes_trio.providers.demo import DemoModel
     from hermes_trio.runtime.ports import Message
 
     release = threading.Event()

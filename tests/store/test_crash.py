@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from hermes_trio.store import open_store
-from hermes_trio.store.files import connect_reader
-from hermes_trio.store.rows import Database, many
+from hermes_trio.store.sqlite.files import connect_reader
+from hermes_trio.store.sqlite.rows import Database, many
 
 KILLS = int(os.environ.get("KILLS", "100"))
 ROOT = Path(__file__).parents[2]

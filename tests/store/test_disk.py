@@ -13,8 +13,8 @@ import trio
 
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store import NewSession, Runner, StoreError, StoreFull, StoreReadOnly, open_store
-from hermes_trio.store.files import connect_reader
-from hermes_trio.store.rows import one
+from hermes_trio.store.sqlite.files import connect_reader
+from hermes_trio.store.sqlite.rows import one
 
 LIMITED = """
 import resource, sys, trio

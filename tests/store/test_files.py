@@ -21,9 +21,9 @@ from hermes_trio.store import (
     StoreReadOnly,
     open_store,
 )
-from hermes_trio.store.files import connect, enter_wal, owner_pid
-from hermes_trio.store.rows import Database, many, one, write
-from hermes_trio.store.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate, version_of
+from hermes_trio.store.sqlite.files import connect, enter_wal, owner_pid
+from hermes_trio.store.sqlite.rows import Database, many, one, write
+from hermes_trio.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate, version_of
 
 OPEN_AND_SAY = """
 import sys, trio

@@ -11,8 +11,8 @@ import trio
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import EventRow, JobFinish, OutboxEntry
 from hermes_trio.store import CronState, NewSession, SqliteStore, StoredResponse, open_store
-from hermes_trio.store.doctor import diagnose
-from hermes_trio.store.files import connect_reader
+from hermes_trio.store.sqlite.doctor import diagnose
+from hermes_trio.store.sqlite.files import connect_reader
 
 from .conftest import Clock
 from .turns import context, finish, job, message, run, start

@@ -16,9 +16,9 @@ import cyclopts
 import pytest
 import trio
 
+from hermes_trio.commands.sessions import mount
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store import NewSession, SqliteStore, StoreError, UnknownSession, open_store
-from hermes_trio.store_commands import mount
 
 from .turns import finish, run, start
 

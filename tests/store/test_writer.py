@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from hermes_trio.store import Runner, StoreClosed, StoreError, open_store
-from hermes_trio.store import writer as writer_module
-from hermes_trio.store.files import connect, enter_wal
-from hermes_trio.store.rows import Database, many, write
-from hermes_trio.store.writer import InlineWorker, ThreadWorker, Weight, Worker, Writer
+from hermes_trio.store.sqlite import writer as writer_module
+from hermes_trio.store.sqlite.files import connect, enter_wal
+from hermes_trio.store.sqlite.rows import Database, many, write
+from hermes_trio.store.sqlite.writer import InlineWorker, ThreadWorker, Weight, Worker, Writer
 
 from .turns import finish, start
 
@@ -172,7 +172,7 @@ async def test_heavy_and_bare_verbs_keep_their_place(db: Database, worker: Worke
 
 async def test_a_full_queue_makes_callers_wait(db: Database, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is bounded: those who find it full wait outside, and get their turn."""
-    monkeypatch.setattr("hermes_trio.store.writer.QUEUE_LIMIT", 4)
+    monkeypatch.setattr("hermes_trio.store.sqlite.writer.QUEUE_LIMIT", 4)
     writer = Writer(db, worker, "w.db", slices=False)
 
     async with trio.open_nursery() as outer:

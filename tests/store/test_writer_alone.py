@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_trio.store.errors import StoreClosed, StoreError
-from hermes_trio.store.files import connect
-from hermes_trio.store.rows import Database
-from hermes_trio.store.writer import InlineWorker, ThreadWorker, Weight, Writer
+from hermes_trio.store.sqlite.files import connect
+from hermes_trio.store.sqlite.rows import Database
+from hermes_trio.store.sqlite.writer import InlineWorker, ThreadWorker, Weight, Writer
 
 from .test_writer import lone_writer, make_table, numbers, put
 

@@ -136,8 +136,8 @@ def test_models_over_the_network_are_forbidden_unless_asked_for(pytester: pytest
     pytester.makepyfile(
         """
         import pytest
-        from hermes_trio.agent.models.network import NetworkModelForbidden
-        from hermes_trio.agent.models.routes import build_routes
+        from hermes_trio.providers.network_switch import NetworkModelForbidden
+        from hermes_trio.providers.routes import build_routes
 
         SPEC = {"HERMES_MODEL": "openai/gpt-x", "OPENAI_API_KEY": "k" * 20}
 

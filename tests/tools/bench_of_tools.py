@@ -14,11 +14,11 @@ import trio
 
 from hermes_trio import Outcome, Runtime, SessionContext, Settings, Turn
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
 from hermes_trio.agent.model import Model
-from hermes_trio.agent.models.demo import DemoModel
 from hermes_trio.agent.tool import Tool
+from hermes_trio.providers.demo import DemoModel
 from hermes_trio.runtime.errors import RuntimeProblem
 from hermes_trio.runtime.ports import Message
 from hermes_trio.tools.mcp import McpSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from hermes_trio.tables import SettingsError
+from hermes_trio.base.settings import SettingsError
 from hermes_trio.tools.mcp import LinkState, McpSettings
 
 from .bench_of_tools import Bench, call, gone, open_bench, until

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.tools.output import MAX_ESCAPE, AnsiFilter, Decoder, HeadTail, RingText, mask_secrets, strip_ansi
+from hermes_trio.tools.terminal.output import (
+    MAX_ESCAPE,
+    AnsiFilter,
+    Decoder,
+    HeadTail,
+    RingText,
+    mask_secrets,
+    strip_ansi,
+)
 
 Cuts = st.lists(st.integers(min_value=0), max_size=8)
 

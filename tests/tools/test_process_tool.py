@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.runtime.outcome import JobState
 
 from .bench_of_tools import Bench, call, gone, open_bench, until

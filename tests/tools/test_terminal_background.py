@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from hermes_trio import CancelCause, Cause, InboxRow, NoticeKind, SessionContext, bind
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.store import open_store
 from hermes_trio.testing.fakes import FakeAdapter
-from hermes_trio.tools.watching import Watch
+from hermes_trio.tools.terminal.watching import Watch
 
 from .bench_of_tools import Bench, gone, open_bench, open_demo, until
 
@@ -164,7 +164,7 @@ async def test_characters_cut_by_a_read_are_whole() -> None:
 
 async def test_a_process_that_matches_too_often_is_told_of_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """H4, TOOL-48: when watching is given up the promised notice of the end comes, in an idle conversation too."""
-    monkeypatch.setattr("hermes_trio.tools.watching.COOL_DOWN", 0.15)
+    monkeypatch.setattr("hermes_trio.tools.terminal.watching.COOL_DOWN", 0.15)
     async with open_bench() as bench:
         await bench.run(
             "for i in $(seq 40); do echo hit $i; sleep 0.03; done; exit 2", background=True, watch_patterns=["hit"]
@@ -193,7 +193,7 @@ async def test_a_watch_that_can_match_no_more_is_told() -> None:
 
 async def test_overflow_is_routed_to_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     """TOOL-54: when all processes together match too often, the conversation that is cut off is told."""
-    monkeypatch.setattr("hermes_trio.tools.watching.WINDOW_EVENTS", 1)
+    monkeypatch.setattr("hermes_trio.tools.terminal.watching.WINDOW_EVENTS", 1)
     async with open_bench() as bench:
         await bench.run("echo hit; sleep 20", background=True, watch_patterns=["hit"])
         assert (await next_notice(bench)).notice is NoticeKind.WATCH_MATCH

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from hermes_trio import SessionContext, Turn
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.runtime.errors import NoRuntime
 
 from .bench_of_tools import call, gone, open_bench, until
@@ -257,7 +257,7 @@ async def test_identity_of_a_command() -> None:
 
 def test_a_preview_is_one_line_without_secrets() -> None:
     """What people see of a call shows no secret."""
-    from hermes_trio.tools.terminal import Terminal
+    from hermes_trio.tools.terminal.terminal import Terminal
 
     terminal = Terminal.__new__(Terminal)
     assert Terminal.preview(terminal, '{"command": "export API_KEY=abcdef123456\\n ls"}') == "export API_KEY=*** ls"

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from hermes_trio import SessionContext, Turn
-from hermes_trio.agent.consent import ConsentSettings
+from hermes_trio.agent.command_policy import ConsentSettings
 from hermes_trio.runtime.outcome import CancelCause, Cause
-from hermes_trio.tools import shells
-from hermes_trio.tools.shells import Shells, base_environment, open_shells
+from hermes_trio.tools.terminal import shell_state as shells
+from hermes_trio.tools.terminal.shell_state import Shells, base_environment, open_shells
 
 from .bench_of_tools import call, open_bench
 

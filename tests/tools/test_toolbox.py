@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from hermes_trio import SessionContext, Turn
+from hermes_trio.base.settings import SettingsError
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.tables import SettingsError
 from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.registry import tool
 from hermes_trio.tools.settings import ToolSettings

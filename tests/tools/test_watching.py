@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.tools.watching import (
+from hermes_trio.tools.terminal.watching import (
     COOL_DOWN,
     MAX_TEXT,
     TRIP,

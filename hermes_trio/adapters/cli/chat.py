@@ -12,16 +12,16 @@ from typing import Any, Final, cast
 
 import trio
 
-from hermes_trio.adapters.chunking import Limit
-from hermes_trio.adapters.commands import receipt_text
-from hermes_trio.adapters.contract import Adapter, Incoming, Outgoing, SendResult
-from hermes_trio.adapters.session_keys import Source, session_key
+from hermes_trio.messaging.chunking import Limit
+from hermes_trio.messaging.commands import receipt_text
+from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, SendResult
+from hermes_trio.messaging.session_keys import Source, session_key
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.delivery import Delivery
+from hermes_trio.runtime.interface import Delivery
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.port import Store
+from hermes_trio.store.ports import Store
 from hermes_trio.store.records import SessionRecord
 
 from .lines import Lines

@@ -15,7 +15,7 @@ import trio
 from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.delivery import Delivery, Front
+from hermes_trio.runtime.interface import Delivery, Front
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.runtime import Runtime

@@ -9,7 +9,7 @@ from typing import final
 import attrs
 import trio
 
-from .errors import PlatformError
+from hermes_trio.messaging.errors import PlatformError
 
 __all__ = ["Backoff", "Reconnection"]
 

@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 import trio
 
-from .errors import ErrorKind, PlatformError, Redaction
+from hermes_trio.messaging.errors import ErrorKind, PlatformError, Redaction
 
 __all__ = ["Answer", "HttpLink", "PlatformClient"]
 

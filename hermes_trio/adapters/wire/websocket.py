@@ -29,7 +29,8 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from .errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import ErrorKind, PlatformError
+
 from .http import verifying_tls
 
 __all__ = ["ABNORMAL_CLOSURE", "SocketClosed", "WebSocket", "open_websocket"]

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hermes_trio.base.lazy import lazily
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.bodies import BodyTooLarge, ClientLeft, InvalidJSON, decode_json, read_body
 from hermes_trio.http.server.config import ServerConfig, hypercorn_config
+from hermes_trio.http.server.endings import Ending, ending_of
 from hermes_trio.http.server.events import EventStreamWriter, encode_event
-from hermes_trio.http.server.faults import Ending, ending_of
-from hermes_trio.http.server.remedies import bound_stock_sends, remedied
+from hermes_trio.http.server.hypercorn_fixes import bound_stock_sends, remedied
 from hermes_trio.http.server.responses import HeaderBlock
 from hermes_trio.http.server.routes import HotRoutes, send_json
-from hermes_trio.http.server.serving import LifespanCrashed, ShutdownSignal, serve
-from hermes_trio.lazily import lazily
+from hermes_trio.http.server.serve import LifespanCrashed, ShutdownSignal, serve
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server.quart_remedies import RemediedQuartTrio, unbounded
+    from hermes_trio.http.server.quart_fixes import RemediedQuartTrio, unbounded
 
 __all__ = [
     "ASGIApp",
@@ -53,4 +53,4 @@ __all__ = [
 
 
 # What needs Quart is loaded when it is asked for.
-__getattr__ = lazily(__name__, {".quart_remedies": ("RemediedQuartTrio", "unbounded")})
+__getattr__ = lazily(__name__, {".quart_fixes": ("RemediedQuartTrio", "unbounded")})

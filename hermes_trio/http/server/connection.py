@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import trio
 
+from hermes_trio.http.server.endings import CRASHED, FAULT_OF_ENDING, STOPPED, UNANSWERED, Ending, ProtocolFault
 from hermes_trio.http.server.exchange import Answer, Exchange
-from hermes_trio.http.server.faults import CRASHED, FAULT_OF_ENDING, STOPPED, UNANSWERED, Ending, ProtocolFault
 from hermes_trio.http.server.framing import Request, RequestReader
 from hermes_trio.http.server.responses import status_line
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server.worker import Worker
+    from hermes_trio.http.server.core import Worker
 
 
 @enum.unique

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import trio
 
-from hermes_trio.http.server.faults import EXCHANGE_EXTENSION, Ending, ProtocolFault, RequestFate
+from hermes_trio.http.server.endings import EXCHANGE_EXTENSION, Ending, ProtocolFault, RequestFate
 from hermes_trio.http.server.responses import HeaderBlock, render_headers, status_line
 
 if TYPE_CHECKING:

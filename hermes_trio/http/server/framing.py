@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 import httptools
 
-from hermes_trio.http.server.faults import ProtocolFault
+from hermes_trio.http.server.endings import ProtocolFault
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.asgi import HeaderPairs

@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from hermes_trio.http.server.patience import Patience
+from hermes_trio.http.server.timeouts import Patience
 
 # Accepting is cheap but not free; after so many the connections already accepted get their turn.
 _ACCEPTS_PER_TURN = 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_trio.lazily import lazily
+from hermes_trio.base.lazy import lazily
 
 from .links import McpLinks, open_links
 from .settings import McpServer, McpSettings

@@ -21,10 +21,10 @@ import trio
 
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import error_result
-from hermes_trio.runtime.conduct import first_cause
 from hermes_trio.runtime.tree import Node, waiting, working
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.tools.output import mask_secrets
+from hermes_trio.runtime.turn_lifecycle import first_cause
+from hermes_trio.tools.terminal.output import mask_secrets
 from hermes_trio.tools.warden import ProcessSpec, Stdin, Warden, WardenError
 
 from .settings import McpServer

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, cast
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.tables import SettingsError, read_table
-from hermes_trio.values import Discreet
+from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.base.structs import Discreet
 
 __all__ = ["McpServer", "McpSettings"]
 

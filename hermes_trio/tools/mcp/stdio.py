@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from hermes_trio.tools.output import Decoder, RingText
+from hermes_trio.tools.terminal.output import Decoder, RingText
 from hermes_trio.tools.warden import KeptProcess, ProcessSpec, StdinClosed, Warden
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import ClassVar, Self
 
 import msgspec
 
+from hermes_trio.base.structs import Discreet
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Plan, Streams
 from hermes_trio.tools.warden.errors import SpawnFailed
-from hermes_trio.values import Discreet
 
 SHELLS = ("/bin/bash", "/bin/sh")
 """Where a `command` is read; the first that exists."""

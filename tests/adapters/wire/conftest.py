@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hermes_trio.adapters.wire.discord import DiscordClient
-from hermes_trio.adapters.wire.slack import SlackClient
-from hermes_trio.adapters.wire.telegram import TelegramClient
+from hermes_trio.adapters.discord.client import DiscordClient
+from hermes_trio.adapters.slack.client import SlackClient
+from hermes_trio.adapters.telegram.client import TelegramClient
 from hermes_trio.testing.platforms import (
     FakeDiscord,
     FakeSlack,

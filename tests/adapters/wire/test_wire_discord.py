@@ -8,9 +8,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from hermes_trio.adapters.wire.discord import DiscordClient, Interaction, InteractionResponse
-from hermes_trio.adapters.wire.discord_limits import RateLimits
-from hermes_trio.adapters.wire.errors import ErrorKind, Missing, PlatformError
+from hermes_trio.adapters.discord.client import DiscordClient, Interaction, InteractionResponse
+from hermes_trio.adapters.discord.rate_limits import RateLimits
+from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, ServerError, open_fake_discord
 
 CHANNEL = "500"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from hermes_trio.adapters.wire.backoff import Backoff
-from hermes_trio.adapters.wire.discord import DiscordClient
-from hermes_trio.adapters.wire.discord_gateway import (
+from hermes_trio.adapters.discord.client import DiscordClient
+from hermes_trio.adapters.discord.gateway import (
     DEFAULT_INTENTS,
     DiscordGateway,
     Dispatch,
@@ -15,7 +14,8 @@ from hermes_trio.adapters.wire.discord_gateway import (
     Intents,
     open_discord_gateway,
 )
-from hermes_trio.adapters.wire.errors import ErrorKind, PlatformError
+from hermes_trio.adapters.wire.backoff import Backoff
+from hermes_trio.messaging.errors import ErrorKind, PlatformError
 from hermes_trio.testing.platforms import FakeDiscord, ServerError, open_fake_discord
 
 CHANNEL = "500"

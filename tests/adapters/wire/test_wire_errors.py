@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from hermes_trio.adapters.wire.discord import DiscordClient
-from hermes_trio.adapters.wire.errors import ErrorKind, PlatformError, Redaction, single_failure
-from hermes_trio.adapters.wire.slack import SlackClient
-from hermes_trio.adapters.wire.telegram import TelegramClient
+from hermes_trio.adapters.discord.client import DiscordClient
+from hermes_trio.adapters.slack.client import SlackClient
+from hermes_trio.adapters.telegram.client import TelegramClient
+from hermes_trio.messaging.errors import ErrorKind, PlatformError, Redaction, single_failure
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.adapters.wire.errors import ErrorKind, Missing, PlatformError
-from hermes_trio.adapters.wire.slack import BlockActions, EventCallback, SlackClient
-from hermes_trio.adapters.wire.slack_signing import is_signed_by_slack
+from hermes_trio.adapters.slack.client import BlockActions, EventCallback, SlackClient
+from hermes_trio.adapters.slack.signing import is_signed_by_slack
+from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
 from hermes_trio.testing.platforms import ANY, Drop, FakeSlack, RateLimited, ServerError
 from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
 

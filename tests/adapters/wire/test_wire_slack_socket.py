@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import trio
 
+from hermes_trio.adapters.slack.client import SlackClient
+from hermes_trio.adapters.slack.socket import Envelope, SlackSocket, SocketStatus, open_slack_socket
 from hermes_trio.adapters.wire.backoff import Backoff
-from hermes_trio.adapters.wire.errors import ErrorKind, PlatformError
-from hermes_trio.adapters.wire.slack import SlackClient
-from hermes_trio.adapters.wire.slack_socket import Envelope, SlackSocket, SocketStatus, open_slack_socket
+from hermes_trio.messaging.errors import ErrorKind, PlatformError
 from hermes_trio.testing.platforms import FakeSlack, ServerError, open_fake_slack
 
 CHANNEL = "C1"

@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from hermes_trio.adapters.wire.errors import ErrorKind, Missing, PlatformError
-from hermes_trio.adapters.wire.telegram import TelegramClient, parse_update
+from hermes_trio.adapters.telegram.client import TelegramClient, parse_update
+from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
 from hermes_trio.testing.platforms import ANY, Delay, Drop, FakeTelegram, RateLimited, ServerError
 from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
 

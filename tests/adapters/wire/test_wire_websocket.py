@@ -11,8 +11,8 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Request, TextMessage
 
-from hermes_trio.adapters.wire.errors import ErrorKind, PlatformError
 from hermes_trio.adapters.wire.websocket import MAX_MESSAGE_BYTES, SocketClosed, WebSocket, open_websocket
+from hermes_trio.messaging.errors import ErrorKind, PlatformError
 from hermes_trio.testing.platforms.server import Reply, open_loopback_server
 from hermes_trio.testing.platforms.server import Request as HttpRequest
 

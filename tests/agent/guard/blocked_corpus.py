@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_trio.agent.guard import BlockCategory
+from hermes_trio.guard import BlockCategory
 
 ROOT_DELETE: dict[str, str] = {
     # plain spellings

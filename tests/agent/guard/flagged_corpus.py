@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_trio.agent.guard import Category
+from hermes_trio.guard import Category
 
 FLAGGED: dict[Category, tuple[str, ...]] = {
     Category.RECURSIVE_DELETE: (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes_trio.agent.guard.marks import HOLE, SOLID
-from hermes_trio.agent.guard.reader import Reader, Unreadable
-from hermes_trio.agent.guard.shell import Shell
-from hermes_trio.agent.guard.syntax import Simple
+from hermes_trio.guard.marks import HOLE, SOLID
+from hermes_trio.guard.reader import Reader, Unreadable
+from hermes_trio.guard.shell import Shell
+from hermes_trio.guard.syntax import Simple
 
 SETUP = 'set -f; v="foo bar"; w=(one "two three"); r=v; va=joined; set -- p1 "p 2"\n'
 PIECES = (

@@ -18,7 +18,7 @@ from hermes_trio.agent.approvals_policy import (
     decide,
     grant,
 )
-from hermes_trio.agent.guard import Category, Finding, Verdict, inspect_command
+from hermes_trio.guard import Category, Finding, Verdict, inspect_command
 
 BLOCKED = "rm -rf /"
 FLAGGED = "rm -rf build"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hermes_trio.agent.guard import BlockCategory, inspect_command
+from hermes_trio.guard import BlockCategory, inspect_command
 
 from .blocked_corpus import OTHERS, ROOT_DELETE
 from .evasion_corpus import EVASIONS

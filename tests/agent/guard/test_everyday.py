@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_trio.agent.guard import inspect_command
+from hermes_trio.guard import inspect_command
 
 from .everyday_corpus import EVERYDAY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_trio.agent.guard import BlockCategory, Category, inspect_command
+from hermes_trio.guard import BlockCategory, Category, inspect_command
 
 from .flagged_corpus import FLAGGED
 

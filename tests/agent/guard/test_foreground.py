@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_trio.agent.guard import Detachment, detaches, exit_code_meaning
+from hermes_trio.guard import Detachment, detaches, exit_code_meaning
 
 
 @pytest.mark.parametrize(

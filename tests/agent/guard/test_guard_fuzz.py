@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_trio.agent.guard import (
+from hermes_trio.guard import (
     Verdict,
     detaches,
     exit_code_meaning,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hermes_trio.agent.guard import (
+from hermes_trio.guard import (
     BlockCategory,
     Category,
     Verdict,
@@ -15,7 +15,7 @@ from hermes_trio.agent.guard import (
     simple_command_words,
     strip_comments,
 )
-from hermes_trio.agent.guard.second_opinion import second_opinion
+from hermes_trio.guard.second_opinion import second_opinion
 
 HOME = "/home/dev"
 

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from hermes_trio.agent.model import Model, ModelAnswer, ModelRequest, collect
-from hermes_trio.agent.models.anthropic import AnthropicModel
-from hermes_trio.agent.models.openai import OpenAIModel
-from hermes_trio.agent.models.redaction import Secret
-from hermes_trio.agent.models.transport import Transport
+from hermes_trio.base.redaction import Secret
+from hermes_trio.net.http1 import Transport
+from hermes_trio.providers.anthropic import AnthropicModel
+from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.runtime.ports import Message
 from hermes_trio.testing.model_server import ModelServer
 

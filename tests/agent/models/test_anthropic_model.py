@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from hermes_trio.agent.model import ErrorKind, Finished, Model, ModelError, ModelRequest, ToolCallReady, ToolSpec
-from hermes_trio.agent.models.anthropic import AnthropicModel, MessagesDecoder
-from hermes_trio.agent.models.redaction import Secret
-from hermes_trio.agent.models.sse import ServerEvent
-from hermes_trio.agent.models.transcript import MISSING_RESULT
-from hermes_trio.agent.models.transport import Transport
-from hermes_trio.agent.models.wire import Limits
+from hermes_trio.base.redaction import Secret
+from hermes_trio.net.http1 import Transport
+from hermes_trio.net.sse import ServerEvent
+from hermes_trio.providers.anthropic import AnthropicModel, MessagesDecoder
+from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.transcript import MISSING_RESULT
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.testing.model_server import Answer

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_trio.agent.model import ModelError
-from hermes_trio.agent.models.anthropic import MessagesDecoder
-from hermes_trio.agent.models.failure import failure_error, read_failure
-from hermes_trio.agent.models.openai import ChatDecoder
-from hermes_trio.agent.models.sse import ServerEvent
-from hermes_trio.agent.models.wire import Limits
+from hermes_trio.net.sse import ServerEvent
+from hermes_trio.providers.anthropic import MessagesDecoder
+from hermes_trio.providers.failures import failure_error, read_failure
+from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.openai import ChatDecoder
 
 KEYS = st.sampled_from(
     [

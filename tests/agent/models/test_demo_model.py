@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from hermes_trio.agent.model import Finished, Model, ModelError, ModelRequest, TextDelta, ToolCallReady
-from hermes_trio.agent.models.demo import DIRECTIVES, DemoModel
+from hermes_trio.providers.demo import DIRECTIVES, DemoModel
 from hermes_trio.runtime.ports import Message, ToolCall
 
 from .conftest import answer_of, ask

@@ -17,10 +17,10 @@ from hermes_trio.agent.model import (
     ToolCallReady,
     ToolSpec,
 )
-from hermes_trio.agent.models.openai import ChatDecoder, OpenAIModel
-from hermes_trio.agent.models.sse import ServerEvent
-from hermes_trio.agent.models.transport import Transport
-from hermes_trio.agent.models.wire import Limits
+from hermes_trio.net.http1 import Transport
+from hermes_trio.net.sse import ServerEvent
+from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.openai import ChatDecoder, OpenAIModel
 from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.testing.model_server import Answer
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import trio.testing
 
-from hermes_trio.agent.models.anthropic import AnthropicModel
-from hermes_trio.agent.models.demo import DemoModel
-from hermes_trio.agent.models.network import (
+from hermes_trio.providers.anthropic import AnthropicModel
+from hermes_trio.providers.demo import DemoModel
+from hermes_trio.providers.http_model import Timeouts
+from hermes_trio.providers.network_switch import (
     NetworkModelForbidden,
     allow_network_models,
     forbid_network_models,
     permit_network_models,
 )
-from hermes_trio.agent.models.openai import OpenAIModel
-from hermes_trio.agent.models.routes import InvalidRoute, UnknownRoute, build_routes
-from hermes_trio.agent.models.wire import Timeouts
+from hermes_trio.providers.openai import OpenAIModel
+from hermes_trio.providers.routes import InvalidRoute, UnknownRoute, build_routes
 from hermes_trio.testing.model_server import Answer
 
 from .conftest import StartServer, answer_of
@@ -183,7 +183,7 @@ async def test_closing_the_routes_closes_their_connections(
 
 def test_forbidden_network_models() -> None:
     """The switch refuses to build models outside this machine, lets loopback through, and has a gap on request."""
-    from hermes_trio.agent.models import network
+    from hermes_trio.providers import network_switch as network
 
     environment = {"HERMES_MODEL": "openai/m", "OPENAI_API_KEY": "sk-x"}
     allowances, network._switch.allowances = network._switch.allowances, 0

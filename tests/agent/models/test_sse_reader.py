@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_trio.agent.models.sse import EventReader, EventTooLarge, ServerEvent
+from hermes_trio.net.sse import EventReader, EventTooLarge, ServerEvent
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\n\n"

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hermes_trio.agent.model import ErrorKind, ModelError
-from hermes_trio.agent.models.dial import ConnectFailed, Dialer, InvalidURL, Origin, Proxies, parse_base_url
-from hermes_trio.agent.models.network import allow_network_models
-from hermes_trio.agent.models.openai import OpenAIModel
-from hermes_trio.agent.models.transport import Connection, ResponseBroken, Transport
-from hermes_trio.agent.models.wire import Retries
+from hermes_trio.net.dial import ConnectFailed, Dialer, InvalidURL, Origin, Proxies, parse_base_url
+from hermes_trio.net.http1 import Connection, ResponseBroken, Transport
+from hermes_trio.providers.http_model import Retries
+from hermes_trio.providers.network_switch import allow_network_models
+from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.testing.model_server import Answer, Fault, ModelServer
 
 from .conftest import StartServer, answer_of, ask

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from hermes_trio.agent.model import ErrorKind, Finished, Model, ModelError, ReasoningDelta, TextDelta, ToolCallReady
-from hermes_trio.agent.models.transport import Transport
-from hermes_trio.agent.models.wire import Limits, Retries, Timeouts
+from hermes_trio.net.http1 import Transport
+from hermes_trio.providers.http_model import Limits, Retries, Timeouts
 from hermes_trio.runtime.context import Binding, _binding
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall

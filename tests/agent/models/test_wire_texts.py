@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from hermes_trio.agent.model import ErrorKind, ModelError, ModelEvent, TextDelta, collect
-from hermes_trio.agent.models.failure import read_failure, response_error, retry_after
-from hermes_trio.agent.models.redaction import HIDDEN, Secret, redact
-from hermes_trio.agent.models.transcript import MISSING_RESULT, paired
+from hermes_trio.base.redaction import HIDDEN, Secret, redact
+from hermes_trio.providers.failures import read_failure, response_error, retry_after
+from hermes_trio.providers.transcript import MISSING_RESULT, paired
 from hermes_trio.runtime.ports import Message, ToolCall
 
 

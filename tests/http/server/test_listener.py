@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from hermes_trio.http.server.listener import accept_forever, accept_waiting, bind_of, raise_descriptor_limit
-from hermes_trio.http.server.patience import Patience
+from hermes_trio.http.server.timeouts import Patience
 
 from .test_patience import Patient
 

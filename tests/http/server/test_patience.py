@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from hermes_trio.http.server import Ending
-from hermes_trio.http.server.patience import Patience
+from hermes_trio.http.server.timeouts import Patience
 
 from .loopback import request, running
 from .sample_app import SampleApp

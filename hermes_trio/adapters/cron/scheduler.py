@@ -1,0 +1,430 @@
+"""The scheduler: every slot of every job gets exactly one execution row, and at most one run.
+
+A slot is claimed by its row, in the transaction that moves the job on, so that neither a restart nor a clock that jumps can run it twice. Slots that
+passed while nobody was there are recorded as missed and collapse into one run; a slot that finds the last run still going is skipped. Each run is a
+session of its own that ends as `cron_complete` on every path. Jobs share nothing: the places that an answer goes to travel with its session, by
+value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from hermes_trio.messaging.addresses import Address, Resolution, TargetError, resolve_targets
+from hermes_trio.messaging.command_text import is_silent_job_reply
+from hermes_trio.messaging.core import Desk
+from hermes_trio.messaging.one_shot import OneShotFront, delivery_fields
+from hermes_trio.messaging.settings import CronSettings
+from hermes_trio.messaging.supervision import receiving
+from hermes_trio.runtime.budget import Budget
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.core import Core
+from hermes_trio.runtime.errors import RuntimeProblem
+from hermes_trio.runtime.outcome import Outcome, TurnState
+from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
+from hermes_trio.runtime.tree import waiting
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.errors import StoreBusy, StoreError
+from hermes_trio.store.records import CronExecution, CronJob, CronState
+
+from .jobs import Job, changed_job, execution_view, job_view, new_job
+from .schedule import Once, ScheduleError, due, next_after, slots
+
+__all__ = ["CRON_COMPLETE", "CronScheduler"]
+
+logger: Final = logging.getLogger("hermes_trio.adapters.cron.scheduler")
+
+CRON: Final = "cron"
+CRON_COMPLETE: Final = "cron_complete"
+CHECK_SECONDS: Final = 60.0
+"""How often the scheduler looks whether the clock was moved."""
+
+JUMP_SECONDS: Final = 2.0
+STORE_SECONDS: Final = 5.0
+MISSED_ROWS: Final = 1000
+"""Missed slots that get a row of their own after one absence; for more of them only the newest do, and one of them says how many there were."""
+
+INSTRUCTIONS: Final = (
+    "You are running as the scheduled job {name!r}. Nobody is waiting for questions. Answer with what should be delivered;"
+    " if there is nothing to tell, answer with [SILENT] and nothing else."
+)
+
+
+class CronFront(OneShotFront):
+    """The slots' side of the runtime."""
+
+    def __init__(self, desk: Desk, settings: CronSettings, ended: Callable[[str], None]) -> None:
+        super().__init__(desk, CRON, CRON_COMPLETE)
+        self._settings = settings
+        self._ended = ended
+        self._places: dict[str, tuple[Address, ...]] = {}
+        self.linger: float | None = settings.linger + 60.0
+
+    def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+        given = super().prepare(rows)
+        name = rows[0].routing.chat_name
+        model = str(given.payload.get("model", ""))
+        return msgspec.structs.replace(given, model=model, instructions=INSTRUCTIONS.format(name=name))
+
+    def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+        return Budget(seconds=float(rows[0].payload.get("deadline") or self._settings.deadline))
+
+    async def session_for(self, core: Core, context: SessionContext) -> str:
+        return context.session_id or await super().session_for(core, context)
+
+    def linger_of(self, context: SessionContext) -> float:
+        return self._settings.linger
+
+    def places(self, turn: Turn) -> Sequence[Address]:
+        return self._places.get(turn.id, super().places(turn))
+
+    def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
+        """A marker of silence anywhere that it counts for a job means silence; a failure is always told (GW-153)."""
+        if outcome.state is TurnState.COMPLETED:
+            if is_silent_job_reply(outcome.text) or not outcome.text.strip():
+                return ""
+            text = super().told(turn, outcome, place)
+            return f"**{turn.context.chat_name}**\n\n{text}" if text and self._settings.wrap_response else text
+        return super().told(turn, outcome, place)
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        given = turn.input.payload.get("places")
+        if given is not None:
+            self._places[turn.id] = tuple(Address(*place) for place in given)
+            slot = float(turn.input.payload["slot"])
+            await self._desk.store.start_cron_slot(turn.context.chat_id, slot, session_id=turn.context.session_id)
+        else:
+            row = await self._desk.store.get_cron_job(turn.context.chat_id)
+            if row is not None:
+                self._places[turn.id] = resolve(self._desk, Job.read(row)).addresses
+        await super().on_turn_start(turn)
+
+    async def ended(self, turn: Turn, outcome: Outcome) -> None:
+        """The slot's row gets its end with the end of its own turn; background work may still report later."""
+        self._places.pop(turn.id, None)
+        if "slot" not in turn.input.payload:
+            return
+        job_id, slot = turn.context.chat_id, float(turn.input.payload["slot"])
+        problems = "; ".join(turn.input.payload.get("problems", ()))
+        try:
+            if outcome.state is TurnState.COMPLETED and outcome.text.strip():
+                await self._desk.store.finish_cron_slot(
+                    job_id, slot, CronState.COMPLETED, output=outcome.text, error=problems
+                )
+            else:
+                error = outcome.error or "the agent ended its turn without an answer"
+                await self._desk.store.finish_cron_slot(
+                    job_id, slot, CronState.FAILED, output=outcome.text, error=error
+                )
+        finally:
+            self._ended(job_id)
+
+
+def resolve(desk: Desk, job: Job) -> Resolution:
+    """Where a job's answers go now; what cannot be resolved is a problem, and never silence."""
+    try:
+        targets = job.targets(desk.directory.platforms)
+    except TargetError as error:
+        return Resolution((), True, (str(error),))
+    return resolve_targets(targets, origin=job.origin, homes=desk.directory.homes)
+
+
+class CronScheduler:
+    """See the module. It is the `CronPort` of the HTTP front end."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        settings: CronSettings | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self.settings: CronSettings = CronSettings() if settings is None else settings
+        self._desk = desk
+        self._clock: Callable[[], float] = desk.runtime.core.clock if clock is None else clock
+        self._check_seconds = check_seconds
+        self._changed = trio.Event()
+        self._lock = trio.Lock()
+        self._live: set[str] = set()
+        """Jobs whose slot has been started and whose turn has not ended."""
+        self.front = CronFront(desk, self.settings, self._over)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[CronScheduler]:
+        """Slots are run for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
+        await self.front.settle_interrupted()
+        await self._tell_unbegun()
+        async with (
+            self._desk.runtime.delivering(self.front) as self.front.delivery,
+            receiving(self._desk.runtime, CRON, self._run),
+        ):
+            yield self
+
+    # -- time ------------------------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._changed = trio.Event()
+            try:
+                soonest = await self._tick()
+            except StoreError as error:
+                logger.error("the jobs cannot be read, trying again: %s", error)
+                soonest = self._clock() + STORE_SECONDS
+            await self._sleep_until(soonest)
+
+    async def _sleep_until(self, when: float | None) -> None:
+        """Until the wall clock says `when`, a job was changed, or the wall clock was moved."""
+        began, wall_began = trio.current_time(), self._clock()
+        with waiting("the next slot" if when is not None else "a job"):
+            while not self._changed.is_set():
+                wall = self._clock()
+                moved = (wall - wall_began) - (trio.current_time() - began)
+                left = self._check_seconds if when is None else when - wall
+                if left <= 0 or abs(moved) > JUMP_SECONDS:
+                    return
+                with trio.move_on_after(min(left, self._check_seconds)):
+                    await self._changed.wait()
+
+    async def _tick(self) -> float | None:
+        """Fire what is due; returns when something is due next."""
+        soonest: float | None = None
+        for row in await self._desk.store.list_cron_jobs():
+            if not row.enabled or row.next_at is None:
+                continue
+            next_at: float | None = row.next_at
+            if next_at <= self._clock():
+                if self._desk.runtime.draining or self._is_full():
+                    continue
+                async with self._lock:
+                    next_at = await self._fire(row.id)
+            if next_at is not None:
+                soonest = next_at if soonest is None else min(soonest, next_at)
+        return soonest
+
+    def _is_full(self) -> bool:
+        most = self.settings.max_parallel_jobs
+        return most is not None and len(self._live) >= most
+
+    def _over(self, job_id: str) -> None:
+        self._live.discard(job_id)
+        self._changed.set()
+
+    # -- one job -----------------------------------------------------------------------------------------------------------------------
+
+    async def _fire(self, job_id: str) -> float | None:
+        """Account for everything of one job that is due, and start one run of it if there is one to start. Returns when it is due next."""
+        store = self._desk.store
+        row = await store.get_cron_job(job_id)
+        now = self._clock()
+        if row is None or not row.enabled or row.next_at is None or row.next_at > now:
+            return None if row is None or not row.enabled else row.next_at
+        try:
+            job = Job.read(row)
+        except (ScheduleError, KeyError, TypeError, ValueError) as error:
+            logger.error("cron job %s (%s) cannot be read and is switched off: %s", row.name, row.id, error)
+            await store.put_cron_job(msgspec.structs.replace(row, enabled=False))
+            return None
+        present = datetime.fromtimestamp(now, UTC)
+        first = datetime.fromtimestamp(row.next_at, UTC)
+        if isinstance(job.schedule, Once):
+            slot, missed, more = first, (), 0
+        else:
+            decision = due(job.schedule, first - timedelta(microseconds=1), present)
+            if decision.run is None:
+                await store.set_cron_next(row.id, _stamp(next_after(job.schedule, present)))
+                return row.next_at
+            slot = decision.run
+            missed = tuple(_between(job, first, slot)) if decision.missed_count <= MISSED_ROWS else decision.missed
+            more = decision.missed_count - len(missed)
+        for index, one in enumerate(missed):
+            why = f"nobody was there; the run of {slot.isoformat()} stands for it"
+            if more and index == 0:
+                why += f", and for {more} earlier slots"
+            await store.claim_cron_slot(row.id, one.timestamp(), state=CronState.MISSED, error=why)
+        following = _stamp(next_after(job.schedule, max(slot, present)))
+        if row.id in self._live:
+            await self._account(row, slot, CronState.SKIPPED, "the last run was still going on", following)
+            return following
+        if job.times is not None and job.completed + 1 >= job.times:
+            following = None
+        # Counted before it is claimed: if the server dies in between, a job that should run so many times runs once less, and never once more.
+        await store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "completed": job.completed + 1}))
+        if await self._account(row, slot, CronState.CLAIMED, "", following):
+            await self._start(job, slot.timestamp())
+        return following
+
+    async def _account(
+        self, row: CronJob, slot: datetime, state: CronState, error: str, following: float | None
+    ) -> bool:
+        """Give a slot its row, and move the job on. False if it has one already."""
+        store = self._desk.store
+        claimed = await store.claim_cron_slot(row.id, slot.timestamp(), state=state, error=error, next_at=following)
+        if following is None:
+            await store.set_cron_next(row.id, None)
+        return claimed
+
+    async def _start(self, job: Job, slot: float, *, manual: bool = False) -> None:
+        """Hand a claimed slot to its lane. If that is not possible the slot has failed, and says why."""
+        row = job.row
+        resolution = resolve(self._desk, job)
+        key = f"agent:main:cron:cron:{row.id}:{slot:.3f}"
+        when = datetime.fromtimestamp(slot, UTC)
+        session_id = f"cron_{row.id}_{when:%Y%m%d_%H%M%S}" + (f"_{round(slot * 1000) % 1000:03}" if manual else "")
+        routing = SessionContext(
+            platform=CRON,
+            source=CRON,
+            chat_id=row.id,
+            chat_name=" ".join(row.name.split())[:200],
+            session_key=key,
+            session_id=session_id,
+            message_id=f"{slot:.3f}",
+            **delivery_fields(resolution.addresses[0] if resolution.addresses else None),
+        )
+        message = NewMessage(
+            inbox=CRON,
+            session_key=key,
+            routing=routing,
+            text=job.prompt,
+            payload={
+                "slot": slot,
+                "model": job.model,
+                "deadline": job.deadline or self.settings.deadline,
+                "places": [[place.platform, place.chat_id, place.thread_id] for place in resolution.addresses],
+                "problems": list(resolution.problems),
+            },
+            dedupe_key=f"{row.id}:{slot:.3f}",
+        )
+        self._live.add(row.id)
+        try:
+            with self._desk.committing() as bound:
+                await self.front.delivery.accept(message)
+            if bound.cancelled_caught:
+                raise StoreBusy("the slot could not be written down in time")
+        except (RuntimeProblem, StoreError) as error:
+            self._live.discard(row.id)
+            await self._desk.store.finish_cron_slot(row.id, slot, CronState.FAILED, error=str(error))
+        except BaseException:
+            self._live.discard(row.id)
+            raise
+
+    async def _tell_unbegun(self) -> None:
+        """A slot that was handed over and not begun when the server died counts as failed; it is not begun now, and its owner is told."""
+        store = self._desk.store
+        for key in await store.waiting_sessions(CRON):
+            for row in await store.take_inbox(key):
+                if row.kind is not InboxKind.MESSAGE:
+                    continue
+                await store.acknowledge([row.id])
+                text = (
+                    f"[{row.routing.chat_name}: interrupted. The server was stopped before this run had begun;"
+                    " it is not made up for.]"
+                )
+                for place in row.payload.get("places", ()):
+                    await self._desk.post(Address(*place), text)
+
+    # -- the port of the HTTP front end and the command line ---------------------------------------------------------------------------
+
+    async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]:
+        """The jobs of a tenant, or of all."""
+        rows = await self._desk.store.list_cron_jobs(tenant=tenant)
+        return [await self._view(row) for row in rows if row.enabled or include_disabled]
+
+    async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a job; `ValueError` says which field is wrong."""
+        row = new_job(
+            fields,
+            id=self._desk.runtime.core.ids.hex(12),
+            tenant=tenant,
+            now=self._clock(),
+            timezone=self.settings.timezone,
+            platforms=self._desk.directory.platforms,
+        )
+        return await self._put(row)
+
+    async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        """One job."""
+        row = await self._find(tenant, job_id)
+        return None if row is None else await self._view(row)
+
+    async def update_job(self, tenant: str | None, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Change a job; None if there is none, `ValueError` for a field that is wrong."""
+        async with self._lock:
+            row = await self._find(tenant, job_id)
+            if row is None:
+                return None
+            changed = changed_job(
+                row,
+                fields,
+                now=self._clock(),
+                timezone=self.settings.timezone,
+                platforms=self._desk.directory.platforms,
+            )
+            return await self._put(changed)
+
+    async def delete_job(self, tenant: str | None, job_id: str) -> bool:
+        """Forget a job; a run that is under way goes on."""
+        async with self._lock:
+            row = await self._find(tenant, job_id)
+            return row is not None and await self._desk.store.delete_cron_job(row.id)
+
+    async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        """No slot of the job is run until it is resumed."""
+        return await self.update_job(tenant, job_id, {"enabled": False})
+
+    async def resume_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        """Go on with the next slot; what passed meanwhile is not made up for."""
+        return await self.update_job(tenant, job_id, {"enabled": True})
+
+    async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
+        """Run a job now, whatever its schedule says, in a slot of its own; a job that is running is left alone."""
+        async with self._lock:
+            row = await self._find(tenant, job_id)
+            if row is None:
+                return None
+            if row.id not in self._live:
+                slot = round(self._clock(), 3)
+                if await self._desk.store.claim_cron_slot(row.id, slot):
+                    await self._start(Job.read(row), slot, manual=True)
+            return await self._view(row)
+
+    async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
+        """The newest slots of a job; None if there is no such job."""
+        row = await self._find(tenant, job_id)
+        if row is None:
+            return None
+        return [execution_view(one) for one in await self._desk.store.list_cron_executions(row.id, limit=limit)]
+
+    async def _find(self, tenant: str | None, job_id: str) -> CronJob | None:
+        row = await self._desk.store.get_cron_job(job_id)
+        return row if row is not None and tenant in (None, row.tenant) else None
+
+    async def _put(self, row: CronJob) -> dict[str, Any]:
+        stored = await self._desk.store.put_cron_job(row)
+        self._changed.set()
+        return await self._view(stored)
+
+    async def _view(self, row: CronJob) -> dict[str, Any]:
+        found: list[CronExecution] = await self._desk.store.list_cron_executions(row.id, limit=1)
+        return job_view(row, found[0] if found else None, running=row.id in self._live)
+
+
+def _between(job: Job, first: datetime, last: datetime) -> list[datetime]:
+    """The slots from `first` on that come before `last`."""
+    found: list[datetime] = []
+    for slot in slots(job.schedule, first - timedelta(microseconds=1)):
+        if slot >= last:
+            break
+        found.append(slot)
+    return found
+
+
+def _stamp(slot: datetime | None) -> float | None:
+    return None if slot is None else slot.timestamp()

@@ -1,0 +1,286 @@
+"""The Discord adapter: the Gateway in, the outbox out, slash commands and buttons.
+
+Events are handed to the gateway in their order within a channel. Discord tells a thing once: while the connection is lost the session is resumed and what was
+missed is replayed, but what people write while the server is off is not seen. The gateway's supervisor ends `run`, the senders end `open`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from hermes_trio.adapters.wire.backoff import Backoff
+from hermes_trio.messaging.chunking import DISCORD
+from hermes_trio.messaging.command_text import Choice
+from hermes_trio.messaging.contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
+from hermes_trio.messaging.errors import ErrorKind, PlatformError, single_failure
+from hermes_trio.messaging.intake import HEARD, Intake, hand_over
+from hermes_trio.messaging.joined_threads import Participation
+from hermes_trio.messaging.lru import Recollection
+from hermes_trio.messaging.markup import to_discord, to_plain
+from hermes_trio.messaging.platform_settings import (
+    check_addresses,
+    complete_table,
+    is_configured,
+    read_platform,
+    required_token,
+)
+from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.session_keys import Source
+
+from .client import Channel, DiscordClient, Interaction, InteractionResponse, Message, User
+from .events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
+from .gateway import Dispatch, open_discord_gateway
+
+__all__ = ["DiscordAdapter", "DiscordSettings", "discord_member"]
+
+logger: Final = logging.getLogger("hermes_trio.adapters.discord.adapter")
+
+TOKEN_VARIABLE: Final = "DISCORD_BOT_TOKEN"
+TYPING_SECONDS: Final = 8.0
+"""Discord shows it for ten seconds."""
+
+COMMAND, COMPONENT = 2, 3
+CHANNEL_EVENTS: Final = ("CHANNEL_CREATE", "CHANNEL_UPDATE", "THREAD_CREATE", "THREAD_UPDATE")
+STYLES: Final[Mapping[Choice, int]] = {Choice.ONCE: 3, Choice.SESSION: 1, Choice.ALWAYS: 1, Choice.DENY: 4}
+
+ACKNOWLEDGED: Final[Mapping[Receipt, str]] = {
+    Receipt.UNAUTHORISED: "You are not allowed to use this agent.",
+    Receipt.PAIRING: "I do not know you yet; how to change that is in the message here.",
+    Receipt.IGNORED: "That was not for this agent.",
+}
+
+
+def discord_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Member | None:
+    """The adapter that `[discord]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
+    if not is_configured(table, environment, TOKEN_VARIABLE):
+        return None
+    completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
+    shared, own = read_platform(completed, PLATFORM, DiscordSettings)
+    return Member(DiscordAdapter(own), shared)
+
+
+class DiscordAdapter(Adapter):
+    """See the module. `identify_interval` is how long Discord wants to wait between two new sessions."""
+
+    platform = PLATFORM
+    limit = DISCORD
+    typing_seconds = TYPING_SECONDS
+    supports_edit = True
+
+    def __init__(
+        self, settings: DiscordSettings, *, backoff: Backoff | None = None, identify_interval: float = 5.0
+    ) -> None:
+        required_token(
+            settings.token, PLATFORM, "token", TOKEN_VARIABLE, "from the developer portal, Bot → Reset Token"
+        )
+        check_addresses(PLATFORM, base_url=settings.base_url, proxy=settings.proxy)
+        self.settings = settings
+        self._backoff = backoff
+        self._identify_interval = identify_interval
+        self._open_client: DiscordClient | None = None
+        self._bot: User | None = None
+        self._channels: Recollection[str, Channel] = Recollection()
+        self._threads = Participation(self)
+
+    @property
+    def _client(self) -> DiscordClient:
+        if self._open_client is None:
+            raise PlatformError(ErrorKind.TRANSIENT, "the Discord adapter is not open")
+        return self._open_client
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Sending is possible for the body of the `async with`; leaving it closes every connection."""
+        settings = self.settings
+        async with DiscordClient(settings.base_url, settings.token, proxy=settings.proxy) as self._open_client:
+            try:
+                yield
+            finally:
+                self._open_client = None
+
+    # -- receiving -------------------------------------------------------------------------------------------------------------------
+
+    async def run(self, connected: Callable[[], None]) -> None:
+        """See `Adapter.run`. Cancelling it ends the session; what had been handed to the gateway stays there."""
+        await self._threads.load()
+        gateway = open_discord_gateway(self._client, backoff=self._backoff, identify_interval=self._identify_interval)
+        with single_failure():
+            async with gateway as connection, trio.open_nursery() as nursery:
+                intake = Intake(nursery)
+                async for event in connection.events:
+                    match event.name:
+                        case "READY":
+                            self._bot = msgspec.convert(event.data["user"], User)
+                            self.bot_name = self._bot.username
+                            connected()
+                            nursery.start_soon(self._register, str(event.data["application"]["id"]))
+                        case "RESUMED":
+                            connected()
+                        case "GUILD_CREATE":
+                            for one in [*event.data.get("channels", ()), *event.data.get("threads", ())]:
+                                self._note(one)
+                        case name if name in CHANNEL_EVENTS:
+                            self._note(event.data)
+                        case _:
+                            await self._dispatch(intake, event)
+
+    async def _dispatch(self, intake: Intake, event: Dispatch) -> None:
+        if event.name == "MESSAGE_CREATE":
+            message = event.message()
+            if message is not None:
+                await intake.put(message.channel_id, lambda: self._message(message))
+        elif event.name == "INTERACTION_CREATE":
+            interaction = event.interaction()
+            if interaction is not None:
+                await intake.put(interaction.channel_id or "", lambda: self._interaction(interaction))
+
+    def _note(self, raw: Any) -> None:
+        try:
+            channel = msgspec.convert(raw, Channel)
+        except msgspec.ValidationError:
+            return
+        self._channels.note(channel.id, channel)
+
+    async def _channel(self, channel_id: str, guild_id: str | None) -> Channel | None:
+        """What is known about a server's channel: whether it is a thread decides which conversation this is."""
+        if guild_id is None:
+            return None
+        known = self._channels.get(channel_id)
+        if known is None:
+            try:
+                known = await self._client.get_channel(channel_id)
+            except PlatformError as error:
+                logger.warning("channel %s is not known and is taken for no thread: %s", channel_id, error)
+                return None
+            self._channels.note(channel_id, known)
+        return known
+
+    async def _register(self, application_id: str) -> None:
+        if not self.settings.register_commands:
+            return
+        try:
+            await self._client.overwrite_commands(
+                application_id, slash_commands(), guild_id=self.settings.guild_id or None
+            )
+        except PlatformError as error:
+            logger.warning("the slash commands could not be registered: %s", error)
+
+    async def _message(self, message: Message) -> None:
+        assert self._bot is not None
+        if message.author.id == self._bot.id:
+            return
+        channel = await self._channel(message.channel_id, message.guild_id)
+        takes_part = message.channel_id in self._threads
+        incoming = incoming_of(message, channel, self._bot, self.settings, takes_part=takes_part)
+        if incoming is None:
+            return
+        reception = await hand_over(self, incoming)
+        if incoming.source.thread_id and reception.receipt in HEARD:
+            await self._threads.enter(incoming.source.thread_id)
+
+    # -- commands and buttons ----------------------------------------------------------------------------------------------------------
+
+    async def _interaction(self, interaction: Interaction) -> None:
+        person = interaction.person
+        if person is None or interaction.channel_id is None:
+            return
+        channel = interaction.channel or await self._channel(interaction.channel_id, interaction.guild_id)
+        source = source_of(interaction.channel_id, channel, person, guild_id=interaction.guild_id)
+        if interaction.type == COMMAND:
+            await self._command(interaction, source)
+        elif interaction.type == COMPONENT:
+            await self._clicked(interaction, source)
+
+    async def _command(self, interaction: Interaction, source: Source) -> None:
+        """A slash command takes the way of a typed one; its answer is in the channel, and the person sees that it was heard."""
+        text = command_text(interaction)
+        if text is None or not self.settings.concerns(source):
+            await self._respond(interaction, InteractionResponse.REPLY, "There is no such command here.")
+            return
+        await self._respond(interaction, InteractionResponse.REPLY_LATER)
+        incoming = Incoming(source=source, text=text, event_id=interaction.id, anchor="")
+        reception = await hand_over(self, incoming)
+        try:
+            await self._client.edit_response(
+                interaction, ACKNOWLEDGED.get(reception.receipt, f"`{text[:100]}` is answered here.")
+            )
+        except PlatformError as error:
+            logger.info("a slash command could not be acknowledged: %s", error)
+
+    async def _clicked(self, interaction: Interaction, source: Source) -> None:
+        parsed = Button.parse(str(interaction.data.get("custom_id", "")))
+        if parsed is None:
+            return
+        await self._respond(interaction, InteractionResponse.UPDATE_LATER)
+        said = await self.gateway.approval_clicked(self, source, *parsed)
+        try:
+            await self._client.follow_up(interaction, said, ephemeral=True)
+        except PlatformError as error:
+            logger.info("a pressed button could not be answered: %s", error)
+
+    async def _respond(
+        self, interaction: Interaction, response: InteractionResponse, content: str | None = None
+    ) -> None:
+        """The first answer, which Discord wants within three seconds; the work is done even if it comes too late."""
+        try:
+            await self._client.respond(interaction, response, content, ephemeral=True)
+        except PlatformError as error:
+            logger.info("an interaction could not be answered: %s", error)
+
+    # -- sending ---------------------------------------------------------------------------------------------------------------------
+
+    async def send(self, message: Outgoing) -> SendResult:
+        """See `Adapter.send`. When a connection breaks without an answer, it is asked once more under the same nonce, which cannot send twice."""
+        client, channel = self._client, message.thread_id or message.chat_id
+        text = to_discord(message.text)
+        if message.plain:
+            text = to_plain(message.text)
+            text = text if 0 < len(text) <= self.limit.size else message.text
+        components = _components(message.buttons)
+        if message.edits:
+            await client.edit_message(channel, message.edits, text, components=components)
+            return SendResult.sent(message.edits)
+        nonce = secrets.token_hex(12)
+        first: PlatformError | None = None
+        while True:
+            try:
+                sent = await client.create_message(
+                    channel,
+                    text,
+                    reply_to=message.reply_to if message.reply_to.isdigit() else None,
+                    components=components or None,
+                    nonce=nonce,
+                )
+                return SendResult.sent(sent.id)
+            except PlatformError as error:
+                if first is not None:
+                    # Whatever the second attempt failed with: the first may have arrived.
+                    return msgspec.structs.replace(SendResult.failed(error), ambiguous=True)
+                if not error.ambiguous:
+                    raise
+                first = error
+
+    async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
+        """See `Adapter.edit`; the message loses its buttons."""
+        return await self.send(Outgoing(chat_id=chat_id, thread_id=thread_id, text=text, edits=message_id))
+
+    async def typing(self, chat_id: str, thread_id: str) -> None:
+        await self._client.trigger_typing(thread_id or chat_id)
+
+
+def _components(buttons: Sequence[Button]) -> list[dict[str, Any]]:
+    """One row of buttons; an empty list takes the buttons of an edited message away."""
+    if not buttons:
+        return []
+    row = [
+        {"type": 2, "style": STYLES[button.choice], "label": button.label, "custom_id": button.value}
+        for button in buttons
+    ]
+    return [{"type": 1, "components": row}]

@@ -1,0 +1,1 @@
+"""Telegram: the Bot API client, its updates and the adapter."""

@@ -1,0 +1,322 @@
+"""The Telegram Bot API: one method a documented method, and a poller that confirms only what was accepted.
+
+The bot token is part of every URL, so nothing here quotes one. `TelegramClient` is entered by its owner; leaving it
+closes its connections.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar, final
+
+import msgspec
+import trio
+
+from hermes_trio.adapters.wire.http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
+from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, Redaction, require_token
+
+from .types import CallbackQuery, Chat, Message, Parameters, Response, Update, User, WebhookInfo
+
+__all__ = [
+    "API_URL",
+    "CallbackQuery",
+    "Chat",
+    "Message",
+    "TelegramClient",
+    "TelegramPoller",
+    "Update",
+    "User",
+    "WebhookInfo",
+    "parse_update",
+]
+
+API_URL = "https://api.telegram.org"
+# How long the Bot API holds a getUpdates call that has nothing to say.
+LONG_POLL_SECONDS = 50
+# The kinds of update that the product acts on.
+UPDATE_KINDS = ("message", "edited_message", "callback_query")
+
+T = TypeVar("T")
+
+
+def parse_update(body: bytes) -> Update:
+    """One update from the body of a webhook delivery. Raises `msgspec.DecodeError` if it is none."""
+    return msgspec.json.decode(body, type=Update)
+
+
+@final
+class TelegramClient(PlatformClient):
+    """Calls of one bot. Every method raises `PlatformError`; cancelling one closes the connection it was using."""
+
+    def __init__(self, base_url: str, token: str, *, timeout: float = CALL_TIMEOUT, proxy: str | None = None) -> None:
+        redaction = Redaction((require_token("Telegram bot token", token),))
+        self._prefix = f"/bot{token}/"
+        super().__init__(HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy))
+
+    async def get_me(self) -> User:
+        """The bot itself. Fails with UNAUTHORIZED if the token is wrong."""
+        return await self._call("getMe", {}, User)
+
+    async def get_updates(
+        self,
+        offset: int | None = None,
+        *,
+        timeout: int = LONG_POLL_SECONDS,
+        limit: int = 100,
+        allowed_updates: Sequence[str] = UPDATE_KINDS,
+    ) -> list[Update]:
+        """Updates from `offset` on; asking for an offset confirms everything below it.
+
+        Waits up to `timeout` seconds for the first one.
+        """
+        params: dict[str, Any] = {"timeout": timeout, "limit": limit, "allowed_updates": list(allowed_updates)}
+        if offset is not None:
+            params["offset"] = offset
+        listed = await self._call("getUpdates", params, list[dict[str, Any]], timeout=timeout + self._link.timeout)
+        return [_update(raw) for raw in listed]
+
+    def poll(
+        self, *, timeout: int = LONG_POLL_SECONDS, allowed_updates: Sequence[str] = UPDATE_KINDS
+    ) -> TelegramPoller:
+        """An iterator of updates that are confirmed one by one."""
+        return TelegramPoller(self, timeout, tuple(allowed_updates))
+
+    async def set_webhook(
+        self,
+        url: str,
+        *,
+        secret_token: str,
+        allowed_updates: Sequence[str] = UPDATE_KINDS,
+        drop_pending_updates: bool = False,
+    ) -> None:
+        """Have updates posted to `url`, each with the secret in `X-Telegram-Bot-Api-Secret-Token`."""
+        params = {
+            "url": url,
+            "secret_token": secret_token,
+            "allowed_updates": list(allowed_updates),
+            "drop_pending_updates": drop_pending_updates,
+        }
+        await self._call("setWebhook", params, bool)
+
+    async def delete_webhook(self, *, drop_pending_updates: bool = False) -> None:
+        """Go back to polling."""
+        await self._call("deleteWebhook", {"drop_pending_updates": drop_pending_updates}, bool)
+
+    async def get_webhook_info(self) -> WebhookInfo:
+        return await self._call("getWebhookInfo", {}, WebhookInfo)
+
+    async def send_message(
+        self,
+        chat_id: int | str,
+        text: str,
+        *,
+        parse_mode: str | None = None,
+        message_thread_id: int | None = None,
+        reply_to: int | None = None,
+        inline_keyboard: Sequence[Sequence[Mapping[str, str]]] | None = None,
+        silent: bool = False,
+    ) -> Message:
+        """Send text of at most 4096 UTF-16 units. A reply target that is gone does not stop the message."""
+        params: dict[str, Any] = {"chat_id": chat_id, "text": text}
+        if parse_mode is not None:
+            params["parse_mode"] = parse_mode
+        if message_thread_id is not None:
+            params["message_thread_id"] = message_thread_id
+        if reply_to is not None:
+            params["reply_parameters"] = {"message_id": reply_to, "allow_sending_without_reply": True}
+        if inline_keyboard is not None:
+            params["reply_markup"] = {"inline_keyboard": inline_keyboard}
+        if silent:
+            params["disable_notification"] = True
+        return await self._call("sendMessage", params, Message)
+
+    async def edit_message_text(
+        self,
+        chat_id: int | str,
+        message_id: int,
+        text: str,
+        *,
+        parse_mode: str | None = None,
+        inline_keyboard: Sequence[Sequence[Mapping[str, str]]] | None = None,
+    ) -> bool:
+        """Replace a message's text and buttons. Says whether that changed anything."""
+        params: dict[str, Any] = {"chat_id": chat_id, "message_id": message_id, "text": text}
+        if parse_mode is not None:
+            params["parse_mode"] = parse_mode
+        if inline_keyboard is not None:
+            params["reply_markup"] = {"inline_keyboard": inline_keyboard}
+        return await self._edit("editMessageText", params)
+
+    async def edit_message_buttons(
+        self, chat_id: int | str, message_id: int, inline_keyboard: Sequence[Sequence[Mapping[str, str]]] = ()
+    ) -> bool:
+        """Replace, or by default remove, a message's buttons. Says whether that changed anything."""
+        markup = {"inline_keyboard": inline_keyboard}
+        params = {"chat_id": chat_id, "message_id": message_id, "reply_markup": markup}
+        return await self._edit("editMessageReplyMarkup", params)
+
+    async def delete_message(self, chat_id: int | str, message_id: int) -> None:
+        await self._call("deleteMessage", {"chat_id": chat_id, "message_id": message_id}, bool)
+
+    async def send_chat_action(
+        self, chat_id: int | str, action: str = "typing", *, message_thread_id: int | None = None
+    ) -> None:
+        """Show for five seconds, or until the next message, that the bot is busy."""
+        params: dict[str, Any] = {"chat_id": chat_id, "action": action}
+        if message_thread_id is not None:
+            params["message_thread_id"] = message_thread_id
+        await self._call("sendChatAction", params, bool)
+
+    async def answer_callback_query(
+        self, callback_query_id: str, text: str | None = None, *, show_alert: bool = False
+    ) -> None:
+        """End the progress mark on a pressed button."""
+        params: dict[str, Any] = {"callback_query_id": callback_query_id, "show_alert": show_alert}
+        if text is not None:
+            params["text"] = text
+        await self._call("answerCallbackQuery", params, bool)
+
+    async def set_my_commands(self, commands: Mapping[str, str]) -> None:
+        """Offer commands (name to description) in the chat's menu."""
+        listed = [{"command": name, "description": description} for name, description in commands.items()]
+        await self._call("setMyCommands", {"commands": listed}, bool)
+
+    async def _edit(self, method: str, params: Mapping[str, Any]) -> bool:
+        try:
+            await self._call(method, params, Message)
+        except PlatformError as error:
+            if "message is not modified" in error.message:
+                return False
+            raise
+        return True
+
+    async def _call(
+        self, method: str, params: Mapping[str, Any], result: type[T], *, timeout: float | None = None
+    ) -> T:
+        answer = await self._link.call("POST", self._prefix + method, json=params, timeout=timeout)
+        try:
+            response = msgspec.json.decode(answer.body, type=Response)
+            if response.ok:
+                return msgspec.convert(response.result, result)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _unreadable(method, answer, error) from None
+        raise _refused(method, response)
+
+
+def _update(raw: dict[str, Any]) -> Update:
+    try:
+        return msgspec.convert(raw, Update)
+    except msgspec.ValidationError:
+        # One update of an unforeseen form must not hold up all that follow it: it counts as one of another kind.
+        return Update(update_id=int(raw["update_id"]))
+
+
+def _unreadable(method: str, answer: Answer, error: Exception) -> PlatformError:
+    # A proxy's error page, or an answer that is not the Bot API's: what the call did is not known.
+    transient = answer.status >= 500 or answer.status == 200
+    kind = ErrorKind.TRANSIENT if transient else ErrorKind.UNKNOWN
+    message = f"{method}: HTTP {answer.status} with a body that is not a Bot API answer: {error}"
+    return PlatformError(kind, message, permanent=not transient, ambiguous=transient, code=answer.status)
+
+
+def _refused(method: str, response: Response) -> PlatformError:
+    code, text, parameters = response.error_code, response.description, response.parameters
+    message = f"{method}: {text} ({code})"
+    match code:
+        case 401:
+            return PlatformError(ErrorKind.UNAUTHORIZED, message, code=code)
+        case 404:
+            # The methods are fixed, so what was not found is the bot: the token is malformed.
+            return PlatformError(ErrorKind.UNAUTHORIZED, f"{message}: is the token complete?", code=code)
+        case 403:
+            return PlatformError(ErrorKind.FORBIDDEN, message, code=code)
+        case 409:
+            return PlatformError(ErrorKind.UNKNOWN, message, permanent=False, code=code)
+        case 429:
+            return PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=parameters.retry_after, code=code)
+        case _ if code >= 500:
+            return PlatformError(ErrorKind.TRANSIENT, message, ambiguous=True, code=code)
+        case _:
+            return _bad_request(message, text.lower(), parameters, code)
+
+
+def _bad_request(message: str, text: str, parameters: Parameters, code: int) -> PlatformError:
+    if parameters.migrate_to_chat_id is not None:
+        moved_to = str(parameters.migrate_to_chat_id)
+        return PlatformError(ErrorKind.NOT_FOUND, message, missing=Missing.CHAT, moved_to=moved_to, code=code)
+    if "too long" in text or "too_long" in text:
+        return PlatformError(ErrorKind.TOO_LONG, message, code=code)
+    if "not found" in text or "query is too old" in text:
+        # A message that names both the chat and something in it means the latter (GW-5).
+        if "thread" in text or "topic" in text:
+            missing = Missing.THREAD
+        elif "message" in text:
+            missing = Missing.MESSAGE
+        else:
+            missing = Missing.CHAT if "chat" in text else Missing.OTHER
+        return PlatformError(ErrorKind.NOT_FOUND, message, missing=missing, code=code)
+    if any(words in text for words in ("parse", "text is empty", "_invalid", "entit")):
+        return PlatformError(ErrorKind.BAD_FORMAT, message, code=code)
+    if any(words in text for words in ("not enough rights", "have no rights", "can't be edited", "can't be deleted")):
+        return PlatformError(ErrorKind.FORBIDDEN, message, code=code)
+    return PlatformError(ErrorKind.UNKNOWN, message, permanent=True, code=code)
+
+
+@final
+class TelegramPoller:
+    """Updates by long polling, each of which the Bot API keeps until the consumer confirms it.
+
+    `async for` gives each update once. `confirm` says that the update is safe with the consumer; the offset moves only
+    over confirmed updates, so whatever was not confirmed when the process died is given out again. When all updates
+    of an answer have been given out, the next poll waits until all of them have been confirmed.
+
+    An error of a poll leaves the loop as `PlatformError`; iterating again goes on from the same place. Cancelling
+    an iteration loses nothing.
+    """
+
+    def __init__(self, client: TelegramClient, timeout: int, allowed_updates: tuple[str, ...]) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._allowed = allowed_updates
+        self._offset: int | None = None
+        self._waiting: deque[Update] = deque()
+        self._given: set[int] = set()
+        self._newest = 0
+        self._all_confirmed = trio.Event()
+        self._all_confirmed.set()
+
+    @property
+    def unconfirmed(self) -> frozenset[int]:
+        """The ids that were given out and not confirmed."""
+        return frozenset(self._given)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Update:
+        while not self._waiting:
+            await self._all_confirmed.wait()
+            updates = await self._client.get_updates(self._offset, timeout=self._timeout, allowed_updates=self._allowed)
+            self._waiting.extend(updates)
+        update = self._waiting.popleft()
+        self._given.add(update.update_id)
+        self._newest = max(self._newest, update.update_id)
+        self._all_confirmed = trio.Event()
+        return update
+
+    def confirm(self, update_id: int) -> None:
+        """The update with this id needs to be given out never again. Repeating it is harmless."""
+        self._given.discard(update_id)
+        if not self._given and self._newest:
+            self._offset = self._newest + 1
+            self._all_confirmed.set()
+
+    async def flush(self) -> None:
+        """Tell the Bot API what has been confirmed, without waiting for new updates. Call it before ending.
+
+        Otherwise the confirmation would travel only with the next poll, and a restart would see the updates again.
+        """
+        offset = min(self._given) if self._given else self._offset
+        if offset is not None:
+            await self._client.get_updates(offset, timeout=0, limit=1, allowed_updates=self._allowed)

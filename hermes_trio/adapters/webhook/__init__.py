@@ -1,0 +1,1 @@
+"""Webhooks: routes, signatures, filters, templates, and the receiver that answers `/webhooks/…`."""

@@ -1,0 +1,315 @@
+"""The webhook front door: an authentic event becomes one delivery, one session, one turn; or is delivered as it is.
+
+A delivery's id is kept in the same transaction as the work that it brings, and 202 is said after that commit: a refusal, a crash or a failed direct
+delivery leaves no trace, and the sender's next attempt is welcome (SC-5). Load is refused before anything is accepted (SC-6), with 503 while
+draining. The text of an event is literal: it takes the way of a message into the lane, and never passes through commands (SC-31).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import trio
+
+from hermes_trio.adapters.github import GITHUB_COMMENT
+from hermes_trio.messaging.addresses import Address, target_text
+from hermes_trio.messaging.contract import Outgoing, PlatformError, SendResult
+from hermes_trio.messaging.core import Desk
+from hermes_trio.messaging.one_shot import OneShotFront, delivery_fields
+from hermes_trio.messaging.session_keys import session_key, webhook_source
+from hermes_trio.messaging.settings import WebhookSettings
+from hermes_trio.runtime.budget import Budget
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.outcome import Outcome, TurnState
+from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.errors import StoreError
+
+from .filters import Delivery, PayloadError, WebhookEvent, delivery_of, event_name, matches, parse_payload
+from .routes import Route, UnknownPlace, build_routes
+from .template import render_prompt
+
+__all__ = ["WEBHOOK_COMPLETE", "WebhookAnswer", "WebhookFrontDoor"]
+
+logger: Final = logging.getLogger("hermes_trio.adapters.webhook.receiver")
+
+WEBHOOK: Final = "webhook"
+WEBHOOK_COMPLETE: Final = "webhook_complete"
+RATE_WINDOW: Final = 60.0
+DIRECT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 5
+FILE_BYTES: Final = 1_048_576
+
+
+class WebhookAnswer(NamedTuple):
+    """An HTTP answer."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def _answer(status: int, body: Mapping[str, Any], *headers: tuple[str, str]) -> WebhookAnswer:
+    return WebhookAnswer(status, (("Content-Type", "application/json"), *headers), msgspec.json.encode(body))
+
+
+def _refusal(status: int, error: str, *headers: tuple[str, str]) -> WebhookAnswer:
+    return _answer(status, {"error": error}, *headers)
+
+
+class WebhookFront(OneShotFront):
+    """The deliveries' side of the runtime."""
+
+    def __init__(self, desk: Desk, routes: Mapping[str, Route]) -> None:
+        super().__init__(desk, WEBHOOK, WEBHOOK_COMPLETE)
+        self._routes = routes
+        self.pending: set[str] = set()
+        """Session keys of deliveries that were accepted and whose first turn has not ended."""
+        # The lane's own bound is the outermost one; each route's is kept by the base class.
+        self.linger: float | None = max((route.settings.linger for route in routes.values()), default=0.0) + 60.0
+
+    def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+        given = super().prepare(rows)
+        route = self._routes.get(rows[0].routing.user_name)
+        return given if route is None else msgspec.structs.replace(given, model=route.settings.model)
+
+    def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+        route = self._routes.get(rows[0].routing.user_name)
+        seconds = None if route is None else route.settings.deadline
+        return None if seconds is None else Budget(seconds=seconds)
+
+    def linger_of(self, context: SessionContext) -> float:
+        route = self._routes.get(context.user_name)
+        return self._desk.runtime.settings.linger_seconds if route is None else route.settings.linger
+
+    def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
+        # A failure is the owner's business, not that of everybody who reads a pull request.
+        if outcome.state is not TurnState.COMPLETED and place.platform == GITHUB_COMMENT:
+            return ""
+        return super().told(turn, outcome, place)
+
+    async def ended(self, turn: Turn, outcome: Outcome) -> None:
+        self.pending.discard(turn.context.session_key)
+
+
+class WebhookFrontDoor:
+    """`handle` answers `POST /webhooks/{route}`. Open it inside the runtime; it owns no socket."""
+
+    prefix: Final = "/webhooks/"
+
+    def __init__(
+        self,
+        desk: Desk,
+        settings: WebhookSettings,
+        *,
+        host: str | None,
+        environment: Mapping[str, str] | None = None,
+        home: Path | None = None,
+    ) -> None:
+        self.settings = settings
+        self.routes: dict[str, Route] = build_routes(settings, desk.directory, host=host, environment=environment or {})
+        self.front = WebhookFront(desk, self.routes)
+        self._desk = desk
+        self._home = home
+        self._requests: dict[str, deque[float]] = {name: deque() for name in self.routes}
+        self._direct: set[Delivery] = set()
+        self._accepting: int = 0
+
+    @property
+    def max_body_bytes(self) -> int:
+        """A server need not read more than this of a body (and one byte, to know)."""
+        return self.settings.max_body_bytes
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[WebhookFrontDoor]:
+        """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
+        await self.front.settle_interrupted()
+        self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
+        async with self._desk.runtime.delivering(self.front) as self.front.delivery:
+            yield self
+
+    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> WebhookAnswer:
+        """Answer one request. Cancelling it (the sender left) leaves either an accepted delivery or nothing."""
+        pairs = list(headers)
+        names = {name.lower(): value for name, value in pairs}
+        route = self.routes.get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
+        if route is None:
+            return _refusal(404, "there is no such webhook route")
+        if method != "POST":
+            return _refusal(405, "a webhook is a POST request", ("Allow", "POST"))
+        refusal = self._check(route, names, pairs, body)
+        if refusal is not None:
+            return refusal
+        try:
+            # No form begins with a brace, and `curl -d` calls everything a form (GW-127: JSON is tried first).
+            media = "" if body.lstrip()[:1] in (b"{", b"[") else names.get("content-type", "")
+            payload = parse_payload(body, media)
+        except PayloadError as error:
+            return _refusal(400, str(error))
+        event = WebhookEvent(route.name, event_name(names, payload), payload, names)
+        if not route.wants(event.name):
+            return _answer(200, {"status": "ignored", "event": event.name})
+        if not matches(route.filters, event, self._read_file):
+            return _answer(200, {"status": "ignored", "reason": "filter", "route": route.name})
+        delivery = delivery_of(route.name, names, payload, lambda: self._desk.runtime.core.ids.make("wh_", 24))
+        try:
+            return await self._deliver(route, event, delivery)
+        except StoreError as error:
+            logger.error("a delivery of %s could not be written down: %s", route.name, error)
+            return _refusal(503, "the delivery could not be stored; send it again", ("Retry-After", str(RETRY_SECONDS)))
+
+    # -- before the body is understood ---------------------------------------------------------------------------------------------
+
+    def _check(
+        self, route: Route, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
+    ) -> WebhookAnswer | None:
+        if not route.settings.enabled:
+            return _refusal(403, "this webhook route is disabled")
+        declared = names.get("content-length", "")
+        size = max(len(body), int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else 0)
+        if size > self.settings.max_body_bytes:
+            return _refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes")
+        if not route.secrets and not route.insecure:
+            return _refusal(403, "this webhook route has no secret")
+        problem = route.authentic(headers, body, self._desk.runtime.core.clock())
+        if problem:
+            logger.warning("a request to the webhook route %s was refused: %s", route.name, problem)
+            return _refusal(401, "the signature is missing or wrong")
+        wait = self._over_rate(route.name)
+        if wait:
+            return _refusal(
+                429, f"more than {self.settings.rate_limit} requests a minute", ("Retry-After", str(int(wait) + 1))
+            )
+        return None
+
+    def _over_rate(self, name: str) -> float:
+        """Seconds until the route takes another request; 0 and counted if it does now."""
+        now, log = trio.current_time(), self._requests[name]
+        while log and now - log[0] >= RATE_WINDOW:
+            log.popleft()
+        if len(log) >= self.settings.rate_limit:
+            return RATE_WINDOW - (now - log[0])
+        log.append(now)
+        return 0.0
+
+    def _read_file(self, name: str) -> str | None:
+        """A file below the home directory, for the filter `in_file`."""
+        if self._home is None:
+            return None
+        home = self._home.resolve()
+        path = (home / name).resolve()
+        try:
+            if not path.is_relative_to(home) or path.stat().st_size > FILE_BYTES:
+                return None
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    # -- the delivery --------------------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, route: Route, event: WebhookEvent, delivery: Delivery) -> WebhookAnswer:
+        duplicate = _answer(200, {"status": "duplicate", "delivery_id": delivery.id})
+        if not delivery.generated and await self._desk.store.delivery_known(route.name, delivery.id):
+            return duplicate
+        later = ("Retry-After", str(RETRY_SECONDS))
+        if self._desk.runtime.draining:
+            return _refusal(503, "the server is being stopped; send it again", later)
+        try:
+            place = route.place(event)
+        except UnknownPlace as error:
+            return _refusal(400, str(error))
+        text = render_prompt(route.settings.prompt, event).text
+        if route.settings.deliver_only:
+            if delivery in self._direct:
+                return _refusal(503, "this delivery is being handled", later)
+            self._direct.add(delivery)
+            try:
+                return await self._deliver_directly(route, delivery, place, text)
+            finally:
+                self._direct.discard(delivery)
+        waiting = len(self.front.pending) + self._accepting
+        if waiting >= self.settings.max_pending:
+            return _refusal(503, f"{waiting} deliveries wait already; send it again", later)
+        message = self._message(route, event, delivery, place, text)
+        number: int | None = None
+        self._accepting += 1
+        try:
+            # The sender may leave at any moment: what is committed has its lane woken all the same.
+            with self._desk.committing() as bound:
+                number = await self._desk.store.accept_delivery(route.name, delivery.id, message)
+        finally:
+            self._accepting -= 1
+            self.front.delivery.channel.wake(message.session_key)
+        if bound.cancelled_caught:
+            return _refusal(503, "the delivery could not be stored in time; send it again", later)
+        if number is None:
+            return duplicate
+        self.front.pending.add(message.session_key)
+        return _answer(
+            202,
+            {"status": "accepted", "route": route.name, "event": event.name, "delivery_id": delivery.id},
+        )
+
+    def _message(self, route: Route, event: WebhookEvent, delivery: Delivery, place: Address, text: str) -> NewMessage:
+        source = webhook_source(route.name, delivery.id)
+        key = session_key(source)
+        routing = SessionContext(
+            platform=WEBHOOK,
+            source=WEBHOOK,
+            chat_id=source.chat_id or "",
+            chat_name=source.chat_name or "",
+            user_id=source.user_id or "",
+            user_name=route.name,
+            session_key=key,
+            message_id=delivery.id,
+            **delivery_fields(place),
+        )
+        return NewMessage(
+            inbox=WEBHOOK,
+            session_key=key,
+            routing=routing,
+            text=text,
+            payload={"route": route.name, "event": event.name, "delivery_id": delivery.id, "literal": True},
+        )
+
+    async def _deliver_directly(self, route: Route, delivery: Delivery, place: Address, text: str) -> WebhookAnswer:
+        """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
+        member = self._desk.directory.find(place.platform)
+        assert member is not None, "checked when the route was made"
+        result = SendResult(success=False, error="there was nothing to say")
+        with trio.move_on_after(DIRECT_SECONDS) as bound:
+            for piece in member.adapter.split(text):
+                message = Outgoing(chat_id=place.chat_id or "", thread_id=place.thread_id or "", text=piece)
+                result = await _send_once(member.adapter.send, message)
+                if not result.success:
+                    break
+        if bound.cancelled_caught or not result.success:
+            logger.error("a direct delivery of %s to %s failed: %s", route.name, target_text(place), result.error)
+            return _answer(502, {"status": "error", "error": "the delivery failed", "delivery_id": delivery.id})
+        await self._desk.store.record_delivery(route.name, delivery.id)
+        return _answer(
+            200,
+            {
+                "status": "delivered",
+                "route": route.name,
+                "target": place.platform,
+                "delivery_id": delivery.id,
+            },
+        )
+
+
+async def _send_once(send: Any, message: Outgoing) -> SendResult:
+    try:
+        result: SendResult = await send(message)
+    except PlatformError as error:
+        return SendResult.failed(error)
+    except Exception as error:
+        logger.exception("sending failed in a way that the adapter does not know")
+        return SendResult(success=False, error=type(error).__name__)
+    return result

@@ -1,0 +1,136 @@
+"""A webhook route, ready to be asked: its secrets, its filters, its template, and where its answers go.
+
+Routes are checked when the server starts: a route without a secret, a filter that cannot be read or a target that does not exist is refused with its
+name, not found out by the first sender.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from hermes_trio.adapters.github import GITHUB_COMMENT, comment_address
+from hermes_trio.base.settings import SettingsError
+from hermes_trio.messaging.addresses import Address
+from hermes_trio.messaging.one_shot import LOG
+from hermes_trio.messaging.platforms import Directory
+from hermes_trio.messaging.settings import RouteSettings, WebhookSettings
+
+from .filters import Filters, WebhookEvent, parse_filters
+from .signatures import INSECURE_NO_AUTH, Rejected, insecure_allowed, secret_problem, verify
+from .template import render_extra
+
+__all__ = ["Route", "UnknownPlace", "build_routes"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class UnknownPlace(ValueError):
+    """An event whose place of delivery cannot be told; the text is fit for the sender."""
+
+
+@attrs.frozen(kw_only=True)
+class Route:
+    """See the module."""
+
+    name: str
+    settings: RouteSettings
+    secrets: tuple[str, ...] = attrs.field(repr=False)
+    filters: Filters
+    insecure: bool
+    directory: Directory = attrs.field(repr=False)
+
+    def authentic(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> str:
+        """Why a request is not authentic, or nothing if it is."""
+        if self.insecure:
+            return ""
+        verdict = verify(headers, self.secrets, body, now)
+        return verdict.reason if isinstance(verdict, Rejected) else ""
+
+    def wants(self, event: str) -> bool:
+        """Whether an event of this name is for the route."""
+        return not self.settings.events or event in self.settings.events
+
+    def place(self, event: WebhookEvent) -> Address:
+        """Where the answer to this event goes; `UnknownPlace` if its settings and the event do not give one."""
+        deliver = self.settings.deliver
+        extra = render_extra(self.settings.deliver_extra, event)
+        if deliver == LOG:
+            return Address(LOG)
+        if deliver == GITHUB_COMMENT:
+            try:
+                return comment_address(extra.get("repo"), extra.get("pr_number"))
+            except ValueError as error:
+                raise UnknownPlace(f"deliver_extra: {error}") from None
+        chat = extra.get("chat_id")
+        if chat:
+            thread = extra.get("thread_id") or extra.get("message_thread_id")
+            return Address(deliver, str(chat), str(thread) if thread else None)
+        home = self.directory.homes.get(deliver)
+        if home is None:
+            raise UnknownPlace(f"{deliver} has no home channel, and the route gives no deliver_extra.chat_id")
+        return home
+
+
+def build_routes(
+    settings: WebhookSettings, directory: Directory, *, host: str | None, environment: Mapping[str, str]
+) -> dict[str, Route]:
+    """All routes by name; `SettingsError` for one that must not be served."""
+    routes: dict[str, Route] = {}
+    for name, route in settings.routes.items():
+        where = f"webhook.routes.{name}"
+        if not _NAME.fullmatch(name):
+            raise SettingsError(f"[{where}]: a route's name has letters, digits, '.', '_' and '-', up to 64 of them")
+        secrets = _secrets(route.secret, route.secret_env, environment, where) or _secrets(
+            settings.secret, settings.secret_env, environment, "webhook"
+        )
+        for secret in secrets or ("",):
+            problem = secret_problem(name, secret, host)
+            if problem is not None and route.enabled:
+                raise SettingsError(f"[{where}]: {problem}")
+        filters = parse_filters(route.filters, f"{where}.filters")
+        if filters.problems:
+            raise SettingsError("; ".join(filters.problems))
+        _check_place(route, directory, where)
+        insecure = any(insecure_allowed(secret, host) for secret in secrets)
+        routes[name] = Route(
+            name=name,
+            settings=route,
+            secrets=tuple(secret for secret in secrets if secret != INSECURE_NO_AUTH),
+            filters=filters,
+            insecure=insecure,
+            directory=directory,
+        )
+    return routes
+
+
+def _secrets(written: str | list[str], variable: str, environment: Mapping[str, str], where: str) -> tuple[str, ...]:
+    if variable:
+        found = environment.get(variable, "")
+        if not found:
+            raise SettingsError(f"[{where}]: secret_env names {variable}, which is not set in the environment")
+        return (found,)
+    return tuple(secret for secret in ([written] if isinstance(written, str) else written) if secret)
+
+
+def _check_place(route: RouteSettings, directory: Directory, where: str) -> None:
+    deliver = route.deliver
+    if deliver == LOG:
+        if route.deliver_only:
+            raise SettingsError(f"[{where}]: deliver_only needs a place; set deliver to a platform or {GITHUB_COMMENT}")
+        return
+    if directory.find(deliver) is None:
+        known = ", ".join(sorted({LOG, GITHUB_COMMENT, *directory.platforms}))
+        missing = "; it needs a token (GITHUB_TOKEN)" if deliver == GITHUB_COMMENT else ""
+        raise SettingsError(f"[{where}]: deliver is {deliver!r}, which is not set up{missing}; known are {known}")
+    if deliver == GITHUB_COMMENT:
+        for key in ("repo", "pr_number"):
+            if key not in route.deliver_extra:
+                raise SettingsError(f"[{where}]: deliver_extra.{key} is missing; {GITHUB_COMMENT} needs it")
+    elif not route.deliver_extra.get("chat_id") and deliver not in directory.homes:
+        raise SettingsError(
+            f"[{where}]: deliver is {deliver!r}, which has no home channel; set deliver_extra.chat_id or [{deliver}.home]"
+        )

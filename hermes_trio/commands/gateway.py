@@ -1,0 +1,436 @@
+"""The commands of the gateway: `chat`, `run`, `cron`, `outbox`, `pairing`.
+
+The store has one owner. While a server runs in the home directory, `cron` asks it over HTTP, and what only changes rows that the server reads anyway
+is done beside it; `chat` and `run` then keep their own database there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import cyclopts
+import msgspec
+import trio
+from cyclopts import Parameter
+
+from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
+from hermes_trio.config import Config, load_config
+
+__all__ = ["chat", "cron", "outbox", "pairing", "run"]
+
+cron: Final = cyclopts.App(name="cron", help="Scheduled jobs.", backend="trio")
+outbox: Final = cyclopts.App(
+    name="outbox", help="Replies that wait for a platform, and those that were given up.", backend="trio"
+)
+pairing: Final = cyclopts.App(name="pairing", help="Who may talk to the agent on the chat platforms.", backend="trio")
+
+
+OWN_DATABASE: Final = "cli.db"
+TIME: Final = "%Y-%m-%d %H:%M"
+
+
+def _configuration(home: Path | None, config: Path | None) -> Config:
+    return load_config(os.environ, home=home, path=config)
+
+
+def _say(text: str = "") -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _quiet() -> None:
+    """A conversation is not the place for log lines; what matters is in the store."""
+    import logging
+
+    logging.getLogger("hermes_trio").setLevel(logging.CRITICAL)
+
+
+def _database(config: Config) -> tuple[Path, str]:
+    """The database for a conversation in the terminal, and what to say about it."""
+    from hermes_trio.store.sqlite.files import owner_pid
+
+    if not config.database.exists() or owner_pid(config.database) is None:
+        return config.database, ""
+    own = config.home / OWN_DATABASE
+    pid = owner_pid(own) if own.exists() else None
+    if pid is not None:
+        raise CommandFailed(f"another conversation (pid {pid}) uses {own}; end it, or use another --home")
+    return own, f"A server uses {config.database}; this conversation is kept in {own.name}."
+
+
+# -- chat --------------------------------------------------------------------------------------------------------------------------
+
+
+async def chat(
+    *,
+    resume: Annotated[
+        str | None, Parameter(help="Take up a conversation by its id; `--resume last` takes the last one.")
+    ] = None,
+    plain: Annotated[bool, Parameter(help="No prompt and no formatting: one input a line.", negative="")] = False,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Talk to the agent in the terminal. Ctrl-C stops what it is doing, Ctrl-D leaves."""
+    from hermes_trio.adapters.assembly import AdapterAssembly
+    from hermes_trio.adapters.cli.chat import CLI, ChatAdapter, ResumeError, begin_session, end_session, show_history
+    from hermes_trio.adapters.cli.lines import PipedLines, PromptLines
+    from hermes_trio.adapters.cli.screen import Screen
+    from hermes_trio.base.settings import read_table
+    from hermes_trio.gateway.host import open_host
+    from hermes_trio.messaging.platforms import Member
+    from hermes_trio.messaging.settings import CliSettings, PlatformSettings
+
+    settings = _configuration(home, config)
+    own = read_table(settings.cli, CliSettings, "cli")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    interactive = not plain and sys.stdin.isatty() and sys.stdout.isatty()
+    _quiet()
+    database, remark = _database(settings)
+    pressed_send, pressed = trio.open_memory_channel[None](16)
+
+    def press() -> None:
+        try:
+            pressed_send.send_nowait(None)
+        except trio.WouldBlock:
+            pass
+
+    screen = Screen(formatted=interactive and own.markdown, tools=own.show_tools)
+    prompt = PromptLines(settings.home / "cli_history", press) if interactive else None
+    chosen = trio.Event()
+    adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive, ready=chosen)
+    member = Member(adapter, PlatformSettings(allow_all=True, busy=own.busy))
+    assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
+    left = ""
+    async with _prompting(prompt), open_host(settings, assembly, database=database, directives=(CLI,)) as host:
+        adapter.delivery = lambda: host.adapters.gateway.desk.deliveries[CLI]
+        adapter.running = lambda: len(host.runtime.supervisor)
+        if remark:
+            screen.note(remark)
+        try:
+            session = await begin_session(host.store, "" if resume == "last" else resume)
+        except ResumeError as error:
+            raise CommandFailed(str(error)) from None
+        if resume is not None:
+            await show_history(host.store, screen, session)
+        if interactive:
+            screen.note("Ctrl-C stops the agent, Ctrl-D leaves, Alt-Enter makes a new line, /help lists commands.")
+        chosen.set()
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_interrupts, pressed, adapter)
+                nursery.start_soon(_signals, signals, press, adapter.left)
+                await adapter.left.wait()
+                if not interactive:
+                    await _settled(host)
+                nursery.cancel_scope.cancel()
+        left = await end_session(host.runtime, adapter.delivery())
+    if interactive and left:
+        screen.note(f"Take it up again with: hermes-trio chat --resume {left}")
+
+
+@asynccontextmanager
+async def _prompting(prompt: Any) -> AsyncIterator[None]:
+    if prompt is None:
+        yield
+    else:
+        async with prompt.open():
+            yield
+
+
+async def _interrupts(pressed: trio.MemoryReceiveChannel[None], adapter: Any) -> None:
+    async for _ in pressed:
+        await adapter.interrupt()
+
+
+async def _signals(signals: AsyncIterator[int], press: Any, left: trio.Event) -> None:
+    async for number in signals:
+        if number == signal.SIGTERM:
+            left.set()
+        else:
+            press()
+
+
+async def _settled(host: Any) -> None:
+    """Nobody types any more: wait until everything that was asked for has been answered."""
+    while host.runtime.lanes or len(host.runtime.supervisor) or await host.store.outbox_unsent():  # noqa: ASYNC110
+        await trio.sleep(0.02)
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def run(
+    prompt: Annotated[str, Parameter(help="What the agent is asked; `-` reads it from standard input.")],
+    *,
+    json: Annotated[bool, Parameter(help="Print one JSON object at the end instead of the text.", negative="")] = False,
+    model: Annotated[str, Parameter(help="Which model answers.")] = "",
+    deadline: Annotated[float | None, Parameter(help="Seconds after which each turn is stopped.")] = None,
+    linger: Annotated[
+        float | None, Parameter(help="Seconds to wait for background work after the answer; an hour.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Ask once, stream the answer, wait until everything has settled. Exit code: 0 completed, 1 failed, 124 deadline, 130 stopped."""
+    from hermes_trio.adapters.assembly import AdapterAssembly
+    from hermes_trio.adapters.cli.once import RunResult, run_once
+    from hermes_trio.adapters.cli.screen import Screen
+    from hermes_trio.gateway.host import open_host
+    from hermes_trio.messaging.commands import receipt_text
+
+    settings = _configuration(home, config)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _quiet()
+    database, _ = _database(settings)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise CommandFailed("the prompt is empty")
+    screen = None if json else Screen(formatted=sys.stdout.isatty())
+    assembly = AdapterAssembly([], environment=settings.environment, home=settings.home)
+    stop = trio.Event()
+    result = RunResult()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with (
+            open_host(settings, assembly, database=database, directives=("cli",)) as host,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def watch() -> None:
+                async for _ in signals:
+                    stop.set()
+
+            nursery.start_soon(watch)
+            result = await run_once(
+                host.runtime, text, screen=screen, model=model, deadline=deadline, linger=linger, stop=stop
+            )
+            nursery.cancel_scope.cancel()
+    if json:
+        _say(msgspec.json.encode(result.as_dict()).decode())
+    elif result.receipt is not None:
+        sys.stderr.write(f"{receipt_text(result.receipt)}\n")
+    if result.exit_code:
+        raise SystemExit(int(result.exit_code))
+
+
+# -- cron --------------------------------------------------------------------------------------------------------------------------
+
+
+@cron.command(name="add")
+async def add_job(
+    schedule: Annotated[str, Parameter(help="'30m', 'every 2h', '0 9 * * MON-FRI', '2027-01-31T09:00', …")],
+    prompt: Annotated[str, Parameter(help="What the agent is asked each time.")],
+    *,
+    name: Annotated[str, Parameter(help="What you will know it by; default: the start of the prompt.")] = "",
+    deliver: Annotated[str, Parameter(help="local, a platform, platform:chat[:thread], all; a comma list.")] = "local",
+    timezone: Annotated[str, Parameter(help="The time zone of the schedule, like Europe/Berlin.")] = "",
+    repeat: Annotated[int | None, Parameter(help="How many times it runs; default: without end.")] = None,
+    model: Annotated[str, Parameter(help="Which model answers.")] = "",
+    deadline: Annotated[float | None, Parameter(help="Seconds after which a run is stopped.")] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a job."""
+    from hermes_trio.commands.clients import open_cron
+
+    given = {
+        "schedule": f"CRON_TZ={timezone} {schedule}" if timezone else schedule,
+        "prompt": prompt,
+        "name": name or " ".join(prompt.split())[:60],
+        "deliver": deliver,
+        "repeat": repeat,
+        "model": model,
+        "deadline": deadline,
+    }
+    async with open_cron(_configuration(home, config)) as client:
+        job = await client.create({key: value for key, value in given.items() if value not in ("", None)})
+    _say(f"{job['id']}  {job['name']}  {job['schedule_display']}  next: {job['next_run_at']}")
+
+
+@cron.default
+@cron.command(name="list")
+async def list_jobs(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List the jobs."""
+    from hermes_trio.commands.clients import open_cron
+
+    async with open_cron(_configuration(home, config)) as client:
+        jobs = await client.list()
+    if not jobs:
+        _say("There are no jobs; make one with `hermes-trio cron add SCHEDULE PROMPT`.")
+    for job in jobs:
+        last = job["last_status"] or "never ran"
+        _say(
+            f"{job['id']}  {job['name']}  {job['schedule_display']}  {job['state']}  next: {job['next_run_at'] or '-'}"
+            f"  last: {last}  deliver: {job['deliver']}"
+        )
+
+
+@cron.command(name="show")
+async def show_job(
+    job_id: Annotated[str, Parameter(help="The id that `cron list` shows.")],
+    *,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show a job, and what became of its last slot."""
+    from hermes_trio.commands.clients import open_cron
+
+    async with open_cron(_configuration(home, config)) as client:
+        job = await client.get(job_id)
+    _say(msgspec.json.format(msgspec.json.encode(job), indent=2).decode())
+
+
+async def _change(job_id: str, verb: str, home: Path | None, config: Path | None) -> dict[str, Any]:
+    from hermes_trio.commands.clients import open_cron
+
+    async with open_cron(_configuration(home, config)) as client:
+        return await client.change(job_id, verb)
+
+
+@cron.command(name="pause")
+async def pause_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """Let no slot of a job run until it is resumed."""
+    await _change(job_id, "pause", home, config)
+    _say(f"{job_id} is paused.")
+
+
+@cron.command(name="resume")
+async def resume_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """Go on with the next slot."""
+    job = await _change(job_id, "resume", home, config)
+    _say(f"{job_id} goes on; next: {job['next_run_at']}")
+
+
+@cron.command(name="run")
+async def run_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """Run a job now. It needs a server that runs."""
+    await _change(job_id, "run", home, config)
+    _say(f"{job_id} runs.")
+
+
+@cron.command(name="remove")
+async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """Forget a job."""
+    await _change(job_id, "remove", home, config)
+    _say(f"{job_id} is removed.")
+
+
+# -- outbox ------------------------------------------------------------------------------------------------------------------------
+
+
+@outbox.default
+@outbox.command(name="list")
+async def list_outbox(
+    *,
+    state: Annotated[str, Parameter(help="dead, pending, attempting or sent.")] = "dead",
+    platform: Annotated[str | None, Parameter(help="Only of this platform.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """List replies, by default those that were given up."""
+    from hermes_trio.commands.clients import open_rows
+    from hermes_trio.store.records import OutboxState
+
+    try:
+        wanted = OutboxState(state)
+    except ValueError:
+        raise CommandFailed(
+            f"{state!r} is not a state; states are {', '.join(one.value for one in OutboxState)}"
+        ) from None
+    async with open_rows(_configuration(home, config)) as store:
+        rows = await store.list_outbox(wanted, platform=platform, limit=limit)
+    if not rows:
+        _say(f"There are no {wanted.value} replies.")
+    for row in rows:
+        chat_id = ":".join(str(part) for part in (row.target.get("chat_id"), row.target.get("thread_id")) if part)
+        made = time.strftime(TIME, time.localtime(row.created_at))
+        text = " ".join(row.text.split())[:80]
+        _say(f"{row.id}  {made}  {row.platform}:{chat_id}  {row.attempts} attempts  {row.error or '-'}  {text}")
+
+
+@outbox.command(name="retry")
+async def retry_outbox(
+    *numbers: Annotated[int, Parameter(help="The numbers that `outbox list` shows; none means all dead letters.")],
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Queue dead letters again. A running server sends them with its next reply, at the latest within a minute."""
+    from hermes_trio.commands.clients import open_rows
+    from hermes_trio.store.records import OutboxState
+
+    async with open_rows(_configuration(home, config)) as store:
+        wanted = list(numbers) or [row.id for row in await store.list_outbox(OutboxState.DEAD, limit=10_000)]
+        revived = [number for number in wanted if await store.revive_outbox(number)]
+    for number in wanted:
+        if number not in revived:
+            raise CommandFailed(f"{number} is not a dead letter; `hermes-trio outbox list` shows those that there are")
+    _say(f"{len(revived)} queued again.")
+
+
+# -- pairing -----------------------------------------------------------------------------------------------------------------------
+
+
+@pairing.command(name="approve")
+async def approve_pairing(
+    platform: Annotated[str, Parameter(help="telegram, discord or slack.")],
+    code: Annotated[str, Parameter(help="The code that the person was shown.")],
+    *,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Let somebody in who was shown a code."""
+    from hermes_trio.commands.clients import open_rows
+
+    async with open_rows(_configuration(home, config)) as store:
+        user = await store.redeem_pairing(platform, code)
+    if user is None:
+        raise CommandFailed(f"there is no open code {code} for {platform}; codes are valid for an hour")
+    _say(f"{user.user_name or user.user_id} ({user.user_id}) may talk to the agent on {platform}.")
+
+
+@pairing.default
+@pairing.command(name="list")
+async def list_pairings(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List who waits, and who was let in."""
+    from hermes_trio.commands.clients import open_rows
+
+    async with open_rows(_configuration(home, config)) as store:
+        waiting, allowed = await store.list_pairings(), await store.list_allowed()
+    for one in waiting:
+        _say(
+            f"waits    {one.platform}  {one.user_id}  {one.user_name}  since {time.strftime(TIME, time.localtime(one.created_at))}"
+        )
+    for user in allowed:
+        _say(f"allowed  {user.platform}  {user.user_id}  {user.user_name}")
+    if not waiting and not allowed:
+        _say("Nobody waits, and nobody was let in by a code.")
+
+
+@pairing.command(name="allow")
+async def allow_user(
+    platform: str, user_id: str, *, name: str = "", home: HomeOption = None, config: ConfigOption = None
+) -> None:
+    """Let somebody in by their id."""
+    from hermes_trio.commands.clients import open_rows
+
+    async with open_rows(_configuration(home, config)) as store:
+        await store.allow_user(platform, user_id, user_name=name)
+    _say(f"{user_id} may talk to the agent on {platform}.")
+
+
+@pairing.command(name="revoke")
+async def revoke_user(platform: str, user_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """Let somebody in no longer."""
+    from hermes_trio.commands.clients import open_rows
+
+    async with open_rows(_configuration(home, config)) as store:
+        if not await store.disallow_user(platform, user_id):
+            raise CommandFailed(f"{user_id} was not let in on {platform}; people in the configuration stay there")
+    _say(f"{user_id} may not talk to the agent on {platform} any more.")

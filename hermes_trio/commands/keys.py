@@ -1,0 +1,204 @@
+"""The `keys` commands: making, listing and revoking API keys, through the running server if there is one, else in the store itself.
+
+The store has one owner. While a server runs, a change goes through its admin route, so that a revoked key is refused from the next request on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Protocol, cast
+
+import cyclopts
+import httpx2
+import msgspec
+from cyclopts import Parameter
+
+from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption, server_client, unanswered
+from hermes_trio.config import Config, load_config
+from hermes_trio.http.api.admin import check_scopes
+from hermes_trio.http.errors import ApiError
+from hermes_trio.store import ApiKey, StoreInUse, open_store
+from hermes_trio.store.ports import Keys
+
+__all__ = ["KeyClient", "keys", "open_keys"]
+
+keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
+
+Scope = Literal["chat", "runs", "sessions", "admin"]
+
+
+class KeyClient(Protocol):
+    """Either way to the keys. Records are plain objects, as the admin route answers them."""
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        """Make a key."""
+        ...
+
+    async def list(self) -> list[dict[str, Any]]:
+        """All keys."""
+        ...
+
+    async def revoke(self, key_id: str) -> bool:
+        """Put a key out of force; says whether it was in force."""
+        ...
+
+
+@asynccontextmanager
+async def open_keys(config: Config) -> AsyncIterator[KeyClient]:
+    """The keys of a home directory, for the body of the `async with`."""
+    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        async with open_store(config.database) as store:
+            yield _InStore(store)
+            return
+    except StoreInUse:
+        pass
+    async with server_client(config) as client:
+        yield _OverHTTP(client)
+
+
+def _record(key: ApiKey, secret: str | None = None) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "tenant": key.tenant,
+        "scopes": list(key.scopes),
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+        "key": secret,
+    }
+
+
+class _InStore:
+    """No server runs: the store is ours."""
+
+    def __init__(self, store: Keys) -> None:
+        self._store = store
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        try:
+            checked = check_scopes(list(scopes))
+        except ApiError as error:
+            raise CommandFailed(str(error)) from None
+        expires = None if days is None else time.time() + days * 86_400
+        return _record(*await self._store.create_api_key(name, scopes=checked, tenant=tenant, expires_at=expires))
+
+    async def list(self) -> list[dict[str, Any]]:
+        return [_record(key) for key in await self._store.list_api_keys(include_revoked=True)]
+
+    async def revoke(self, key_id: str) -> bool:
+        return await self._store.revoke_api_key(key_id)
+
+
+class _OverHTTP:
+    """A server runs: ask it."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+        try:
+            answer = await self._client.request(
+                method, path, content=None if body is None else msgspec.json.encode(body)
+            )
+        except httpx2.HTTPError as error:
+            raise unanswered(self._client, error) from None
+        try:
+            return answer.status_code, cast("dict[str, Any]", msgspec.json.decode(answer.content))
+        except msgspec.DecodeError:
+            raise CommandFailed(f"{self._client.base_url} answered {answer.status_code}, not with JSON") from None
+
+    @staticmethod
+    def _problem(answer: dict[str, Any]) -> CommandFailed:
+        return CommandFailed(f"the running server refused: {answer.get('error', {}).get('message', answer)}")
+
+    async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
+        body = {"name": name, "scopes": list(scopes), "tenant": tenant, "days": days}
+        status, answer = await self._ask("POST", "/admin/keys", body)
+        if status != 201:
+            raise self._problem(answer)
+        return answer
+
+    async def list(self) -> list[dict[str, Any]]:
+        status, answer = await self._ask("GET", "/admin/keys")
+        if status != 200:
+            raise self._problem(answer)
+        return answer["data"]
+
+    async def revoke(self, key_id: str) -> bool:
+        status, answer = await self._ask("DELETE", f"/admin/keys/{key_id}")
+        if status not in (200, 404):
+            raise self._problem(answer)
+        return status == 200
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _config(home: Path | None, config: Path | None) -> Config:
+    return load_config(os.environ, home=home, path=config)
+
+
+@keys.command(name="add")
+async def add_key(
+    name: Annotated[str, Parameter(help="What you will know it by.")],
+    *,
+    scope: Annotated[
+        list[Scope] | None, Parameter(help="What it may do; repeat for several. Default: chat and runs.")
+    ] = None,
+    tenant: Annotated[str, Parameter(help="Share the work of another key by naming its tenant.")] = "",
+    days: Annotated[
+        float | None, Parameter(help="For how many days it is in force; default: until it is revoked.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Make a key and show it, once."""
+    async with open_keys(_config(home, config)) as client:
+        made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
+    _say(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
+    _say(f"\n  {made['key']}\n\nIt is not kept in readable form and cannot be shown again.")
+
+
+@keys.command(name="list")
+async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List the keys, without the keys themselves."""
+    async with open_keys(_config(home, config)) as client:
+        known = await client.list()
+    if not known:
+        _say("There are no keys besides the admin key; make one with `hermes-trio keys add NAME`.")
+    for key in known:
+        state = "revoked" if key["revoked_at"] else "in force"
+        if not key["revoked_at"] and key["expires_at"] and key["expires_at"] <= time.time():
+            state = "expired"
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(key["last_used_at"])) if key["last_used_at"] else "never"
+        _say(
+            f"{key['id']}  {key['name']}  {','.join(key['scopes'])}  tenant {key['tenant']}  {state}  last used {used}"
+        )
+
+
+@keys.command(name="revoke")
+async def revoke_key(
+    key_id: Annotated[str, Parameter(help="The id that `keys list` shows.")],
+    *,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put a key out of force, at once."""
+    async with open_keys(_config(home, config)) as client:
+        if not await client.revoke(key_id):
+            raise CommandFailed(
+                f"there is no key {key_id} in force; `hermes-trio keys list` shows those that there are"
+            )
+    _say(f"{key_id} is revoked.")

@@ -1,0 +1,66 @@
+"""What the commands share: options, the error whose text is for the person who typed, and the way to the server that runs in a home directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from hermes_trio.config import Config
+
+__all__ = ["CommandFailed", "ConfigOption", "HomeOption", "server_client", "server_url", "unanswered"]
+
+HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
+ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
+
+_REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses at which one listens and to which one cannot connect."""
+
+
+class CommandFailed(Exception):
+    """A command that cannot do its work; the text is for the person who typed it."""
+
+
+def server_url(config: Config) -> str:
+    """Where the server of the home directory can be reached from this machine: at its own word, else where the configuration puts it."""
+    from urllib.parse import urlsplit
+
+    from hermes_trio.store.sqlite.files import announced_addresses
+
+    said = [urlsplit(address) for address in announced_addresses(config.database)]
+    for address in said:
+        if address.hostname and address.port:
+            return f"{address.scheme}://{_reached_at(address.hostname)}:{address.port}"
+    return f"http://{_reached_at(config.server.host.strip('[]'))}:{config.server.port}"
+
+
+def _reached_at(host: str) -> str:
+    shown = _REACHED_AT.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def server_client(config: Config) -> httpx2.AsyncClient:
+    """A client of the server of the home directory, with its admin key; whoever asks for it closes it."""
+    import httpx2
+
+    from hermes_trio.http.auth import KEY_FILE
+
+    try:
+        key = config.server.key or (config.home / KEY_FILE).read_text(encoding="ascii").strip()
+    except OSError:
+        raise CommandFailed(
+            f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
+        ) from None
+    return httpx2.AsyncClient(base_url=server_url(config), headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+
+
+def unanswered(client: httpx2.AsyncClient, error: Exception) -> CommandFailed:
+    """The store is in use, and nobody answers where its server should be."""
+    return CommandFailed(
+        f"a server runs on this home, and does not answer at {client.base_url}: {type(error).__name__}. If another program"
+        " serves it, set API_SERVER_HOST and API_SERVER_PORT to its address; if it is `chat` or `run`, end that first"
+    )

@@ -1,0 +1,169 @@
+"""A runtime with the configured models, tools and adapters, without a server in front: what `serve`, `chat` and `run` stand on.
+
+Stages are entered in the order of the tree: models and tools first, the senders inside them; the adapters are opened when the runtime runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.agent.command_policy import ConsentSettings, ModelReviewer
+from hermes_trio.agent.loop import AgentSettings, ModelAgent
+from hermes_trio.agent.tool import ToolBox
+from hermes_trio.base.settings import read_table
+from hermes_trio.config import Config
+from hermes_trio.http.auth import is_loopback
+from hermes_trio.http.turns import PLATFORM
+from hermes_trio.providers.routes import ModelRoutes, build_routes
+from hermes_trio.runtime.core import Settings
+from hermes_trio.runtime.ports import Agent
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import Retention, open_store
+from hermes_trio.store.ports import Store
+from hermes_trio.tools.mcp import McpSettings
+from hermes_trio.tools.settings import ToolSettings
+from hermes_trio.tools.toolbox import Toolbox, open_toolbox
+
+__all__ = ["AgentTable", "Host", "build_agent", "open_host", "retention_of"]
+
+DAY = 86_400.0
+
+
+class AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[agent]`: how the agent works, and on which platforms the demo model obeys directives."""
+
+    system_prompt: str = ""
+    """Replaces the built-in prompt."""
+    max_iterations: Annotated[int, msgspec.Meta(ge=1)] = 90
+    """Model calls of one turn."""
+    compact_at: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    """The share of the context window at which older messages are summarised."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    demo_directives: tuple[str, ...] = ()
+    """Platforms, besides the terminal and HTTP on loopback, on which the demo model obeys its directives."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What is open."""
+
+    config: Config
+    runtime: Runtime
+    store: Store
+    approvals: Approvals
+    toolbox: Toolbox
+    adapters: OpenAdapters
+    routes: ModelRoutes
+
+
+def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolBox) -> Agent:
+    """The agent that answers every turn."""
+    local = is_loopback(config.server.host)
+    table = agent_table(config)
+    allowed = frozenset(table.demo_directives)
+
+    def directives(turn: Turn) -> bool:
+        # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
+        platform = turn.context.platform
+        return platform in allowed or (local and platform == PLATFORM)
+
+    settings = AgentSettings(
+        system_prompt=table.system_prompt or AgentSettings().system_prompt,
+        max_iterations=table.max_iterations,
+        compact_at=table.compact_at,
+        max_tokens=table.max_tokens,
+        temperature=table.temperature,
+    )
+    return ModelAgent(routes, toolbox, settings=settings, history=store, directives=directives)
+
+
+def agent_table(config: Config) -> AgentTable:
+    """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
+    return read_table(config.agent, AgentTable, "agent")
+
+
+def retention_of(config: Config) -> Retention:
+    """The store's retention, in its own units."""
+    values: dict[str, float | int | None] = {}
+    for name, value in msgspec.structs.asdict(config.retention).items():
+        values[name] = value if name.endswith("_count") else (value * DAY or None)
+    return Retention(**cast("dict[str, int]", values))
+
+
+@asynccontextmanager
+async def open_host(
+    config: Config,
+    assembly: AdapterAssembly,
+    *,
+    agent: Agent | None = None,
+    database: Path | None = None,
+    in_memory: bool = False,
+    directives: tuple[str, ...] = (),
+) -> AsyncIterator[Host]:
+    """Everything runs for the body of the `async with`; leaving it stops everything in its order.
+
+    `agent` replaces the configured one, `database` the configured file; with `in_memory` nothing is kept.
+    The demo model obeys its directives on the platforms in `directives`, too.
+    """
+    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directives:
+        allowed = [*agent_table(config).demo_directives, *directives]
+        table: Mapping[str, Any] = {**config.agent, "demo_directives": allowed}
+        config = msgspec.structs.replace(config, agent=dict(table))
+    routes = build_routes(config.models, config.environment)
+    tools = ToolSettings.read(config.tools)
+    consent = read_table(config.approvals, ConsentSettings, "approvals")
+    mcp = McpSettings.read(config.mcp, config.environment)
+    brokers: list[Approvals] = []
+    boxes: list[Toolbox] = []
+
+    @asynccontextmanager
+    async def assemble(runtime: Runtime) -> AsyncIterator[None]:
+        store = cast("Store", runtime.store)
+        broker = Approvals(store, seconds=consent.timeout)
+        brokers.append(broker)
+        async with (
+            routes,
+            open_toolbox(
+                runtime,
+                tools,
+                approvals=broker,
+                consent=consent,
+                reviewer=ModelReviewer(routes.get),
+                mcp=mcp,
+                environment=config.environment or None,
+            ) as toolbox,
+        ):
+            boxes.append(toolbox)
+            if agent is None:
+                runtime.core.agent = build_agent(config, routes, store, toolbox)
+            yield
+
+    runtime = Runtime(
+        agent=agent or _unassembled,
+        store=open_store(None if in_memory else database or config.database, retention=retention_of(config)),
+        settings=Settings(max_turns=config.limits.concurrent_turns),
+        stages=[assemble, assembly.stage],
+    )
+    async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:
+        yield Host(
+            config=config,
+            runtime=runtime,
+            store=cast("Store", runtime.store),
+            approvals=brokers[0],
+            toolbox=boxes[0],
+            adapters=adapters,
+            routes=routes,
+        )
+
+
+async def _unassembled(turn: Turn) -> str:
+    raise AssertionError("the agent is put in place before any turn can start")

@@ -1,0 +1,182 @@
+"""A gateway behind its server, from the first byte to the last: serve, drain on a signal, say what was left, end.
+
+The server is a receiver of the runtime, the innermost scope. A signal refuses new work and lets turns end while reads are still answered; then the
+server closes its connections; then the runtime ends. A second signal cancels everything at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Final, cast
+
+import msgspec
+import trio
+
+from hermes_trio.config import Config
+from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
+from hermes_trio.runtime.ports import Agent
+from hermes_trio.runtime.turn_lifecycle import first_cause
+from hermes_trio.store.sqlite.files import announced
+
+from .wiring import Gateway, open_gateway
+
+__all__ = ["AddressUnusable", "Serving", "address_of", "open_server", "run_server", "settle_heap"]
+
+logger: Final = logging.getLogger("hermes_trio.gateway.serving")
+
+
+COLLECTOR_THRESHOLDS: Final = (100_000, 10, 10)
+"""Allocations before the cycle collector looks. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
+the interpreter's 700 it looked at all of them again and again, which was a third of the CPU time of a busy server, with 20,000 a tenth."""
+
+
+class AddressUnusable(OSError):
+    """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
+
+
+class Serving(msgspec.Struct):
+    """A server that is up: where it listens, and how it ends."""
+
+    gateway: Gateway
+    addresses: list[str]
+    closing: trio.Event = msgspec.field(default_factory=trio.Event)
+    closed: trio.Event = msgspec.field(default_factory=trio.Event)
+
+    async def close(self) -> None:
+        """Close the connections, open requests within their grace, and wait for it."""
+        self.closing.set()
+        await self.closed.wait()
+
+
+def address_of(config: Config) -> str:
+    """Where to bind, as Hypercorn reads it."""
+    host = config.server.host
+    return (
+        f"[{host}]:{config.server.port}" if ":" in host and not host.startswith("[") else f"{host}:{config.server.port}"
+    )
+
+
+def server_config(config: Config) -> ServerConfig:
+    """The serving layer's settings."""
+    hypercorn = hypercorn_config(address_of(config))
+    hypercorn.graceful_timeout = config.server.graceful_seconds
+    hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
+    if config.server.access_log:
+        hypercorn.accesslog = logging.getLogger("hermes_trio.http.access")
+    return ServerConfig(hypercorn=hypercorn, fast_path=config.server.fast_path, lifespan=False)
+
+
+@asynccontextmanager
+async def open_server(
+    config: Config, key: AdminKey, *, agent: Agent | None = None, in_memory: bool = False
+) -> AsyncIterator[Serving]:
+    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
+
+    `agent` and `in_memory` are for `open_gateway`.
+    """
+    async with open_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
+        serving = Serving(gateway, [])
+        ready = trio.Event()
+        failure: list[OSError] = []
+
+        async def receive() -> None:
+            try:
+                async with trio.open_nursery() as nursery:
+                    run = partial(serve, gateway.app, server_config(config), shutdown=serving.closing)
+                    serving.addresses = await nursery.start(run)
+                    ready.set()
+            except* OSError as group:
+                if ready.is_set():
+                    raise
+                failure.append(cast("OSError", first_cause(group)))
+            finally:
+                ready.set()
+                serving.closed.set()
+
+        gateway.runtime.start_receiver("http", receive)
+        await ready.wait()
+        if failure:
+            raise AddressUnusable(
+                f"{address_of(config)} cannot be used: {failure[0].strerror or failure[0]}"
+            ) from failure[0]
+        try:
+            with ExitStack() as stack:
+                if not in_memory:
+                    _announce(stack, config, serving.addresses)
+                yield serving
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + config.server.graceful_seconds + 1):
+                await serving.close()
+
+
+def _announce(stack: ExitStack, config: Config, addresses: list[str]) -> None:
+    """Let the commands find the server, whatever address it has got. It serves all the same if that cannot be written."""
+    try:
+        stack.enter_context(announced(config.database, addresses))
+    except OSError as error:
+        logger.warning("commands in %s will look for this server where the configuration says: %s", config.home, error)
+
+
+def settle_heap() -> None:
+    """Leave what the start has made, which stays, out of every later garbage collection, and collect less often.
+
+    For a process that is a server and nothing else: the collector belongs to the whole process.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    gc.enable()
+
+
+async def run_server(
+    config: Config,
+    key: AdminKey,
+    *,
+    agent: Agent | None = None,
+    in_memory: bool = False,
+    announce: Callable[[Serving], None],
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Serve until a signal, then end as the module says. `report` gets what the drain found."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
+            settle_heap()
+            announce(serving)
+            await _until_asked(signals, serving)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_abort_on_signal, signals, serving)
+                report(await serving.gateway.front.drain.run(config.server.drain_seconds))
+                await serving.close()
+                nursery.cancel_scope.cancel()
+
+
+async def _until_asked(signals: AsyncIterator[int], serving: Serving) -> None:
+    """Return when a signal has come, or when the server has ended by itself."""
+    async with trio.open_nursery() as nursery:
+
+        async def first_signal() -> None:
+            async for number in signals:
+                logger.info("received %s: draining", signal.Signals(number).name)
+                break
+            nursery.cancel_scope.cancel()
+
+        async def server_ended() -> None:
+            await serving.closed.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(first_signal)
+        nursery.start_soon(server_ended)
+
+
+async def _abort_on_signal(signals: AsyncIterator[int], serving: Serving) -> None:
+    async for number in signals:
+        logger.warning("received %s again: cancelling everything", signal.Signals(number).name)
+        serving.closing.set()
+        serving.gateway.runtime.abort()
+        return

@@ -1,0 +1,43 @@
+"""The shell guard: reads a command before it runs and says what it would do.
+
+`inspect_command` is the entry; `Verdict` is its answer. Nothing here runs, opens or remembers anything. The reader itself is loaded with the first
+command.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes_trio.base.lazy import lazily
+
+from .verdict import Block, BlockCategory, Category, Finding, Verdict
+
+if TYPE_CHECKING:
+    from .foreground import Detachment, Reason, detaches, exit_code_meaning
+    from .inspection import inspect_command, simple_command_words
+    from .views import normalise, strip_comments
+
+__all__ = [
+    "Block",
+    "BlockCategory",
+    "Category",
+    "Detachment",
+    "Finding",
+    "Reason",
+    "Verdict",
+    "detaches",
+    "exit_code_meaning",
+    "inspect_command",
+    "normalise",
+    "simple_command_words",
+    "strip_comments",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        ".foreground": ("Detachment", "Reason", "detaches", "exit_code_meaning"),
+        ".inspection": ("inspect_command", "simple_command_words"),
+        ".views": ("normalise", "strip_comments"),
+    },
+)

@@ -1,0 +1,211 @@
+"""What an operator does: drain the server with proof, and hand out keys."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hermes_trio.http.auth import SCOPES, Access
+from hermes_trio.http.errors import ApiError, not_found
+from hermes_trio.http.requests import Answer, Request, Response
+from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.schemas import Deleted
+from hermes_trio.store import ApiKey
+
+__all__ = ["admin_routes"]
+
+LONGEST_DRAIN: Final = 3600.0
+
+
+class DrainBody(msgspec.Struct):
+    """The drain, as far as it is. `report` says what was left when it ended."""
+
+    draining: bool
+    finished: bool
+    active_turns: int
+    report: dict[str, Any] | None = None
+    object: str = "hermes.drain"
+
+
+class KeyRequest(msgspec.Struct):
+    """A key to be made. Without a tenant it is a tenant of its own."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    scopes: Annotated[list[Literal["chat", "runs", "sessions", "admin"]], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["chat", "runs"]
+    )
+    tenant: Annotated[str, Meta(max_length=100)] = ""
+    days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
+
+
+class KeyBody(msgspec.Struct, omit_defaults=True):
+    """What is known of a key; `key` itself only in the answer that made it."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: list[str]
+    created_at: float
+    last_used_at: float | None
+    expires_at: float | None
+    revoked_at: float | None
+    key: str | None = None
+    object: str = "hermes.key"
+
+
+class KeyList(msgspec.Struct):
+    """All keys, oldest first."""
+
+    data: list[KeyBody]
+    object: str = "list"
+
+
+_key_decoder: Final = msgspec.json.Decoder(KeyRequest)
+
+
+def _drain(request: Request) -> DrainBody:
+    front = request.front
+    return DrainBody(
+        draining=front.host.draining,
+        finished=front.drain.report is not None,
+        active_turns=front.host.stateless.active,
+        report=front.drain.report,
+    )
+
+
+async def start_drain(request: Request) -> Answer:
+    """Refuse new work, let turns end, stop the jobs, and answer with what is left. Reads are answered all the while."""
+    text = request.query("timeout")
+    seconds = request.front.server.drain_seconds
+    if text:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= LONGEST_DRAIN:
+            raise ApiError(400, f"timeout must be a number of seconds from 0 to {LONGEST_DRAIN:g}.", param="timeout")
+    await request.front.drain.run(seconds)
+    return Response.of(_drain(request))
+
+
+async def get_drain(request: Request) -> Answer:
+    """Whether the server drains, and what the drain found."""
+    return Response.of(_drain(request))
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------------------
+
+
+def _key(key: ApiKey, secret: str | None = None) -> KeyBody:
+    return KeyBody(
+        id=key.id,
+        name=key.name,
+        tenant=key.tenant,
+        scopes=list(key.scopes),
+        created_at=key.created_at,
+        last_used_at=key.last_used_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+        key=secret,
+    )
+
+
+def check_scopes(scopes: list[str]) -> tuple[str, ...]:
+    """Scopes that exist, each once."""
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise ApiError(400, f"scopes holds {scope[:64]!r}; accepted are {', '.join(SCOPES)}.", param="scopes")
+    if not scopes:
+        raise ApiError(400, f"scopes must hold at least one of {', '.join(SCOPES)}.", param="scopes")
+    return tuple(dict.fromkeys(scopes))
+
+
+async def create_key(request: Request) -> Answer:
+    """Make a key; this answer is the only one that holds it."""
+    body = await request.json(_key_decoder)
+    expires_at = None if body.days is None else time.time() + body.days * 86_400
+    key, secret = await request.front.store.create_api_key(
+        body.name, scopes=check_scopes(list(body.scopes)), tenant=body.tenant, expires_at=expires_at
+    )
+    return Response.of(_key(key, secret), 201)
+
+
+async def list_keys(request: Request) -> Answer:
+    """All keys, without the keys themselves."""
+    found = await request.front.store.list_api_keys(include_revoked=True)
+    return Response.of(KeyList([_key(key) for key in found]))
+
+
+async def revoke_key(request: Request) -> Answer:
+    """Put a key out of force, at once."""
+    key_id = request.params["key_id"]
+    if not await request.front.store.revoke_api_key(key_id):
+        raise not_found("key in force", key_id, "key_not_found")
+    request.front.keyring.forget(key_id)
+    return Response.of(Deleted(key_id, "hermes.key.revoked", True))
+
+
+def admin_routes() -> list[Route]:
+    """The routes of this module."""
+    return [
+        Route(
+            name="drain_start",
+            method="POST",
+            path="/admin/drain",
+            handler=start_drain,
+            access=Access.ADMIN,
+            summary="Drain the server, with proof",
+            answer=DrainBody,
+            errors=(400,),
+            parameters=(Parameter("timeout", "Seconds that running turns have.", {"type": "number"}),),
+            tag="admin",
+        ),
+        Route(
+            name="drain",
+            method="GET",
+            path="/admin/drain",
+            handler=get_drain,
+            access=Access.ADMIN,
+            summary="Whether the server drains, and what the drain found",
+            answer=DrainBody,
+            tag="admin",
+        ),
+        Route(
+            name="keys",
+            method="GET",
+            path="/admin/keys",
+            handler=list_keys,
+            access=Access.ADMIN,
+            summary="All keys, without the keys themselves",
+            answer=KeyList,
+            tag="admin",
+        ),
+        Route(
+            name="key_create",
+            provides={"key_id": "$response.body#/id"},
+            method="POST",
+            path="/admin/keys",
+            handler=create_key,
+            access=Access.ADMIN,
+            summary="Make a key",
+            body=KeyRequest,
+            answer=KeyBody,
+            status=201,
+            errors=(400,),
+            tag="admin",
+        ),
+        Route(
+            name="key_revoke",
+            method="DELETE",
+            path="/admin/keys/{key_id}",
+            handler=revoke_key,
+            access=Access.ADMIN,
+            summary="Put a key out of force",
+            answer=Deleted,
+            errors=(404,),
+            tag="admin",
+        ),
+    ]

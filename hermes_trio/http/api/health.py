@@ -1,0 +1,140 @@
+"""Is the server there, is it well, and what does it count: `/health`, `/health/detailed`, `/metrics`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hermes_trio.http.auth import Access
+from hermes_trio.http.metrics import CONTENT_TYPE
+from hermes_trio.http.requests import Answer, Request, Response
+from hermes_trio.http.routing import Route
+from hermes_trio.http.turns import PLATFORM
+from hermes_trio.runtime.run import RunStatus
+
+__all__ = ["health_routes"]
+
+DISK_DEGRADED = 0.9
+_QUEUED = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING_FOR_APPROVAL)
+
+
+class Health(msgspec.Struct):
+    """The server is there."""
+
+    status: str
+    platform: str
+    version: str
+
+
+async def health(request: Request) -> Answer:
+    """Say that the server is there; nothing else is touched."""
+    front = request.front
+    if front.health_body is None:
+        front.health_body = msgspec.json.encode(Health("ok", PLATFORM, front.version))
+    return Response(front.health_body)
+
+
+async def detailed_health(request: Request) -> Answer:
+    """Say how the server is: its store, its model, its disk, its work."""
+    front = request.front
+    host = front.host
+    checks: dict[str, dict[str, Any]] = {}
+    try:
+        backlog = await front.store.backlog()
+        checks["state_db"] = {"status": "ok"}
+    except Exception as error:  # whatever is wrong with the store is what this route is there to say
+        backlog = {}
+        checks["state_db"] = {"status": "degraded", "detail": type(error).__name__}
+    checks["config"] = {"status": "ok"}
+    checks["model"] = {"status": "ok", "detail": front.public_model}
+    checks["disk"] = _disk(front.home)
+    checks["gateway"] = {"status": "degraded" if host.draining else "ok"}
+    platforms: Mapping[str, Any] = {} if front.platforms is None else front.platforms()
+    if platforms.get("status", "ok") != "ok":
+        checks["gateway"]["status"] = "degraded"
+    runs = host.stateless.runs.all()
+    checks["background_queues"] = {
+        "status": "ok",
+        "active_api_runs": sum(run.status in _QUEUED for run in runs),
+        "live_runs": len(runs),
+        **backlog,
+    }
+    status = "ok" if all(check["status"] == "ok" for check in checks.values()) else "degraded"
+    active = host.stateless.active
+    return Response.of(
+        {
+            "status": status,
+            "readiness": {"status": status, "checks": checks},
+            "platform": PLATFORM,
+            "version": front.version,
+            "gateway_state": "draining" if host.draining else "running",
+            "platforms": platforms.get("platforms", {}),
+            "active_agents": active,
+            "gateway_busy": active > 0,
+            "gateway_drainable": not host.draining,
+            "exit_reason": None,
+            "updated_at": time.time(),
+            "started_at": front.started_at,
+            "tree_nodes": host.tree.size,
+            "pid": os.getpid(),
+        }
+    )
+
+
+def _disk(home: Path | None) -> dict[str, Any]:
+    if home is None:
+        return {"status": "ok", "detail": "no home directory"}
+    try:
+        usage = shutil.disk_usage(home)
+    except OSError as error:
+        return {"status": "degraded", "detail": error.strerror or "unknown"}
+    used = usage.used / usage.total if usage.total else 0.0
+    return {"status": "degraded" if used >= DISK_DEGRADED else "ok", "used": round(used, 3), "free_bytes": usage.free}
+
+
+async def metrics(request: Request) -> Answer:
+    """The metrics, for Prometheus."""
+    return Response(request.front.metrics.render(), media=CONTENT_TYPE)
+
+
+def health_routes() -> list[Route]:
+    """The routes of this module."""
+    return [
+        Route(
+            name=name,
+            method="GET",
+            path=path,
+            handler=health,
+            access=Access.OPEN,
+            direct=True,
+            summary="Say that the server is there",
+            answer=Health,
+            tag="health",
+        )
+        for name, path in (("health", "/health"), ("health_v1", "/v1/health"))
+    ] + [
+        Route(
+            name="health_detailed",
+            method="GET",
+            path="/health/detailed",
+            handler=detailed_health,
+            summary="Say how the server is",
+            answer=dict[str, Any],
+            tag="health",
+        ),
+        Route(
+            name="metrics",
+            method="GET",
+            path="/metrics",
+            handler=metrics,
+            summary="Metrics for Prometheus",
+            media="text/plain",
+            tag="health",
+        ),
+    ]

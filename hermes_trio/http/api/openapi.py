@@ -1,0 +1,220 @@
+"""The OpenAPI document, made from the route table and the types of the wire, and a page that shows it without any script.
+
+Nothing in it is written by hand: a route that is not described is a route that does not exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from hermes_trio.http.auth import Access
+from hermes_trio.http.requests import Answer, Request, Response, encode_json
+from hermes_trio.http.routing import Route
+from hermes_trio.http.schemas import ErrorEnvelope
+
+__all__ = ["document", "openapi_routes"]
+
+_SECURITY: Final = [{"bearer": list[str]()}]
+_REASONS: Final = {
+    400: "The request cannot be understood; `param` says where.",
+    401: "The key is missing or not valid.",
+    403: "The key lacks the scope, or the origin is not allowed.",
+    404: "There is no such thing, or it is not yours.",
+    405: "The path does not take this method.",
+    408: "The request did not arrive in time.",
+    409: "It contradicts what is there already.",
+    413: "The body is too large.",
+    429: "Too many at once; come back after `Retry-After`.",
+    500: "The server failed; its log has the details.",
+    501: "This server does not have that.",
+    502: "The agent ended without an answer.",
+    503: "The server takes no new work now; come back after `Retry-After`.",
+}
+_ID_SCHEMA: Final = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[A-Za-z0-9_.-]+$"}
+
+
+def document(routes: list[Route], version: str) -> dict[str, Any]:
+    """The document for these routes."""
+    shown = [route for route in routes if route.listed]
+    types: list[Any] = [ErrorEnvelope]
+    for route in shown:
+        types += [kind for kind in (route.body, route.answer) if kind is not None and kind not in types]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(map(_name, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in shown:
+        operation = paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+        if route.provides:
+            operation["responses"][str(route.status)]["links"] = _links(route, shown)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "hermes-trio",
+            "version": version,
+            "description": "An OpenAI-compatible server, and a run API in which the task tree is the product.",
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in shown)],
+    }
+
+
+def _links(route: Route, routes: list[Route]) -> dict[str, Any]:
+    """Where the ids in this route's answer lead."""
+    return {
+        other.name: {"operationId": other.name, "parameters": {name: place}}
+        for name, place in route.provides.items()
+        for other in routes
+        if f"{{{name}}}" in other.path
+    }
+
+
+def _name(kind: Any) -> str:
+    return repr(kind)
+
+
+def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": schema_of[_name(ErrorEnvelope)]}}
+    answers: dict[str, Any] = {}
+    content: dict[str, Any] = {}
+    if route.answer is not None:
+        content["application/json"] = {"schema": schema_of[_name(route.answer)]}
+    if route.streams or route.answer is None:
+        media = "text/event-stream" if route.streams else route.media
+        content[media] = {} if route.streams else {"schema": {"type": "string"}}
+    answers[str(route.status)] = {"description": route.summary, "content": content}
+    statuses = {*route.errors, 405, 500}
+    if route.access is not Access.OPEN:
+        statuses |= {401, 403, 429}
+    if route.body is not None:
+        statuses |= {400, 408, 413}
+    statuses.add(503)
+    for status in sorted(statuses):
+        answers[str(status)] = {"description": _REASONS[status], "content": error}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "responses": answers,
+        "security": [] if route.access is Access.OPEN else _SECURITY,
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _ID_SCHEMA}
+        for part in route.path.split("/")
+        if part.startswith("{") and (name := part.strip("{}"))
+    ]
+    parameters += [
+        {
+            "name": parameter.name,
+            "in": parameter.where,
+            "required": False,
+            "description": parameter.description,
+            "schema": dict(parameter.schema),
+        }
+        for parameter in route.parameters
+    ]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": {"application/json": {"schema": schema_of[_name(route.body)]}},
+        }
+    return operation
+
+
+async def openapi(request: Request) -> Answer:
+    """The document."""
+    front = request.front
+    if front.openapi_body is None:
+        front.openapi_body = encode_json(document(front.routes, front.version))
+    return Response(front.openapi_body)
+
+
+_STYLE: Final = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}"
+    "code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#f5f5f5;padding:.6rem;overflow:auto;border-radius:4px}"
+    "h2{margin-top:2.5rem;border-bottom:1px solid #ddd}details{margin:.4rem 0}summary{cursor:pointer}"
+    ".m{display:inline-block;min-width:4.5rem;font-weight:600}.s{color:#555}"
+    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}pre{background:#222}.s{color:#aaa}h2{border-color:#333}}"
+)
+
+
+async def docs(request: Request) -> Answer:
+    """The document as a page: plain HTML, nothing is loaded from anywhere."""
+    front = request.front
+    described = document(front.routes, front.version)
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><title>hermes-trio API</title>",
+        "<meta name=viewport content='width=device-width'>",
+        f"<style>{_STYLE}</style><h1>hermes-trio API</h1>",
+        "<p>Send your key as <code>Authorization: Bearer …</code>. The same as JSON: <a href='/openapi.json'>openapi.json</a>.</p>",
+    ]
+    for tag in described["tags"]:
+        parts.append(f"<h2>{_escape(tag['name'])}</h2>")
+        for path, methods in described["paths"].items():
+            for method, operation in methods.items():
+                if tag["name"] in operation["tags"]:
+                    parts.append(_section(method, path, operation))
+    parts.append("<h2>types</h2>")
+    for name, schema in described["components"]["schemas"].items():
+        parts.append(
+            f"<details id='{_escape(name)}'><summary><code>{_escape(name)}</code></summary>{_pre(schema)}</details>"
+        )
+    return Response(
+        "\n".join(parts).encode(),
+        headers=(
+            (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+        ),
+        media=b"text/html; charset=utf-8",
+    )
+
+
+def _section(method: str, path: str, operation: dict[str, Any]) -> str:
+    rest = {key: operation[key] for key in ("parameters", "requestBody", "responses") if key in operation}
+    return (
+        f"<details><summary><span class=m>{method.upper()}</span> <code>{_escape(path)}</code>"
+        f" <span class=s>{_escape(operation['summary'])}</span></summary>{_pre(rest)}</details>"
+    )
+
+
+def _escape(text: str) -> str:
+    from html import escape  # for this page alone
+
+    return escape(text)
+
+
+def _pre(value: Any) -> str:
+    return f"<pre>{_escape(msgspec.json.format(encode_json(value), indent=1).decode())}</pre>"
+
+
+def openapi_routes() -> list[Route]:
+    """The routes of this module."""
+    return [
+        Route(
+            name="openapi",
+            method="GET",
+            path="/openapi.json",
+            handler=openapi,
+            access=Access.OPEN,
+            summary="This document",
+            answer=dict[str, Any],
+            tag="docs",
+        ),
+        Route(
+            name="docs",
+            method="GET",
+            path="/docs",
+            handler=docs,
+            access=Access.OPEN,
+            summary="This document as a page",
+            media="text/html",
+            tag="docs",
+        ),
+    ]

@@ -1,0 +1,168 @@
+"""One reader of a run's events. It follows the live log, reads what is older from the store, and ends with the run.
+
+Every event has the id `<epoch>-<number>`. A reader that comes back with the last id that it saw gets what came after it, nothing twice. An id that is not
+known (it was never durable, or its events were removed) is answered with a `resync` event, and then with everything that there is. A reader that fell behind
+the live log's memory reads from the store; if the gap cannot be closed there either, it is told with a `resync`, too. It never slows the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from hermes_trio.http.requests import encode_json
+from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter
+from hermes_trio.runtime.event_log import Gap, LogEvent
+from hermes_trio.runtime.run import Run
+
+if TYPE_CHECKING:
+    from hermes_trio.http.core import FrontEnd
+
+__all__ = ["TERMINAL", "follow", "parse_event_id"]
+
+TERMINAL: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
+SETTLED: Final = "run.settled"
+PAGE: Final = 500
+COMMIT_SECONDS: Final = 0.1
+COMMIT_TRIES: Final = 3
+"""Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
+
+_ID: Final = re.compile(r"^(?P<epoch>[0-9a-f]{1,32})-(?P<number>[0-9]{1,15})$")
+
+
+def parse_event_id(text: str) -> tuple[str, int] | None:
+    """Epoch and number of an event id, or None if it is none of ours."""
+    match = _ID.match(text.strip())
+    return None if match is None else (match["epoch"], int(match["number"]))
+
+
+def _encode(epoch: str, number: int, event: Mapping[str, Any]) -> bytes:
+    return b"id: %b-%d\ndata: %b\n\n" % (epoch.encode(), number, encode_json(event))
+
+
+class _Reader:
+    """Where one reader is. `number` is the last event that it has been sent."""
+
+    def __init__(self, front: FrontEnd, run_id: str, writer: StreamWriter, until: str) -> None:
+        self._front = front
+        self._run_id = run_id
+        self._writer = writer
+        self._until_settled = until == "settled"
+        self.number = 0
+        self.done = False
+
+    def put(self, epoch: str, number: int, event: Mapping[str, Any]) -> None:
+        """Send an event, unless it is behind the end of this stream."""
+        if self.done:
+            return
+        name = event["event"]
+        if name == SETTLED and not self._until_settled:
+            self.done = True
+            return
+        self._writer.put(_encode(epoch, number, event))
+        self.number = number
+        if name == SETTLED or (name in TERMINAL and not self._until_settled):
+            self.done = True
+
+    def resync(self, reason: str) -> None:
+        """Say that what the reader has is not all, or not right."""
+        self._writer.put(b"data: %b\n\n" % encode_json({"event": "resync", "run_id": self._run_id, "reason": reason}))
+
+    async def read_stored(self, before: int | None = None) -> None:
+        """Send what the store has behind `number` (and below `before`)."""
+        while not self.done:
+            rows = await self._front.store.events_after(self._run_id, self.number, limit=PAGE)
+            for row in rows:
+                if before is not None and row.number >= before:
+                    return
+                if row.number != self.number + 1:
+                    if before is not None:
+                        return
+                    self.resync("gap")
+                self.put(row.epoch, row.number, row.event)
+            if self._writer.is_full:
+                await self._writer.flush()
+            if len(rows) < PAGE:
+                return
+
+    async def follow_live(self, run: Run, epoch: str) -> None:
+        """Send the live log from `number` on, until the run's end."""
+        log = run.log
+        cursor = log.cursor(self.number)
+        while not self.done:
+            if self.number + 1 < log.oldest and self.number < log.last:
+                await self._close_gap(log.oldest)
+                cursor = log.cursor(self.number)
+            batch: list[LogEvent | Gap] | None = None
+            if cursor.after >= log.last:
+                await self._writer.flush()
+                over = (run.ended.is_set() and not self._until_settled) or log.closed
+                if over and cursor.after >= log.last:
+                    return
+            with trio.move_on_after(HEARTBEAT_SECONDS):
+                batch = await cursor.read()
+            if batch is None:
+                await self._writer.comment("keepalive")
+                continue
+            if not batch:
+                return
+            for item in batch:
+                if isinstance(item, Gap):
+                    # The log moved on while this reader was being served: read the missing part from the store first.
+                    await self._close_gap(item.oldest)
+                else:
+                    self.put(epoch, item.number, item.data)
+            await self._writer.flush()
+
+    async def _close_gap(self, oldest: int) -> None:
+        """Read what the memory has dropped from the store, to which it may still be on its way."""
+        for _ in range(COMMIT_TRIES):
+            await self.read_stored(before=oldest)
+            if self.done or self.number + 1 >= oldest:
+                return
+            await trio.sleep(COMMIT_SECONDS)
+        if self.number + 1 < oldest:
+            self.resync("gap")
+            self.number = oldest - 1
+
+
+def _epoch_of(run: Run) -> str:
+    return run.row(0, {}).epoch
+
+
+async def follow(
+    front: FrontEnd,
+    run_id: str,
+    writer: StreamWriter,
+    *,
+    after: tuple[str, int] | None,
+    unknown: bool,
+    until: str,
+) -> None:
+    """Write the events of a run to `writer`, to the end that was asked for. Cancelling means that the reader has left; the run goes on."""
+    reader = _Reader(front, run_id, writer, until)
+    await writer.open()
+    run = front.host.stateless.runs.find(run_id)
+    if after is not None:
+        epoch, number = after
+        known = (
+            run is not None and epoch == _epoch_of(run) and number <= run.log.last
+        ) or await front.store.event_epoch(run_id, number) == epoch
+        if known:
+            reader.number = number
+        else:
+            unknown = True
+    if unknown:
+        reader.resync("unknown_event_id")
+    run = front.host.stateless.runs.find(run_id)
+    if run is not None:
+        await reader.follow_live(run, _epoch_of(run))
+    else:
+        await reader.read_stored()
+        if until == "settled" and not reader.done:
+            # A run that is not live has settled, whether or not that was still written down.
+            writer.put(b"data: %b\n\n" % encode_json({"event": SETTLED, "run_id": run_id}))
+    writer.put(b": stream closed\n\n")

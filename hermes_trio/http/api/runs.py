@@ -1,0 +1,559 @@
+"""`/v1/runs`: turns that survive their client. Started durably, listed, waited for, approved, stopped with a receipt.
+
+A live run answers for itself; one that has settled is answered for by the store, also after a restart. A key sees only the runs that it started.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from hermes_trio.http.auth import Access
+from hermes_trio.http.content import Content, has_content, normalise, text_of
+from hermes_trio.http.errors import ApiError, not_found, redact_text
+from hermes_trio.http.idempotency import fingerprint_of
+from hermes_trio.http.inputs import idempotency_key, loose_bool, path_safe_id, session_key_header, whole_number
+from hermes_trio.http.requests import Answer, EventStream, Request, Response
+from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
+from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.runtime.ports import Message, TurnInput
+from hermes_trio.runtime.run import Run, RunStatus
+from hermes_trio.store import AlreadyStarted, ApprovalChoice, RunRow
+from hermes_trio.store import RunStatus as StoredStatus
+
+from .approvals import describe
+from .responses import previous_response
+from .run_events import follow, parse_event_id
+
+__all__ = ["find_run", "run_routes"]
+
+DEFAULT_WAIT: Final = 30.0
+PAGE: Final = 50
+LARGEST_PAGE: Final = 200
+STOP_SECONDS: Final = 30.0
+
+_APPROVE: Final = {"approve": "once", "approved": "once", "allow": "once"}
+
+
+class RunRequest(msgspec.Struct):
+    """The body that starts a run. `input` is a text, or a list whose last item is the message and whose others are the history."""
+
+    input: TurnInputs
+    instructions: str | None = None
+    conversation_history: list[HistoryMessage] | None = None
+    previous_response_id: str | None = None
+    session_id: str | None = None
+    model: str | None = None
+
+
+class RunStarted(msgspec.Struct):
+    """The run exists, durably."""
+
+    run_id: str
+    status: str = "started"
+
+
+class PendingApproval(msgspec.Struct):
+    """A request that waits for a human."""
+
+    approval_id: str
+    command: str
+    description: str
+    pattern_keys: list[str]
+    choices: list[str]
+    requested_at: float
+    expires_at: float
+
+
+class RunBody(msgspec.Struct, omit_defaults=True):
+    """A run as it is now. `settled` says that everything that it started has ended, too.
+
+    `model` is the one that answers, once that is known; before, the one that was asked for, or the default model's public name.
+    """
+
+    object: str
+    run_id: str
+    status: str
+    created_at: float
+    updated_at: float
+    session_id: str
+    model: str
+    settled: bool
+    last_event: str | None = None
+    ended_at: float | None = None
+    output: str | None = None
+    usage: UsageBody | None = None
+    error: str | None = None
+    error_code: str | None = None
+    approvals: list[PendingApproval] = []
+
+
+class RunList(msgspec.Struct):
+    """A page of runs, the newest first."""
+
+    data: list[RunBody]
+    limit: int
+    offset: int
+    has_more: bool
+    object: str = "list"
+
+
+class ApprovalRequest(msgspec.Struct):
+    """An answer: to the request of that id, else to the oldest, or to all."""
+
+    choice: Annotated[Any, Meta(extra_json_schema={"type": "string"})] = None
+    approval_id: str | None = None
+    all: LooseBool = False
+    resolve_all: LooseBool = False
+
+
+class ApprovalAnswered(msgspec.Struct):
+    """How many requests were answered."""
+
+    run_id: str
+    choice: str
+    resolved: int
+    approval_ids: list[str]
+    object: str = "hermes.run.approval_response"
+
+
+class StopAnswer(msgspec.Struct, omit_defaults=True):
+    """The stop was asked for; with `wait=true` also what it found."""
+
+    run_id: str
+    status: str
+    receipt: dict[str, Any] | None = None
+
+
+_run_decoder: Final = msgspec.json.Decoder(RunRequest)
+_approval_decoder: Final = msgspec.json.Decoder(ApprovalRequest)
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------------------
+
+
+async def find_run(request: Request) -> Run | RunRow:
+    """The run of the path, live or stored; 404 if there is none, or if it is not the caller's."""
+    run_id = request.params["run_id"]
+    live = request.front.host.stateless.runs.find(run_id)
+    if live is not None:
+        if request.caller.owns(live.record.tenant):
+            return live
+    else:
+        row = await request.front.store.get_run(run_id)
+        if row is not None and request.caller.owns(row.tenant):
+            return row
+    raise not_found("run", run_id, "run_not_found")
+
+
+def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | None = None) -> RunBody:
+    outcome = run.outcome
+    body = RunBody(
+        object="hermes.run",
+        run_id=run.id,
+        # A request is written down a moment before it is told, and must not be listed beside `running` in between.
+        status=(RunStatus.WAITING_FOR_APPROVAL if approvals and run.status is RunStatus.RUNNING else run.status).value,
+        created_at=run.created_at,
+        updated_at=run.updated_at,
+        session_id=run.record.session_id,
+        model=run.model or default_model,
+        settled=run.settled.is_set(),
+        last_event=run.last_event or None,
+        approvals=approvals or [],
+    )
+    if outcome is not None:
+        body.ended_at = run.updated_at
+        body.output = outcome.text
+        body.usage = UsageBody(outcome.usage.input_tokens, outcome.usage.output_tokens, outcome.usage.total_tokens)
+        body.error = redact_text(outcome.error) or None
+        body.error_code = outcome.error_code or None
+    return body
+
+
+def _stored_body(row: RunRow, default_model: str) -> RunBody:
+    usage = row.usage
+    return RunBody(
+        object="hermes.run",
+        run_id=row.run_id,
+        status=row.status.value,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        session_id=row.session_id,
+        model=row.model or default_model,
+        settled=row.status.terminal,
+        last_event=row.last_event or None,
+        ended_at=row.ended_at,
+        output=row.output,
+        usage=None
+        if usage is None
+        else UsageBody(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("total_tokens", 0)),
+        error=redact_text(row.error) or None,
+        error_code=row.error_code or None,
+    )
+
+
+async def _describe(request: Request, run: Run | RunRow) -> RunBody:
+    default_model = request.front.public_model
+    if isinstance(run, RunRow):
+        return _stored_body(run, default_model)
+    if run.ended.is_set():
+        return _live_body(run, default_model)
+    waiting = await request.front.approvals.pending(run.id)
+    return _live_body(run, default_model, [PendingApproval(**describe(approval)) for approval in waiting])
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------------------
+
+
+def _read_input(body: RunRequest) -> tuple[Content, list[Message]]:
+    """The message of a run, and the items before it."""
+    given = body.input
+    if isinstance(given, str):
+        prompt: Content = given
+        earlier: list[Any] = []
+    elif isinstance(given, list) and given:
+        *earlier, last = cast("list[Any]", given)
+        if isinstance(last, dict):
+            content: Any = cast("dict[str, Any]", last).get("content")
+        else:
+            content = last if isinstance(last, str) else None
+        prompt = normalise(content, f"input[{len(earlier)}].content")
+    else:
+        raise ApiError(400, "input must be a text or a list of messages, and not empty.", param="input")
+    if not has_content(prompt):
+        raise ApiError(400, "input has no message: neither text nor an image.", param="input")
+    return prompt, [message for number, item in enumerate(earlier) if (message := _earlier(item, number)) is not None]
+
+
+def _earlier(item: Any, number: int) -> Message | None:
+    if isinstance(item, str):
+        return Message(role="user", content=item)
+    if not isinstance(item, dict):
+        return None
+    table = cast("dict[str, Any]", item)
+    role, content = table.get("role"), table.get("content")
+    if not isinstance(role, str) or content is None:
+        return None
+    return Message(role=role, content=normalise(content, f"input[{number}].content"))
+
+
+def explicit_history(entries: list[HistoryMessage] | None) -> tuple[Message, ...]:
+    """`conversation_history`, checked."""
+    return tuple(
+        Message(role=entry.role, content=normalise(entry.content, f"conversation_history[{number}].content"))
+        for number, entry in enumerate(entries or ())
+    )
+
+
+async def start_run(request: Request) -> Answer:
+    """Start a run. It is durable when the answer is given, and belongs to the runtime."""
+    front = request.front
+    key = session_key_header(request)
+    once = idempotency_key(request)
+    body = await request.json(_run_decoder)
+    prompt, earlier = _read_input(body)
+    history: tuple[Message, ...] | None = explicit_history(body.conversation_history)
+    instructions = body.instructions or ""
+    run_id = front.ids.make("run_")
+    session_id = path_safe_id(body.session_id, "session_id") if body.session_id else ""
+    if body.previous_response_id:
+        chain = await previous_response(request, body.previous_response_id)
+        history = history or chain.transcript
+        session_id = session_id or chain.session_id
+        instructions = instructions or chain.instructions
+    history = history or tuple(earlier)
+    async with AsyncExitStack() as stack:
+        if session_id:
+            claim = await stack.enter_async_context(front.turns.named(request.caller, session_id))
+            # A named session brings its own transcript, unless the client brings one.
+            history = history or None
+            instructions = "\n".join(text for text in (claim.prompt, instructions) if text)
+        try:
+            run = await front.turns.start(
+                request.caller,
+                TurnInput(
+                    text=text_of(prompt),
+                    content="" if isinstance(prompt, str) else prompt,
+                    history=history,
+                    instructions=instructions,
+                    model=body.model or "",
+                ),
+                session_id or run_id,
+                key,
+                run_id=run_id,
+                idempotency_key=once,
+                fingerprint=fingerprint_of(await request.body()) if once else "",
+            )
+            started = run.id
+        except AlreadyStarted as known:
+            started = known.run_id
+    headers = [(b"location", b"/v1/runs/%b" % started.encode())]
+    if key:
+        headers.append((b"x-hermes-session-key", key.encode("latin-1", "replace")))
+    return Response.of(RunStarted(started), 202, headers)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------------
+
+
+async def get_run(request: Request) -> Answer:
+    """A run as it is now, or as it is when it has ended or settled, whichever is asked for, within a bound."""
+    run = await find_run(request)
+    wait = request.query("wait")
+    if wait not in ("", "ended", "settled"):
+        raise ApiError(400, "wait must be `ended` or `settled`.", param="wait")
+    seconds = _seconds(request)
+    if wait and isinstance(run, Run):
+        with trio.move_on_after(seconds):
+            await (run.ended if wait == "ended" else run.settled).wait()
+    return Response.of(await _describe(request, run))
+
+
+def _seconds(request: Request) -> float:
+    text = request.query("timeout")
+    if not text:
+        return DEFAULT_WAIT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    most = request.front.limits.wait_seconds
+    if not 0 <= seconds <= most:
+        raise ApiError(400, f"timeout must be a number of seconds from 0 to {most:g}.", param="timeout")
+    return seconds
+
+
+async def list_runs(request: Request) -> Answer:
+    """The caller's runs, the newest first."""
+    front = request.front
+    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
+    offset = whole_number(request.query("offset"), 0, most=2**31)
+    session_id = request.query("session_id") or None
+    wanted: RunStatus | None = None
+    if text := request.query("status"):
+        try:
+            wanted = RunStatus(text)
+        except ValueError:
+            known = ", ".join(status.value for status in RunStatus)
+            raise ApiError(400, f"status must be one of {known}.", param="status") from None
+    live = front.host.stateless.runs
+    if wanted is not None and not wanted.terminal:
+        # The store does not follow a live run from status to status; the run itself knows.
+        found = [
+            run
+            for run in reversed(live.all())
+            if run.status is wanted
+            and request.caller.owns(run.record.tenant)
+            and session_id in (None, run.record.session_id)
+        ]
+        data = [await _describe(request, run) for run in found[offset : offset + limit]]
+        more = len(found) > offset + limit
+    else:
+        rows = await front.store.list_runs(
+            status=None if wanted is None else StoredStatus(wanted.value),
+            session_id=session_id,
+            tenant=request.caller.sees,
+            limit=limit + 1,
+            offset=offset,
+        )
+        more = len(rows) > limit
+        data = [await _describe(request, live.find(row.run_id) or row) for row in rows[:limit]]
+    return Response.of(RunList(data, limit, offset, more))
+
+
+async def run_events(request: Request) -> Answer:
+    """The events of a run: all of them, or those behind `Last-Event-ID`, to its end."""
+    run = await find_run(request)
+    until = request.query("until") or "ended"
+    if until not in ("ended", "settled"):
+        raise ApiError(400, "until must be `ended` or `settled`.", param="until")
+    run_id = run.id if isinstance(run, Run) else run.run_id
+    last = request.header(b"last-event-id") or request.query("last_event_id")
+    after = parse_event_id(last) if last else None
+    return EventStream(
+        lambda writer: follow(
+            request.front, run_id, writer, after=after, unknown=bool(last) and after is None, until=until
+        )
+    )
+
+
+# -- approving and stopping --------------------------------------------------------------------------------------------------------
+
+
+async def answer_approval(request: Request) -> Answer:
+    """Answer what a run waits for: one request by its id, the oldest, or all."""
+    run = await find_run(request)
+    run_id = request.params["run_id"]
+    body = await request.json(_approval_decoder)
+    word = body.choice.strip().lower() if isinstance(body.choice, str) else ""
+    word = _APPROVE.get(word, word)
+    try:
+        choice = ApprovalChoice(word)
+    except ValueError:
+        known = ", ".join(choice.value for choice in ApprovalChoice)
+        raise ApiError(400, f"choice must be one of {known}.", code="invalid_approval_choice", param="choice") from None
+    if isinstance(run, RunRow) or run.ended.is_set():
+        raise ApiError(409, f"The run {run_id} has ended; nothing waits for approval.", code="approval_not_active")
+    everything = loose_bool(body.all, False) or loose_bool(body.resolve_all, False)
+    answered = await request.front.approvals.answer(
+        run_id, choice, approval_id=body.approval_id or "", everything=everything
+    )
+    if not answered:
+        what = f"the approval {body.approval_id!r}" if body.approval_id else "no approval"
+        raise ApiError(
+            409,
+            f"The run {run_id} does not wait for {what}."
+            if body.approval_id
+            else f"The run {run_id} waits for {what}.",
+            code="approval_not_pending",
+            param="approval_id" if body.approval_id else None,
+        )
+    return Response.of(ApprovalAnswered(run_id, choice.value, len(answered), [approval.id for approval in answered]))
+
+
+async def stop_run(request: Request) -> Answer:
+    """Stop a run and everything that it started. With `wait=true` the answer is the receipt."""
+    run = await find_run(request)
+    front = request.front
+    if isinstance(run, RunRow):
+        raise not_found("running run", run.run_id, "run_not_found")
+    jobs = [job for job in front.host.supervisor.jobs() if job.owner.root.id == run.id]
+    if run.ended.is_set() and not jobs:
+        raise not_found("running run", run.id, "run_not_found")
+    cause = Cause(CancelCause.STOP, f"asked for by key {request.caller.name}"[:200])
+    if not loose_bool(request.query("wait"), False):
+        run.request_stop(cause)
+        for job in jobs:
+            job.cancel(cause)
+        return Response.of(StopAnswer(run.id, "stopping"))
+    receipts: list[StopReceipt] = []
+
+    async def stop(target: Any) -> None:
+        receipts.append(await target.stop(cause, STOP_SECONDS))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop, run)
+        for job in jobs:
+            nursery.start_soon(stop, job)
+    # What the turn started in its last moment is part of the run, too.
+    for job in front.host.supervisor.jobs():
+        if job.owner.root.id == run.id:
+            await stop(job)
+    with trio.move_on_after(1.0):
+        await run.ended.wait()
+    return Response.of(StopAnswer(run.id, run.status.value, _merged(run, cause, receipts)))
+
+
+def _merged(run: Run, cause: Cause, receipts: list[StopReceipt]) -> dict[str, Any]:
+    """One receipt for the run, from those of its turn and its jobs."""
+    whole = StopReceipt(
+        target=run.id,
+        cause=cause,
+        ok=all(receipt.ok for receipt in receipts),
+        milliseconds=max((receipt.milliseconds for receipt in receipts), default=0.0),
+        lines=tuple(line for receipt in receipts for line in receipt.lines),
+        remaining=tuple(node for receipt in receipts for node in receipt.remaining),
+        already_ended=all(receipt.already_ended for receipt in receipts),
+    )
+    return whole.as_dict()
+
+
+def run_routes() -> list[Route]:
+    """The routes of this module."""
+    route = msgspec.structs.replace
+    base = Route(name="", method="GET", path="", handler=get_run, access=Access.RUNS, tag="runs")
+    return [
+        route(
+            base,
+            name="runs_start",
+            provides={"run_id": "$response.body#/run_id"},
+            method="POST",
+            path="/v1/runs",
+            handler=start_run,
+            turns=True,
+            direct=True,
+            summary="Start a run that survives its client",
+            body=RunRequest,
+            answer=RunStarted,
+            status=202,
+            errors=(400, 404, 409, 429, 503),
+            parameters=(Parameter("Idempotency-Key", "Start at most one run for this key.", where="header"),),
+        ),
+        route(
+            base,
+            name="runs_list",
+            path="/v1/runs",
+            handler=list_runs,
+            summary="Your runs, the newest first",
+            answer=RunList,
+            errors=(400,),
+            parameters=(
+                Parameter(
+                    "status",
+                    "Only runs in this status; empty for all.",
+                    {"type": "string", "enum": ["", *(status.value for status in RunStatus)]},
+                ),
+                Parameter("session_id", "Only runs of this session."),
+                Parameter("limit", "How many.", LOOSE_NUMBER),
+                Parameter("offset", "Behind how many.", LOOSE_NUMBER),
+            ),
+        ),
+        route(
+            base,
+            name="run",
+            path="/v1/runs/{run_id}",
+            handler=get_run,
+            summary="A run as it is now, or as it ends",
+            answer=RunBody,
+            errors=(400, 404),
+            parameters=(
+                Parameter(
+                    "wait",
+                    "Wait until the run has ended, or settled.",
+                    {"type": "string", "enum": ["ended", "settled"]},
+                ),
+                Parameter("timeout", "Seconds to wait at most.", {"type": "number", "minimum": 0, "maximum": 600}),
+            ),
+        ),
+        route(
+            base,
+            name="run_events",
+            path="/v1/runs/{run_id}/events",
+            handler=run_events,
+            streams=True,
+            summary="The events of a run, as a stream that can be resumed",
+            errors=(400, 404),
+            media="text/event-stream",
+            parameters=(
+                Parameter("Last-Event-ID", "Resume behind this event.", where="header"),
+                Parameter("until", "Where the stream ends.", {"type": "string", "enum": ["ended", "settled"]}),
+            ),
+        ),
+        route(
+            base,
+            name="run_approval",
+            method="POST",
+            path="/v1/runs/{run_id}/approval",
+            handler=answer_approval,
+            summary="Answer what a run waits for",
+            body=ApprovalRequest,
+            answer=ApprovalAnswered,
+            errors=(400, 404, 409),
+        ),
+        route(
+            base,
+            name="run_stop",
+            method="POST",
+            path="/v1/runs/{run_id}/stop",
+            handler=stop_run,
+            summary="Stop a run and everything that it started",
+            answer=StopAnswer,
+            errors=(404,),
+            parameters=(Parameter("wait", "Answer with the receipt.", LOOSE_FLAG),),
+        ),
+    ]

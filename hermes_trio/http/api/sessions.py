@@ -1,0 +1,620 @@
+"""`/api/sessions…`: the durable conversations, and turns in them.
+
+A key sees only the sessions that it made. Prompts and model configurations are never shown, only whether there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from hermes_trio.http.auth import Access
+from hermes_trio.http.content import Content, has_content, normalise, text_of
+from hermes_trio.http.errors import ApiError, not_found, redact_text
+from hermes_trio.http.inputs import loose_bool, path_safe_id, session_key_header, whole_number
+from hermes_trio.http.requests import Answer, EventStream, Request, Response, encode_json
+from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
+from hermes_trio.http.streams import StreamWriter
+from hermes_trio.http.turns import PLATFORM, Captured
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
+from hermes_trio.runtime.ports import Message, TurnInput
+from hermes_trio.store import NewSession, SessionRecord, StoredMessage
+
+from .chat import failure_of, incomplete_of, session_headers, stream_turn
+
+__all__ = ["session_routes"]
+
+PAGE: Final = 50
+LARGEST_PAGE: Final = 200
+MESSAGES: Final = 10_000
+PROMPT_LENGTH: Final = 65_536
+
+
+class SessionBody(msgspec.Struct, omit_defaults=True):
+    """A session. Costs are not known here and stay null."""
+
+    id: str
+    source: str
+    user_id: str | None
+    model: str | None
+    title: str | None
+    started_at: float
+    ended_at: float | None
+    end_reason: str | None
+    message_count: int
+    tool_call_count: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    estimated_cost_usd: float | None
+    actual_cost_usd: float | None
+    api_call_count: int
+    parent_session_id: str | None
+    has_system_prompt: bool
+    has_model_config: bool
+    last_active: float
+    preview: str
+
+
+class SessionEnvelope(msgspec.Struct):
+    """One session."""
+
+    session: SessionBody
+    object: str = "hermes.session"
+
+
+class SessionList(msgspec.Struct):
+    """A page of sessions, the newest activity first."""
+
+    data: list[SessionBody]
+    limit: int
+    offset: int
+    has_more: bool
+    object: str = "list"
+
+
+class MessageBody(msgspec.Struct, omit_defaults=True):
+    """A message of a transcript; keys without a value are left out."""
+
+    id: int
+    session_id: str
+    role: str
+    content: MessageContent
+    timestamp: float
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+    token_count: int | None = None
+    finish_reason: str | None = None
+    reasoning: str | None = None
+
+
+class MessageList(msgspec.Struct):
+    """A transcript."""
+
+    session_id: str
+    data: list[MessageBody]
+    object: str = "list"
+
+
+class NewSessionRequest(msgspec.Struct):
+    """A session to be made. Everything is optional."""
+
+    id: str | None = None
+    session_id: str | None = None
+    model: str | None = None
+    system_prompt: OptionalText = None
+    title: OptionalText = None
+
+
+class ForkRequest(msgspec.Struct):
+    """A branch to be made."""
+
+    id: str | None = None
+    session_id: str | None = None
+    title: OptionalText = None
+
+
+class SessionPatch(msgspec.Struct, forbid_unknown_fields=True):
+    """What can be changed: the title (empty or null clears it), and whether the session has ended."""
+
+    title: OptionalText = None
+    end_reason: OptionalText = None
+
+
+class SessionChatRequest(msgspec.Struct):
+    """A message for a session."""
+
+    message: MessageContent = None
+    input: MessageContent = None
+    system_message: OptionalText = None
+    instructions: OptionalText = None
+    model: str | None = None
+
+
+class SpokenMessage(msgspec.Struct):
+    """What the assistant said."""
+
+    content: str
+    role: str = "assistant"
+
+
+class SessionChatBody(msgspec.Struct, omit_defaults=True):
+    """The answer to a message."""
+
+    object: str
+    session_id: str
+    message: SpokenMessage
+    usage: UsageBody
+    hermes: Any = None
+
+
+_new: Final = msgspec.json.Decoder(NewSessionRequest)
+_fork: Final = msgspec.json.Decoder(ForkRequest)
+_chat: Final = msgspec.json.Decoder(SessionChatRequest)
+_patch: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+def _body(record: SessionRecord) -> SessionBody:
+    return SessionBody(
+        id=record.id,
+        source=record.source,
+        user_id=record.user_id or None,
+        model=record.model or None,
+        title=record.title,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        end_reason=record.end_reason,
+        message_count=record.message_count,
+        tool_call_count=record.tool_call_count,
+        input_tokens=record.input_tokens,
+        output_tokens=record.output_tokens,
+        cache_read_tokens=record.cache_read_tokens,
+        cache_write_tokens=record.cache_write_tokens,
+        reasoning_tokens=record.reasoning_tokens,
+        estimated_cost_usd=None,
+        actual_cost_usd=None,
+        api_call_count=record.api_call_count,
+        parent_session_id=record.parent_session_id,
+        has_system_prompt=record.has_system_prompt,
+        has_model_config=record.has_model_config,
+        last_active=record.last_active,
+        preview=record.preview,
+    )
+
+
+async def find_session(request: Request) -> SessionRecord:
+    """The session of the path; 404 if there is none, or if it is not the caller's."""
+    session_id = request.params["session_id"]
+    record = await request.front.store.get_session(session_id)
+    if record is None or not request.caller.owns(record.tenant):
+        raise not_found("session", session_id, "session_not_found")
+    return record
+
+
+def _text(value: Any, param: str, code: str, most: int) -> str | None:
+    """An optional text of bounded length."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > most:
+        raise ApiError(400, f"{param} must be a text of at most {most} characters.", code=code, param=param)
+    return value
+
+
+def _chosen_id(request: Request, *given: str | None) -> str:
+    for value in given:
+        if value is not None:
+            chosen = path_safe_id(value, "id")
+            if not chosen:
+                raise ApiError(400, "id must not be blank.", code="invalid_session_id", param="id")
+            return chosen
+    return f"api_{int(time.time())}_{request.front.ids.hex(8)}"
+
+
+# -- the sessions ------------------------------------------------------------------------------------------------------------------
+
+
+async def list_sessions(request: Request) -> Answer:
+    """The caller's sessions."""
+    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
+    offset = whole_number(request.query("offset"), 0, most=2**31)
+    found = await request.front.store.list_sessions(
+        limit=limit + 1,
+        offset=offset,
+        source=request.query("source") or None,
+        tenant=request.caller.sees,
+        include_children=loose_bool(request.query("include_children"), False),
+    )
+    return Response.of(SessionList([_body(record) for record in found[:limit]], limit, offset, len(found) > limit))
+
+
+async def create_session(request: Request) -> Answer:
+    """Make a session before its first message."""
+    body = await request.json(_new) if await request.body() else NewSessionRequest()
+    session_id = _chosen_id(request, body.id, body.session_id)
+    record = await request.front.store.create_session(
+        NewSession(
+            id=session_id,
+            source=PLATFORM,
+            tenant=request.caller.tenant,
+            model=body.model or "",
+            title=_text(body.title, "title", "invalid_title", 10_000),
+            system_prompt=_text(body.system_prompt, "system_prompt", "invalid_system_prompt", PROMPT_LENGTH),
+            routing=request.front.turns.bound(request.caller, session_id, ""),
+        )
+    )
+    return Response.of(SessionEnvelope(_body(record)), 201)
+
+
+async def get_session(request: Request) -> Answer:
+    """One session."""
+    return Response.of(SessionEnvelope(_body(await find_session(request))))
+
+
+async def patch_session(request: Request) -> Answer:
+    """Change the title, or end the session; one that has ended keeps its reason. Its next turn opens it again."""
+    record = await find_session(request)
+    fields = await request.json(_patch)
+    for name in fields:
+        if name not in ("title", "end_reason"):
+            raise ApiError(
+                400,
+                f"{name[:64]} cannot be changed; title and end_reason can.",
+                code="unsupported_session_field",
+                param=name[:64],
+            )
+    reason = _text(fields.get("end_reason"), "end_reason", "invalid_request", 100)
+    changed = await request.front.store.patch_session(
+        record.id,
+        title=_text(fields.get("title"), "title", "invalid_title", 10_000),
+        set_title="title" in fields,
+        end_reason=(reason or "").strip() or None,
+    )
+    if changed.ended_at is not None:
+        await _stop_jobs(request, record.id)
+    return Response.of(SessionEnvelope(_body(changed)))
+
+
+async def _stop_jobs(request: Request, session_id: str) -> None:
+    """A session's end stops its jobs; a turn that runs in it may still end."""
+    await request.front.host.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
+
+
+async def delete_session(request: Request) -> Answer:
+    """Stop what runs in a session, then forget it and its sub-agents' sessions; branches live on."""
+    record = await find_session(request)
+    # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
+    await request.front.host.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
+    await request.front.store.delete_session(record.id)
+    return Response.of(Deleted(record.id, "hermes.session.deleted", True))
+
+
+async def list_messages(request: Request) -> Answer:
+    """The transcript of a session."""
+    record = await find_session(request)
+    stored = await request.front.store.list_messages(record.id, limit=MESSAGES)
+    return Response.of(MessageList(record.id, [_message(message) for message in stored]))
+
+
+def _message(stored: StoredMessage) -> MessageBody:
+    message = stored.message
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    return MessageBody(
+        id=stored.id,
+        session_id=stored.session_id,
+        role=message.role,
+        content=message.content,
+        timestamp=message.timestamp,
+        tool_call_id=message.tool_call_id or None,
+        tool_calls=calls or None,
+        tool_name=message.tool_name or None,
+        token_count=message.token_count or None,
+        finish_reason=message.finish_reason or None,
+        reasoning=message.reasoning or None,
+    )
+
+
+async def fork_session(request: Request) -> Answer:
+    """Branch a session: a new one with a copy of its messages; the old one ends as `branched`."""
+    record = await find_session(request)
+    body = await request.json(_fork) if await request.body() else ForkRequest()
+    made = await request.front.store.fork_session(
+        record.id,
+        new_id=_chosen_id(request, body.id, body.session_id),
+        title=_text(body.title, "title", "invalid_title", 10_000),
+    )
+    await _stop_jobs(request, record.id)
+    return Response.of(SessionEnvelope(_body(made)), 201)
+
+
+# -- turns in a session ------------------------------------------------------------------------------------------------------------
+
+
+async def _read_chat(request: Request) -> tuple[SessionRecord, TurnInput]:
+    record = await find_session(request)
+    body = await request.json(_chat)
+    prompt: Content = normalise(body.message if body.message is not None else body.input, "message")
+    if not has_content(prompt):
+        raise ApiError(400, "message has neither text nor an image.", code="missing_message", param="message")
+    given = body.system_message if body.system_message is not None else body.instructions
+    own, _ = await request.front.store.session_prompt(record.id) if record.has_system_prompt else (None, None)
+    more = _text(given, "system_message", "invalid_system_message", PROMPT_LENGTH)
+    return record, TurnInput(
+        text=text_of(prompt),
+        content="" if isinstance(prompt, str) else prompt,
+        instructions="\n".join(text for text in (own, more) if text),
+        model=body.model or record.model,
+    )
+
+
+async def session_chat(request: Request) -> Answer:
+    """One message to a session, one answer."""
+    key = session_key_header(request)
+    record, input = await _read_chat(request)
+    outcome = await request.front.turns.run(request.caller, input, record.id, key)
+    headers = session_headers(record.id, key)
+    failure = failure_of(outcome)
+    if failure is not None:
+        return Response(failure.body(), failure.status, [*headers, *failure.headers])
+    body = SessionChatBody(
+        object="hermes.session.chat.completion",
+        session_id=record.id,
+        message=SpokenMessage(outcome.text),
+        usage=_usage(outcome),
+        hermes=incomplete_of(outcome),
+    )
+    return Response(encode_json(body), 200, headers)
+
+
+def _usage(outcome: Outcome) -> UsageBody:
+    return UsageBody(outcome.usage.input_tokens, outcome.usage.output_tokens, outcome.usage.total_tokens)
+
+
+async def session_chat_stream(request: Request) -> Answer:
+    """One message to a session; the answer as named events."""
+    key = session_key_header(request)
+    record, input = await _read_chat(request)
+    return EventStream(lambda writer: _stream(request, record, input, key, writer))
+
+
+async def _stream(request: Request, record: SessionRecord, input: TurnInput, key: str, writer: StreamWriter) -> None:
+    events = _SessionEvents(request, record, input, writer, session_headers(record.id, key))
+    await stream_turn(request, input, record.id, key, events, captured=events.captured)
+
+
+_TOOLS: Final = {"tool.started": "tool.started", "tool.completed": "tool.completed"}
+
+
+class _SessionEvents:
+    """Writes the events of a turn by their names in session chats; every payload says session, run, number and time."""
+
+    def __init__(
+        self,
+        request: Request,
+        record: SessionRecord,
+        input: TurnInput,
+        writer: StreamWriter,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        self.captured = Captured()
+        self._session_id = record.id
+        self._writer = writer
+        self._headers = headers
+        self._run_id = request.front.ids.make("turn_", 32)
+        self._message_id = request.front.ids.make("msg_", 24)
+        self._number = 0
+        self._said = False
+        self._text: list[str] = []
+        # Numbered first: the turn may speak before the stream is open.
+        self._first = self._encode(
+            "run.started", user_message={"role": "user", "content": input.prompt}
+        ) + self._encode("message.started", message={"id": self._message_id, "role": "assistant"})
+
+    def _encode(self, name: str, **fields: Any) -> bytes:
+        self._number += 1
+        data = {
+            "session_id": self._session_id,
+            "run_id": self._run_id,
+            "seq": self._number,
+            "ts": time.time(),
+            **fields,
+        }
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(data))
+
+    def _join(self) -> None:
+        if self._text:
+            delta = "".join(self._text)
+            self._text.clear()
+            self._writer.put(self._encode("assistant.delta", message_id=self._message_id, delta=delta))
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Text is joined until it is written."""
+        name = event["event"]
+        if name == "message.delta":
+            self._said = True
+            self._text.append(event["delta"])
+            return
+        self._join()
+        if name in _TOOLS:
+            failed = name == "tool.completed" and event.get("error")
+            self._writer.put(
+                self._encode(
+                    "tool.failed" if failed else _TOOLS[name],
+                    message_id=self._message_id,
+                    tool_name=event.get("tool", ""),
+                    tool_call_id=event.get("tool_call_id", ""),
+                    preview=event.get("preview", ""),
+                    args=event.get("arguments", ""),
+                )
+            )
+        elif name == "reasoning.available":
+            self._writer.put(
+                self._encode(
+                    "tool.progress", message_id=self._message_id, tool_name="_thinking", delta=event.get("text", "")
+                )
+            )
+
+    async def open(self) -> None:
+        """`run.started` and `message.started`."""
+        await self._writer.open(self._first, self._headers)
+
+    async def write(self) -> None:
+        """What was taken."""
+        self._join()
+        await self._writer.flush()
+
+    async def keep_alive(self) -> None:
+        """A comment."""
+        await self._writer.comment("keepalive")
+
+    async def end(self, outcome: Outcome) -> None:
+        """`assistant.completed` and `run.completed`, or `error`; always `done`."""
+        writer = self._writer
+        self._join()
+        if failure_of(outcome) is not None:
+            writer.put(self._encode("error", message=redact_text(outcome.error), code=outcome.error_code or None))
+        else:
+            if outcome.text and not self._said:
+                writer.put(self._encode("assistant.delta", message_id=self._message_id, delta=outcome.text))
+            completed = outcome.state is TurnState.COMPLETED
+            writer.put(
+                self._encode(
+                    "assistant.completed",
+                    message_id=self._message_id,
+                    content=outcome.text,
+                    completed=completed,
+                    partial=outcome.partial,
+                    interrupted=outcome.state is TurnState.CANCELLED,
+                )
+            )
+            said = self.captured.reply
+            messages: tuple[Message, ...] = () if said is None else said.messages
+            writer.put(
+                self._encode(
+                    "run.completed",
+                    message_id=self._message_id,
+                    completed=completed,
+                    messages=[{"role": message.role, "content": message.content} for message in messages],
+                    usage=_usage(outcome),
+                )
+            )
+        writer.put(self._encode("done"))
+        await writer.flush()
+
+
+def session_routes() -> list[Route]:
+    """The routes of this module."""
+    base = Route(name="", method="GET", path="", handler=get_session, access=Access.SESSIONS, tag="sessions")
+
+    def route(**fields: Any) -> Route:
+        return msgspec.structs.replace(base, **fields)
+
+    page = (
+        Parameter("limit", "How many.", LOOSE_NUMBER),
+        Parameter("offset", "Behind how many.", LOOSE_NUMBER),
+        Parameter("source", "Only sessions from there."),
+        Parameter("include_children", "Sub-agents' sessions, too.", LOOSE_FLAG),
+    )
+    one = "/api/sessions/{session_id}"
+    return [
+        route(
+            name="sessions",
+            path="/api/sessions",
+            handler=list_sessions,
+            summary="Your sessions, the newest activity first",
+            answer=SessionList,
+            parameters=page,
+        ),
+        route(
+            name="session_create",
+            provides={"session_id": "$response.body#/session/id"},
+            method="POST",
+            path="/api/sessions",
+            handler=create_session,
+            summary="Make a session before its first message",
+            body=NewSessionRequest,
+            body_required=False,
+            answer=SessionEnvelope,
+            status=201,
+            errors=(400, 409),
+        ),
+        route(
+            name="session",
+            path=one,
+            handler=get_session,
+            summary="One session",
+            answer=SessionEnvelope,
+            errors=(404,),
+        ),
+        route(
+            name="session_patch",
+            method="PATCH",
+            path=one,
+            handler=patch_session,
+            summary="Change a session's title, or end it",
+            body=SessionPatch,
+            answer=SessionEnvelope,
+            errors=(400, 404),
+        ),
+        route(
+            name="session_delete",
+            method="DELETE",
+            path=one,
+            handler=delete_session,
+            summary="Forget a session",
+            answer=Deleted,
+            errors=(404,),
+        ),
+        route(
+            name="session_messages",
+            path=f"{one}/messages",
+            handler=list_messages,
+            summary="The transcript of a session",
+            answer=MessageList,
+            errors=(404,),
+        ),
+        route(
+            name="session_fork",
+            method="POST",
+            path=f"{one}/fork",
+            handler=fork_session,
+            summary="Branch a session",
+            body=ForkRequest,
+            body_required=False,
+            answer=SessionEnvelope,
+            status=201,
+            errors=(400, 404, 409),
+        ),
+        route(
+            name="session_chat",
+            method="POST",
+            path=f"{one}/chat",
+            handler=session_chat,
+            turns=True,
+            summary="One message to a session, one answer",
+            body=SessionChatRequest,
+            answer=SessionChatBody,
+            errors=(400, 404, 429, 502, 503),
+        ),
+        route(
+            name="session_chat_stream",
+            method="POST",
+            path=f"{one}/chat/stream",
+            handler=session_chat_stream,
+            turns=True,
+            streams=True,
+            summary="One message to a session; the answer as a stream",
+            body=SessionChatRequest,
+            media="text/event-stream",
+            errors=(400, 404, 429, 503),
+        ),
+    ]

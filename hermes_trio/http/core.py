@@ -1,0 +1,180 @@
+"""`FrontEnd`: everything that the handlers share, and what the front end needs from outside, as small Protocols.
+
+The host is what it sees of a Runtime: the stateless entry, the tree, the drain. There is no way from here to a channel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.admission import SessionLocks
+from hermes_trio.runtime.errors import Draining
+from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.outcome import Cause, StopReceipt
+from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.supervisor import Supervisor
+from hermes_trio.runtime.tree import Tree
+from hermes_trio.store.ports import Store
+
+from .api.approvals import ApprovalsPort, NoApprovals
+from .auth import Keyring
+from .idempotency import Replies
+from .inputs import RateLimiter
+from .metrics import Metrics
+from .routing import Route
+from .settings import Limits, ServerSettings
+from .turns import Turns
+
+__all__ = ["CronPort", "DrainProof", "FrontEnd", "Host", "ModelEntry"]
+
+
+class DrainProof(Protocol):
+    """What a drain found when it ended."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class Host(Protocol):
+    """What the front end sees of the runtime that it is served from."""
+
+    stateless: StatelessFront
+
+    @property
+    def tree(self) -> Tree: ...
+
+    @property
+    def supervisor(self) -> Supervisor: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    async def drain(self, seconds: float) -> DrainProof: ...
+
+    async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]: ...
+
+
+class CronPort(Protocol):
+    """The scheduler, as the job routes use it. Jobs are plain JSON objects with at least an `id`."""
+
+    async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]: ...
+
+    async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a job; `ValueError` says which field is wrong."""
+        ...
+
+    async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def update_job(self, tenant: str | None, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Change a job; None if there is none, `ValueError` for a field that is wrong."""
+        ...
+
+    async def delete_job(self, tenant: str | None, job_id: str) -> bool: ...
+
+    async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def resume_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+    async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
+
+
+class ModelEntry(msgspec.Struct, frozen=True):
+    """A model that clients may name. `root` is the real model behind an alias."""
+
+    id: str
+    root: str = ""
+    parent: str | None = None
+
+
+class DrainControl:
+    """The one drain of this server: carried out by the first who asks, and waited for by everybody else."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._attempt: trio.Event | None = None
+        self.report: dict[str, Any] | None = None
+        """What the drain found, once it has ended."""
+
+    async def run(self, seconds: float) -> dict[str, Any]:
+        """Drain, or wait for the drain that is under way; returns its report.
+
+        Cancelling whoever carries it out leaves the intake closed, and hands the rest to the next who waits or asks.
+        """
+        while self.report is None:
+            if self._attempt is not None:
+                await self._attempt.wait()
+                continue
+            attempt = self._attempt = trio.Event()
+            try:
+                self.report = (await self._host.drain(seconds)).as_dict()
+            finally:
+                self._attempt = None
+                attempt.set()
+        return self.report
+
+
+class FrontEnd:
+    """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
+
+    def __init__(
+        self,
+        host: Host,
+        store: Store,
+        *,
+        admin_key: str,
+        server: ServerSettings | None = None,
+        limits: Limits | None = None,
+        models: Sequence[ModelEntry] = (),
+        approvals: ApprovalsPort | None = None,
+        cron: CronPort | None = None,
+        platforms: Callable[[], Mapping[str, Any]] | None = None,
+        version: str = "",
+        home: Path | None = None,
+    ) -> None:
+        server = ServerSettings() if server is None else server
+        limits = Limits() if limits is None else limits
+        self.host = host
+        self.store = store
+        self.server = server
+        self.limits = limits
+        self.models = list(models) or [ModelEntry(server.model_name, server.model_name)]
+        self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
+        self.cron = cron
+        self.platforms = platforms
+        """How the adapters are, for the health report."""
+        self.version = version
+        self.home = home
+        self.routes: list[Route] = []
+        """The route table, put there by the application."""
+        self.health_body: bytes | None = None
+        self.openapi_body: bytes | None = None
+        self.ids = Ids()
+        self.started_at: float = time.time()
+        self.keyring = Keyring(admin_key, store)
+        self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
+        self.turns = Turns(host.stateless, store, limits)
+        self.replies = Replies(store)
+        self.metrics = Metrics(host)
+        self.drain = DrainControl(host)
+        self.conversations = SessionLocks()
+        """Turns of one named conversation of responses take turns."""
+        self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
+        """Responses that are being made: tenant and body, by id."""
+
+    def check_intake(self) -> None:
+        """Raise if no new work is taken. Reads are answered all the same."""
+        if self.host.draining:
+            raise Draining()
+
+    @property
+    def public_model(self) -> str:
+        """The name of the default model, for answers to requests that named none."""
+        return self.models[0].id

@@ -1,0 +1,156 @@
+"""What a client may send: lengths and shapes of ids and headers, loose booleans, and how often a key may ask."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from .errors import ApiError, retry_after
+from .requests import Request
+
+__all__ = [
+    "RateLimiter",
+    "check_length",
+    "idempotency_key",
+    "loose_bool",
+    "path_safe_id",
+    "session_id_header",
+    "session_key_header",
+    "whole_number",
+]
+
+ID_LENGTH: Final = 256
+IDEMPOTENCY_LENGTH: Final = 255
+KEYS_REMEMBERED: Final = 10_000
+"""Rate-limited callers that are remembered; the longest unused ones are forgotten first, which gives them a full bucket."""
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+_UNSAFE: Final = ("..", "/", "\\")
+
+
+def loose_bool(value: Any, default: bool) -> bool:
+    """JSON booleans, the usual words for them, and numbers by truthiness; everything else is the default (API-27)."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return True if word in _TRUE else False if word in _FALSE else default
+    if isinstance(value, int | float):
+        return bool(value)
+    return default
+
+
+def whole_number(text: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+    """A number from a query string; the default for anything else, and never more than `most`."""
+    try:
+        number = int(text)
+    except ValueError:
+        return default
+    if number < least:
+        return default
+    return number if most is None else min(number, most)
+
+
+def check_length(request: Request, limit: int) -> None:
+    """Refuse a body by its announced length, before anybody reads it."""
+    value = request.header(b"content-length")
+    if value is None:
+        return
+    if not (value.isascii() and value.isdigit()):
+        raise ApiError(400, "Content-Length is not a number.", code="invalid_content_length", param="Content-Length")
+    if int(value) > limit:
+        raise ApiError(413, f"The request body is larger than {limit} bytes.", code="body_too_large")
+
+
+def path_safe_id(value: str, param: str) -> str:
+    """A session id that a client chose: trimmed, and nothing that means something in a path or a header."""
+    trimmed = value.strip()
+    problem = ""
+    if len(trimmed) > ID_LENGTH:
+        problem = f"has {len(trimmed)} characters; at most {ID_LENGTH} are allowed"
+    elif any(ord(character) < 32 or ord(character) == 127 for character in trimmed):
+        problem = "contains a control character"
+    elif any(mark in trimmed for mark in _UNSAFE) or (len(trimmed) > 1 and trimmed[1] == ":" and trimmed[0].isalpha()):
+        problem = "must not contain '..', '/', '\\' or begin like a drive letter"
+    if problem:
+        raise ApiError(400, f"{param} {problem}.", code="invalid_session_id", param=param)
+    return trimmed
+
+
+def session_id_header(request: Request) -> str:
+    """`X-Hermes-Session-Id`, or the empty string."""
+    value = request.header(b"x-hermes-session-id")
+    return path_safe_id(value, "X-Hermes-Session-Id") if value else ""
+
+
+def session_key_header(request: Request) -> str:
+    """`X-Hermes-Session-Key`, or the empty string."""
+    value = request.header(b"x-hermes-session-key")
+    if not value:
+        return ""
+    trimmed = value.strip()
+    if len(trimmed) > ID_LENGTH or any(ord(character) < 32 for character in trimmed):
+        raise ApiError(
+            400,
+            f"X-Hermes-Session-Key must have at most {ID_LENGTH} characters and no control characters.",
+            code="invalid_session_key",
+            param="X-Hermes-Session-Key",
+        )
+    return trimmed
+
+
+def idempotency_key(request: Request) -> str:
+    """`Idempotency-Key`, or the empty string."""
+    value = request.header(b"idempotency-key")
+    if value is None:
+        return ""
+    trimmed = value.strip()
+    if not trimmed or len(trimmed) > IDEMPOTENCY_LENGTH or not trimmed.isprintable():
+        raise ApiError(
+            400,
+            f"Idempotency-Key must have 1 to {IDEMPOTENCY_LENGTH} printable characters.",
+            code="invalid_idempotency_key",
+            param="Idempotency-Key",
+        )
+    return trimmed
+
+
+class _Bucket(msgspec.Struct):
+    tokens: float
+    at: float
+
+
+class RateLimiter:
+    """A token bucket for each key: `per_minute` requests in the long run, `burst` at once. 0 means no limit."""
+
+    def __init__(self, per_minute: int, burst: int) -> None:
+        self._rate = per_minute / 60
+        self._burst = float(max(1, burst or per_minute))
+        self._buckets: dict[str, _Bucket] = {}
+
+    def check(self, key_id: str) -> None:
+        """Take one token, or raise 429 with the time after which there is one."""
+        if not self._rate:
+            return
+        now = trio.current_time()
+        bucket = self._buckets.pop(key_id, None)
+        if bucket is None:
+            bucket = _Bucket(self._burst, now)
+        # Re-inserted at the end: the dictionary is in order of use.
+        self._buckets[key_id] = bucket
+        while len(self._buckets) > KEYS_REMEMBERED:
+            del self._buckets[next(iter(self._buckets))]
+        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.at) * self._rate)
+        bucket.at = now
+        if bucket.tokens < 1:
+            wait = (1 - bucket.tokens) / self._rate
+            raise ApiError(
+                429,
+                f"This key may make {self._rate * 60:g} requests a minute; try again in {wait:.1f} s.",
+                code="rate_limit_exceeded",
+                headers=retry_after(wait),
+            )
+        bucket.tokens -= 1

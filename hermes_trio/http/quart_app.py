@@ -1,0 +1,99 @@
+"""Carries requests to the handlers through Quart: everything that is neither hot nor a stream, and every path that does not exist.
+
+Loaded by the door when it is first needed, because Quart and what it brings are a fifth of a server's start and memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from quart import Response as QuartResponse
+from quart import request as quart_request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from hermes_trio.http.server import BodyTooLarge, RemediedQuartTrio, Scope
+
+from .app import Door, error_response, headers_of, internal_error
+from .errors import ApiError
+from .requests import EventStream, Request, Response
+
+if TYPE_CHECKING:
+    from .core import FrontEnd
+    from .routing import Route
+
+__all__ = ["PASSED", "make_quart"]
+
+logger: Final = logging.getLogger("hermes_trio.http")
+
+PASSED: Final = (HTTPException,)
+"""What Quart raises on purpose, for its own error handlers."""
+
+
+def make_quart(door: Door, front: FrontEnd, routes: list[Route]) -> RemediedQuartTrio:
+    """The Quart application of a door."""
+    quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
+    quart.config["MAX_CONTENT_LENGTH"] = front.limits.body_bytes
+    quart.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    quart.url_map.strict_slashes = False
+    quart.url_map.merge_slashes = False
+    for route in routes:
+        quart.add_url_rule(
+            route.quart_path, endpoint=route.name, view_func=_view(door, front, route), methods=[route.method]
+        )
+    quart.register_error_handler(HTTPException, cast("Any", _routing_error))
+    quart.register_error_handler(Exception, cast("Any", _unexpected_error))
+    return quart
+
+
+async def _quart_body() -> bytes:
+    try:
+        return cast("bytes", await quart_request.get_data(cache=True))
+    except RequestEntityTooLarge:
+        raise BodyTooLarge(quart_request.max_content_length or 0) from None
+
+
+def _view(door: Door, front: FrontEnd, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
+    async def view(**params: str) -> QuartResponse:
+        began = perf_counter()
+        request = Request(front, cast("Scope", quart_request.scope), _quart_body, params)
+        answer = await door.answer(route, request)
+        if type(answer) is EventStream:
+            # Only a HEAD comes here: streams are served in front of Quart.
+            answer = Response(b"", media=b"text/event-stream")
+        front.metrics.answered(route.name, answer.status, perf_counter() - began)
+        return _to_quart(answer)
+
+    return view
+
+
+def _to_quart(response: Response) -> QuartResponse:
+    made = QuartResponse(response.body, status=response.status)
+    made.headers.clear()
+    for name, value in headers_of(response):
+        made.headers.add(name.decode("latin-1").title(), value.decode("latin-1"))
+    made.headers["Content-Length"] = str(len(response.body))
+    return made
+
+
+async def _routing_error(error: HTTPException) -> QuartResponse:
+    status = error.code or 500
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if status == 404:
+        told = ApiError(
+            404, "There is nothing at this path; GET /openapi.json lists what there is.", code="unknown_path"
+        )
+    elif status == 405:
+        allow = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
+        headers = ((b"allow", allow.encode()),)
+        told = ApiError(405, f"This path takes {allow}.", code="method_not_allowed", headers=headers)
+    else:
+        told = ApiError(status, error.description or error.name)
+    return _to_quart(error_response(told))
+
+
+async def _unexpected_error(error: Exception) -> QuartResponse:
+    logger.error("a request failed", exc_info=error)
+    return _to_quart(error_response(internal_error()))

@@ -1,0 +1,80 @@
+"""The door: who may talk to the agent, and how a stranger gets in.
+
+Allow-lists are in the configuration and in the store. A stranger who writes in a direct chat is offered a pairing code, once an hour, and gets in
+when the owner of the machine approves that code; in a group, or with `unknown_dm = "ignore"`, strangers get no answer at all.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from hermes_trio.store.ports import Access
+
+from .session_keys import Source
+from .settings import PlatformSettings
+
+__all__ = ["Admittance", "Door", "make_code"]
+
+CODE_LENGTH: Final = 8
+CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+"""Without letters and digits that are mistaken for each other."""
+
+CODE_SECONDS: Final = 3600.0
+
+
+class Admittance(Enum):
+    """What the door says."""
+
+    ALLOWED = "allowed"
+    OFFERED = "offered"
+    IGNORED = "ignored"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether somebody may come in, and the code that was made for them."""
+
+    admittance: Admittance
+    code: str = ""
+
+
+def make_code() -> str:
+    """A pairing code; 40 bits, one hour, at most fifty open ones: not to be guessed."""
+    return "".join(secrets.choice(CODE_LETTERS) for _ in range(CODE_LENGTH))
+
+
+class Door:
+    """Asked for every message before anything else is done with it."""
+
+    def __init__(self, store: Access, code: Callable[[], str] = make_code) -> None:
+        self._store = store
+        self._code = code
+
+    async def allows(self, source: Source, settings: PlatformSettings) -> bool:
+        """Whether this person may talk to the agent here."""
+        if settings.allow_all:
+            return True
+        ids = {one for one in (source.user_id, source.user_id_alt) if one}
+        if ids & set(settings.allowed_users):
+            return True
+        for one in ids:
+            if await self._store.user_allowed(source.platform, one):
+                return True
+        return False
+
+    async def knock(self, source: Source, settings: PlatformSettings) -> Verdict:
+        """What happens to a message from this person. A code is shown once: whoever has an open one is not answered again."""
+        if await self.allows(source, settings):
+            return Verdict(Admittance.ALLOWED)
+        person = source.user_id or source.user_id_alt
+        if settings.unknown_dm == "ignore" or not source.is_direct or not person:
+            return Verdict(Admittance.IGNORED)
+        code = self._code()
+        offered = await self._store.offer_pairing(
+            source.platform, code, user_id=person, user_name=source.user_name or "", ttl=CODE_SECONDS
+        )
+        return Verdict(Admittance.OFFERED, code) if offered else Verdict(Admittance.IGNORED)

@@ -1,0 +1,222 @@
+"""What a command does. Commands are never queued: they are carried out at once, whatever the conversation is doing, and answered with what they found.
+
+`/stop` answers with the receipt: what was running and how it ended. `/new` moves the conversation to a new session first and then stops what belonged
+to the old one, so that nothing queued can slip into a session that is ending. What was allowed in the old conversation is not allowed in the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.store.errors import StoreBusy
+from hermes_trio.store.records import Approval, ApprovalChoice, SessionRecord
+
+from .command_text import Answer, Choice, Command, CommandTextError, approval_answer
+from .core import Desk
+from .session_keys import Source
+
+__all__ = ["Caller", "Commands", "receipt_text"]
+
+RECEIPT_LINES: Final = 12
+TREE_LINES: Final = 40
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who gave a command, and in which conversation."""
+
+    platform: str
+    session_key: str
+    source: Source
+    prefix: str = "/"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    usage: str
+    help: str
+    run: Callable[[Caller, Command], Awaitable[str]]
+
+
+def receipt_text(receipt: StopReceipt) -> str:
+    """A stop receipt for people: what ended, how, and after how long."""
+    if receipt.already_ended:
+        return "It had ended already."
+    head = f"Stopped in {receipt.milliseconds:.0f} ms; nothing of it runs any more."
+    if not receipt.ok:
+        head = f"Not everything has stopped after {receipt.milliseconds:.0f} ms; still there: {', '.join(receipt.remaining)}."
+    lines = [
+        f"- {line.kind} {line.name or line.node}: {line.how} after {line.milliseconds:.0f} ms"
+        for line in receipt.lines[:RECEIPT_LINES]
+    ]
+    more = len(receipt.lines) - RECEIPT_LINES
+    return "\n".join([head, *lines, *([f"- and {more} more"] if more > 0 else [])])
+
+
+class Commands:
+    """The commands that every chat understands."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._entries: Mapping[str, _Entry] = {
+            "new": _Entry("new", "start a new conversation; what runs in the old one is stopped", self._new),
+            "stop": _Entry("stop [all]", "stop what the agent is doing; with all, its background work too", self._stop),
+            "status": _Entry("status", "what this conversation is doing", self._status),
+            "approve": _Entry("approve [all] [once|session|always]", "allow what waits for approval", self._answer),
+            "deny": _Entry("deny [all] [reason]", "refuse what waits for approval", self._answer),
+            "tree": _Entry("tree", "everything that runs for this conversation", self._tree),
+            "help": _Entry("help", "this list", self._help),
+        }
+        self._aliases: Mapping[str, str] = {"reset": "new", "start": "help", "commands": "help"}
+
+    @property
+    def names(self) -> Sequence[tuple[str, str]]:
+        """The commands and what they do, for platforms that show a menu."""
+        return [(name, entry.help) for name, entry in self._entries.items()]
+
+    async def run(self, caller: Caller, command: Command) -> str:
+        """Carry a command out and return the answer. Cancelling it may leave a stop half waited for, never half done."""
+        entry = self._entries.get(self._aliases.get(command.name, command.name))
+        if entry is None:
+            return f"There is no command {caller.prefix}{command.name}; {caller.prefix}help lists those that there are."
+        return await entry.run(caller, command)
+
+    async def answer(self, key: str, answer: Answer, approval_id: str = "") -> list[Approval]:
+        """Answer an approval of a conversation: one by its id, the oldest, or all of them."""
+        if self._desk.approvals is None:
+            return []
+        return await self._desk.approvals.answer(
+            key,
+            ApprovalChoice(answer.choice.value),
+            approval_id=approval_id,
+            everything=answer.everything,
+            reason=answer.reason,
+        )
+
+    # -- the commands ----------------------------------------------------------------------------------------------------------------
+
+    async def _help(self, caller: Caller, command: Command) -> str:
+        lines = [f"{caller.prefix}{entry.usage}: {entry.help}" for entry in self._entries.values()]
+        return "\n".join(["Whatever is not a command is for the agent.", "", *lines])
+
+    async def _stop(self, caller: Caller, command: Command) -> str:
+        words = command.arguments.split()
+        if words not in ([], ["all"]):
+            return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
+        cause = Cause(CancelCause.STOP, f"{caller.prefix}stop")
+        queued = await self._queued(caller.session_key)
+        receipt = await self._desk.deliveries[caller.platform].stop_turn(caller.session_key, cause)
+        said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
+        session = await self._session(caller)
+        jobs = [] if session is None else self._desk.runtime.supervisor.jobs(session.id)
+        if words and session is not None:
+            receipts = await self._desk.runtime.supervisor.stop_session(session.id, cause)
+            said += [f"Background {one.target}: {receipt_text(one)}" for one in receipts]
+        elif jobs:
+            said.append(f"{_count(len(jobs), 'background job')} still running; {caller.prefix}stop all stops them too.")
+        if queued:
+            said.append(f"{_count(queued, 'message')} waiting, and coming next.")
+        return "\n".join(said)
+
+    async def _new(self, caller: Caller, command: Command) -> str:
+        desk, key = self._desk, caller.session_key
+        old = await self._session(caller)
+        turn = desk.deliveries[caller.platform].current_turn(key)
+        cause = Cause(CancelCause.SESSION_ENDED, f"{caller.prefix}new")
+        # All of it or none: a new session that keeps what the old one was allowed would be the worst of both. And before the stopping, which may take
+        # seconds: a question of the new conversation must not be refused for the old one's sake.
+        with desk.committing() as bound:
+            await desk.store.new_session(key, source=caller.platform, reason="session_reset")
+            await desk.end_conversation(key, "" if old is None else old.id)
+        if bound.cancelled_caught:
+            raise StoreBusy(
+                f"{caller.prefix}new could not be written down in time; it is tried again when the platform brings it again"
+            )
+        said = ["A new conversation begins."]
+        if turn is not None:
+            said.append(receipt_text(await turn.stop(cause)))
+        if old is not None:
+            stopped = await desk.runtime.supervisor.stop_session(old.id, cause)
+            said += [f"Background {one.target}: {receipt_text(one)}" for one in stopped]
+        return "\n".join(said)
+
+    async def _status(self, caller: Caller, command: Command) -> str:
+        desk, key = self._desk, caller.session_key
+        session = await self._session(caller)
+        turn = desk.deliveries[caller.platform].current_turn(key)
+        lines: list[str] = []
+        if session is None:
+            lines.append("No conversation has begun here yet.")
+        else:
+            lines.append(
+                f"Session {session.id}: {_count(session.message_count, 'message')},"
+                f" {session.input_tokens + session.output_tokens} tokens."
+            )
+        if turn is None:
+            lines.append("The agent is idle.")
+        else:
+            age = trio.current_time() - turn.node.opened_at
+            waits = next((node.waits_on for node in turn.node.walk() if node.waits_on), "")
+            lines.append(f"The agent has been working for {age:.0f} s{f', waiting on {waits}' if waits else ''}.")
+        queued = await self._queued(key)
+        if queued:
+            lines.append(f"{_count(queued, 'message')} waiting.")
+        for job in [] if session is None else desk.runtime.supervisor.jobs(session.id):
+            age = trio.current_time() - job.node.opened_at
+            told = "you will be told" if job.watched else "not watched"
+            lines.append(f"- background {job.spec.kind} {job.id}: {job.spec.title[:80]} ({age:.0f} s, {told})")
+        if desk.approvals is not None:
+            pending = await desk.approvals.pending(key)
+            lines += [f"- waits for approval: {approval.command[:200]}" for approval in pending]
+        if desk.runtime.draining:
+            lines.append("The server is being stopped; new messages are kept for the next start.")
+        return "\n".join(lines)
+
+    async def _tree(self, caller: Caller, command: Command) -> str:
+        """This conversation's part of the tree only: what other people do is not theirs to see."""
+        tree = self._desk.runtime.tree
+        session = await self._session(caller)
+        wanted = {("lane", caller.session_key), ("session", "" if session is None else session.id)}
+        nodes = [node for node in tree.root.walk() if (node.kind, node.id) in wanted]
+        if not nodes:
+            return "Nothing runs for this conversation."
+        lines = "\n".join(tree.render(node) for node in nodes).splitlines()
+        if len(lines) > TREE_LINES:
+            lines = [*lines[:TREE_LINES], f"… and {len(lines) - TREE_LINES} more"]
+        return "```\n" + "\n".join(lines).replace("```", "'''") + "\n```"
+
+    async def _answer(self, caller: Caller, command: Command) -> str:
+        try:
+            answer = approval_answer(command)
+        except CommandTextError as error:
+            return str(error)
+        return answered_text(await self.answer(caller.session_key, answer), answer)
+
+    # -- what they look at ---------------------------------------------------------------------------------------------------------
+
+    async def _session(self, caller: Caller) -> SessionRecord | None:
+        found = await self._desk.store.session_of(caller.session_key)
+        return None if found is None or found.ended_at is not None else found
+
+    async def _queued(self, key: str) -> int:
+        return len(await self._desk.store.take_inbox(key))
+
+
+def answered_text(answered: Sequence[Approval], answer: Answer) -> str:
+    """What an answer did."""
+    if not answered:
+        return "Nothing waits for approval here (any more)."
+    if answer.choice is Choice.DENY:
+        return f"Refused: {_shown(answered)}"
+    return f"Approved ({answer.choice.value}): {_shown(answered)}"
+
+
+def _shown(approvals: Sequence[Approval]) -> str:
+    return "; ".join(f"`{approval.command[:120]}`" for approval in approvals)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,162 @@
+"""A chat platform's conversations, as the runtime sees them: the `Front` behind every adapter.
+
+It says what a turn is given, which session a message belongs to now (reset policies are decided here, at the turn boundary), and what is to be sent
+after each outcome. The reply is committed with the turn; the senders bring it to the chat afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.budget import Budget
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.core import Core
+from hermes_trio.runtime.interface import Front
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
+from hermes_trio.runtime.ports import InboxRow, OutboxEntry, TurnInput
+from hermes_trio.runtime.turn import EventSink, Turn
+from hermes_trio.store.errors import StoreError
+
+from .command_text import is_silence_narration, is_silent_reply
+from .core import Desk
+from .feed import Previews, Prompts, TurnFeed
+from .platforms import Member
+from .reset_policy import policy_for, reset_reason
+
+__all__ = ["NEWER_MESSAGE", "ConversationFront", "reply_text"]
+
+NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
+"""The cause of a turn that was interrupted by the next message of its own conversation."""
+
+NOTHING_SAID: Final = "(The agent ended its turn without an answer.)"
+INTERRUPTED: Final = (
+    "(Interrupted: the server was stopped before this was finished. It is not continued by itself; send it again if it is"
+    " still wanted.)"
+)
+
+
+def reply_text(turn: Turn, outcome: Outcome) -> str:
+    """What the person is told after a turn; empty for nothing. Texts of exceptions are never shown."""
+    text = outcome.text.strip()
+    if outcome.state is TurnState.COMPLETED:
+        if is_silent_reply(text) or is_silence_narration(text):
+            return ""
+        note = f"({outcome.error})" if outcome.error else ""
+        return "\n\n".join(part for part in (text, note) if part) or NOTHING_SAID
+    if outcome.state is TurnState.FAILED:
+        return "\n\n".join(part for part in (text, f"(This failed: {outcome.error})") if part)
+    assert outcome.cause is not None
+    match outcome.cause.kind:
+        case CancelCause.DRAIN:
+            # Notices that a drain interrupted are told again after the next start.
+            return "" if turn.input.notices else "\n\n".join(part for part in (text, INTERRUPTED) if part)
+        case CancelCause.STOP:
+            # Whoever stopped it gets the receipt; a turn that made way for a newer message says nothing any more.
+            return f"{text}\n\n(stopped)" if text and outcome.cause is not NEWER_MESSAGE else ""
+        case CancelCause.SESSION_ENDED:
+            return ""
+        case _:
+            return "\n\n".join(part for part in (text, f"(Stopped: {outcome.cause})") if part)
+
+
+class ConversationFront(Front):
+    """One for each adapter; registered with the runtime for as long as the gateway is open."""
+
+    def __init__(self, desk: Desk, member: Member, previews: Previews, prompts: Prompts) -> None:
+        self.platform = member.platform
+        self.interactive = member.adapter.interactive
+        self._desk = desk
+        self._member = member
+        self._previews = previews
+        self._prompts = prompts
+        self._turns: dict[str, Turn] = {}
+        self._told_model: dict[str, str] = {}
+        self._told_user: dict[str, str] = {}
+
+    def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+        given = super().prepare(rows)
+        note = self._told_model.pop(rows[0].session_key, "")
+        content: Any = given.payload.get("content", "")
+        return msgspec.structs.replace(given, instructions=note, content=content or "")
+
+    def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+        seconds = self._member.settings.deadline
+        return None if seconds is None else Budget(seconds=seconds)
+
+    def sink(self, context: SessionContext) -> EventSink | None:
+        return TurnFeed(self._desk, self._member, context, self._previews, self._prompts)
+
+    async def session_for(self, core: Core, context: SessionContext) -> str:
+        """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
+        key = context.session_key
+        policy = policy_for(self._member.settings, _chat_type(key))
+        if policy.mode != "none":
+            found = await self._desk.store.session_of(key)
+            if found is not None and found.ended_at is None:
+                now = trio.current_time()
+                ages = [now - job.node.opened_at for job in core.supervisor.jobs(found.id)]
+                reason = reset_reason(policy, last_active=found.last_active, now=core.clock(), job_ages=ages)
+                if reason is not None:
+                    self._told_model[key] = reason.told_model()
+                    if policy.notify:
+                        self._told_user[key] = reason.told_user(policy)
+                    # Before the new session: if this fails, the reset is tried again, and nothing allowed here can outlive it.
+                    await self._desk.end_conversation(key, found.id)
+                    return await self._desk.store.new_session(key, source=self.platform, reason=reason.value)
+        return await super().session_for(core, context)
+
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
+        feed = turn.sink
+        assert isinstance(feed, TurnFeed)
+        text = reply_text(turn, outcome)
+        reset = self._told_user.pop(outcome.session_key, "")
+        text = "\n\n".join(part for part in (reset, text) if part)
+        payload: dict[str, Any] = {"reply_to": self._member.adapter.anchor(turn.context), "turn": turn.id}
+        if feed.preview is not None:
+            feed.preview.close()
+            payload |= {"preview": turn.id, "edits": feed.preview.message_id}
+        return self._desk.directory.compose(feed.address, text, payload) if text else ()
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        self._turns[turn.id] = turn
+        feed = turn.sink
+        assert isinstance(feed, TurnFeed)
+        feed.start(turn.id)
+        await self._member.adapter.on_turn_start(turn)
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        turn = self._turns.pop(outcome.turn_id)
+        feed = turn.sink
+        assert isinstance(feed, TurnFeed)
+        feed.finish()
+        self._desk.senders.wake()
+        await self._settle_steering(turn)
+        if feed.preview is not None and not reply_text(turn, outcome):
+            self._previews.forget(turn.id)
+        await self._member.adapter.on_turn_end(outcome)
+
+    async def _settle_steering(self, turn: Turn) -> None:
+        """What the turn took up has been told; what it did not take up stays in the inbox and is a turn of its own."""
+        handed = self._desk.steered.pop(turn.id, [])
+        left = list(turn.steering)
+        told: list[int] = []
+        for number, text in reversed(handed):
+            if text in left:
+                left.remove(text)
+            else:
+                told.append(number)
+        if told:
+            try:
+                await self._desk.store.acknowledge(told)
+            except StoreError:
+                # They will be told once more, as messages: that is the lesser evil.
+                return
+
+
+def _chat_type(key: str) -> str:
+    parts = key.split(":")
+    return parts[3] if len(parts) > 3 else ""

@@ -1,0 +1,142 @@
+"""The gateway: it registers every adapter's conversations with the runtime, keeps the adapters running, and takes in what they bring.
+
+`open` is its life. Entering registers the fronts (which sweeps their inboxes) and starts the adapters as receivers of the runtime; leaving stops the adapters
+first. Turns, lanes and the outbox are not its own: they go on while an adapter is away, and end in the runtime's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import trio
+
+from hermes_trio.agent.approvals import Approvals
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.store.records import OutboxRow
+
+from .access import Door
+from .addresses import Address
+from .command_text import Choice
+from .commands import Commands
+from .contract import Adapter, AdapterState, Incoming, Reception, SendResult
+from .conversations import ConversationFront
+from .core import ConversationEnd, Desk
+from .feed import Previews, Prompts
+from .inbound import Pipeline
+from .platforms import Directory
+from .reset_policy import check_reset
+from .senders import Senders
+from .session_keys import Source
+from .supervision import Supervised, receiving
+
+__all__ = ["MessageGateway"]
+
+
+class MessageGateway:
+    """See the module. It is the `GatewayPort` of its adapters, and the hooks of the senders."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Directory,
+        senders: Senders,
+        approvals: Approvals | None = None,
+        *,
+        ends: ConversationEnd | None = None,
+    ) -> None:
+        for member in directory.members:
+            for policy in (member.settings.reset, *member.settings.reset_by_chat_type.values()):
+                check_reset(policy, member.platform)
+        self.runtime = runtime
+        self.directory = directory
+        self.desk = Desk(runtime, directory, senders, approvals, ends)
+        self.commands = Commands(self.desk)
+        self.door = Door(self.desk.store)
+        self.supervised: dict[str, Supervised] = {
+            member.platform: Supervised(member.adapter, runtime.core.clock) for member in directory.members
+        }
+        self._pipeline = Pipeline(self.desk, self.door, self.commands)
+        self._previews = Previews()
+        self._prompts = Prompts()
+        senders.hooks = self
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[MessageGateway]:
+        """Everything is registered and running for the body of the `async with`; leaving it stops receiving, and nothing else."""
+        async with AsyncExitStack() as fronts:
+            for member in self.directory.members:
+                member.adapter.gateway = self
+                front = ConversationFront(self.desk, member, self._previews, self._prompts)
+                self.desk.deliveries[member.platform] = await fronts.enter_async_context(self.runtime.delivering(front))
+            ready = trio.Event()
+            async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
+                await ready.wait()
+                yield self
+
+    async def _receive(self, ready: trio.Event) -> None:
+        """The receiver: a scope for small tasks, and in it one supervised task an adapter."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.desk.scope = nursery
+                ready.set()
+                for one in self.supervised.values():
+                    nursery.start_soon(one.run, name=f"adapter {one.adapter.platform}")
+                await trio.sleep_forever()
+        finally:
+            self.desk.scope = None
+
+    def health(self) -> dict[str, Any]:
+        """How every adapter is, for `/health/detailed`: one that is not connected makes it `degraded`, and nothing else."""
+        platforms = {name: one.health() for name, one in self.supervised.items()}
+        sending = self.desk.senders.statistics()
+        for name, line in platforms.items():
+            line["outbox"] = sending.get(name)
+        well = all(one.state is AdapterState.CONNECTED for one in self.supervised.values())
+        return {"status": "ok" if well else "degraded", "platforms": platforms}
+
+    # -- for the adapters ------------------------------------------------------------------------------------------------------------
+
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+        """See `GatewayPort`."""
+        return await self._pipeline.receive(adapter, incoming)
+
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+        """See `GatewayPort`."""
+        return await self._pipeline.clicked(adapter, source, approval_id, choice)
+
+    async def get_cursor(self, adapter: Adapter) -> str | None:
+        """See `GatewayPort`."""
+        return await self.desk.store.get_cursor(adapter.platform)
+
+    async def set_cursor(self, adapter: Adapter, value: str) -> None:
+        """See `GatewayPort`."""
+        await self.desk.store.set_cursor(adapter.platform, value)
+
+    # -- for the senders -------------------------------------------------------------------------------------------------------------
+
+    async def before_send(self, row: OutboxRow) -> str:
+        """A reply that replaces a preview waits until nothing of the preview is under way."""
+        turn_id = str(row.payload.get("preview", ""))
+        return await self._previews.message_of(turn_id) if turn_id else ""
+
+    def after_send(self, row: OutboxRow, result: SendResult) -> None:
+        """Note where a question was asked, or withdraw it if nobody will ever see it, and forget the preview that this reply replaced."""
+        turn_id = str(row.payload.get("preview", ""))
+        if turn_id:
+            self._previews.forget(turn_id)
+        approval_id = str(row.payload.get("approval_id", ""))
+        if not approval_id:
+            return
+        if result.success:
+            address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
+            self._prompts.sent(approval_id, address, result.message_id, row.text)
+        elif self.desk.approvals is not None:
+            self.desk.approvals.withdraw(approval_id, unsent_question(row, result))
+
+
+def unsent_question(row: OutboxRow, result: SendResult) -> str:
+    """Why a question was withdrawn, for the agent: nobody refused it, nobody has seen it."""
+    why = result.error or "it gave no reason"
+    return f"the question could not be sent to {row.platform}, so that nobody was asked ({why})"

@@ -1,0 +1,232 @@
+"""The one way in: event → seen before? → may they? → command, answer or text → the conversation's lane.
+
+What a receipt says is durable when it is given. Keys are computed here, once (SC-18). A message that comes while a turn runs waits, stops the turn,
+or is handed to it; in each case it is committed first, so that a crash loses nothing. While the server is draining, messages are kept for the next
+start and people are told so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.errors import Draining, MailboxFull
+from hermes_trio.runtime.interface import Delivery
+from hermes_trio.runtime.ports import NewMessage
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.errors import StoreBusy
+
+from .access import Admittance, Door
+from .addresses import Address
+from .command_text import Answer, Choice, Command, LiteralText, bare_answer, parse_command
+from .commands import Caller, Commands, answered_text
+from .contract import Adapter, Incoming, Receipt, Reception
+from .conversations import NEWER_MESSAGE
+from .core import Desk
+from .platforms import Member
+from .session_keys import SessionKeyError, Source, attributed_text, session_key
+
+__all__ = ["Pipeline"]
+
+REMEMBERED: Final = 4096
+"""Events of one platform that are remembered so that a command is not carried out twice. Messages are remembered by the store."""
+
+ACK_SECONDS: Final = 30.0
+
+
+class Pipeline:
+    """See the module. It owns no task."""
+
+    def __init__(self, desk: Desk, door: Door, commands: Commands) -> None:
+        self._desk = desk
+        self._door = door
+        self._commands = commands
+        self._seen: dict[str, OrderedDict[str, None]] = {}
+        self._acknowledged: OrderedDict[str, float] = OrderedDict()
+
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+        """See `GatewayPort.receive`."""
+        member = self._desk.directory.find(adapter.platform)
+        if member is None:
+            raise LookupError(f"the adapter {adapter.platform!r} is not one of this gateway's")
+        source, settings = incoming.source, member.settings
+        if not incoming.addressed or (source.is_bot and not settings.allow_bots):
+            return Reception(receipt=Receipt.IGNORED)
+        seen = self._seen.setdefault(member.platform, OrderedDict())
+        if incoming.event_id and incoming.event_id in seen:
+            return Reception(receipt=Receipt.DUPLICATE)
+        try:
+            key = session_key(source, settings.isolation)
+        except SessionKeyError:
+            return Reception(receipt=Receipt.IGNORED)
+        # Claimed before the first await, so that a redelivery that overlaps is a duplicate; given back if this attempt fails.
+        if incoming.event_id:
+            seen[incoming.event_id] = None
+        try:
+            reception = await self._judge(member, incoming, key)
+        except BaseException:
+            seen.pop(incoming.event_id, None)
+            raise
+        while len(seen) > REMEMBERED:
+            seen.popitem(last=False)
+        return reception
+
+    async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+        """See `GatewayPort.approval_clicked`."""
+        member = self._desk.directory.find(adapter.platform)
+        if member is None or not await self._door.allows(source, member.settings):
+            return "You are not allowed to answer this."
+        approval = await self._desk.store.get_approval(approval_id)
+        if approval is None or not _same_chat(approval.session_key, source, member):
+            return "Nothing waits for approval here (any more)."
+        answer = Answer(choice)
+        return answered_text(await self._commands.answer(approval.scope, answer, approval_id), answer)
+
+    # -- one message -----------------------------------------------------------------------------------------------------------------
+
+    async def _judge(self, member: Member, incoming: Incoming, key: str) -> Reception:
+        source = incoming.source
+        verdict = await self._door.knock(source, member.settings)
+        if verdict.admittance is Admittance.OFFERED:
+            await self._say(incoming, pairing_text(member.platform, verdict.code))
+            return Reception(receipt=Receipt.PAIRING, session_key=key)
+        if verdict.admittance is Admittance.IGNORED:
+            return Reception(receipt=Receipt.UNAUTHORISED, session_key=key)
+        adapter = member.adapter
+        command = parse_command(incoming.text, prefix=adapter.command_prefix)
+        if command is not None:
+            if command.addressee and adapter.bot_name and command.addressee.lower() != adapter.bot_name.lower():
+                return Reception(receipt=Receipt.IGNORED, session_key=key)
+            return await self._command(member, incoming, key, command)
+        answer = bare_answer(incoming.text, waiting=True)
+        if answer is not None and self._desk.approvals is not None:
+            answered = await self._commands.answer(key, answer)
+            if answered:
+                said = answered_text(answered, answer)
+                if not adapter.supports_edit:
+                    await self._say(incoming, said)
+                return Reception(receipt=Receipt.ANSWERED, session_key=key, text=said)
+        if not incoming.plain_text.strip() and "content" not in incoming.payload:
+            return Reception(receipt=Receipt.IGNORED, session_key=key)
+        return await self._accept(member, incoming, key)
+
+    async def _command(self, member: Member, incoming: Incoming, key: str, command: Command) -> Reception:
+        caller = Caller(
+            platform=member.platform, session_key=key, source=incoming.source, prefix=member.adapter.command_prefix
+        )
+        said = await self._commands.run(caller, command)
+        await self._say(incoming, said)
+        return Reception(receipt=Receipt.COMMAND, session_key=key, text=said)
+
+    async def _accept(self, member: Member, incoming: Incoming, key: str) -> Reception:
+        desk, settings = self._desk, member.settings
+        message = self._message(member, incoming, key)
+        delivery = desk.deliveries[member.platform]
+        turn = delivery.current_turn(key)
+        try:
+            if desk.runtime.draining:
+                raise Draining
+            with desk.committing() as bound:
+                if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
+                    return await self._steer(delivery, turn, message, key)
+                if not await delivery.accept(message):
+                    return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+            if bound.cancelled_caught:
+                raise StoreBusy(
+                    "the message could not be written down in time; it is taken when the platform brings it again"
+                )
+        except Draining:
+            # Not refused: it is written down, and the next start begins a turn with it (SC-9).
+            if await desk.store.accept_message(message) is None:
+                return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+            await self._say(incoming, "I am being restarted. Your message is kept, and answered afterwards.")
+            return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+        except MailboxFull as error:
+            await self._say(incoming, f"That was too much at once: {error}.")
+            return Reception(receipt=Receipt.REFUSED, session_key=key)
+        if turn is not None:
+            if settings.busy == "interrupt" and not _has_children(turn):
+                turn.cancel(NEWER_MESSAGE)
+            elif settings.busy_ack and self._may_acknowledge(key):
+                await self._say(incoming, "I am still working; your message waits and comes next.")
+        return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+
+    async def _steer(self, delivery: Delivery, turn: Turn, message: NewMessage, key: str) -> Reception:
+        """Hand a message to the running turn. It is in the inbox all the same, until that turn has ended and took it up."""
+        number = await self._desk.store.accept_message(message)
+        if number is None:
+            return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+        delivery.channel.wake(key)
+        if delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
+            return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+        turn.steering.append(message.text)
+        self._desk.steered.setdefault(turn.id, []).append((number, message.text))
+        return Reception(receipt=Receipt.STEERED, session_key=key)
+
+    def _message(self, member: Member, incoming: Incoming, key: str) -> NewMessage:
+        source = incoming.source
+        text = attributed_text(source, incoming.plain_text, member.settings.isolation)
+        anchor = source.message_id if incoming.anchor is None else incoming.anchor
+        routing = SessionContext(
+            platform=member.platform,
+            source=member.platform,
+            chat_id=source.chat_id or "",
+            chat_name=_one_line(source.chat_name),
+            thread_id=source.thread_id or "",
+            user_id=source.user_id or "",
+            user_name=_one_line(source.user_name),
+            session_key=key,
+            message_id=anchor or "",
+        )
+        return NewMessage(
+            inbox=member.platform,
+            session_key=key,
+            routing=routing,
+            text=text,
+            payload=incoming.payload,
+            dedupe_key=incoming.event_id,
+        )
+
+    async def _say(self, incoming: Incoming, text: str) -> None:
+        source = incoming.source
+        anchor = source.message_id if incoming.anchor is None else incoming.anchor
+        address = Address(source.platform, source.chat_id or source.user_id or "", source.thread_id)
+        await self._desk.post(address, text, {"reply_to": anchor or ""})
+
+    def _may_acknowledge(self, key: str) -> bool:
+        now = trio.current_time()
+        if now - self._acknowledged.get(key, -ACK_SECONDS) < ACK_SECONDS:
+            return False
+        self._acknowledged[key] = now
+        self._acknowledged.move_to_end(key)
+        while len(self._acknowledged) > REMEMBERED:
+            self._acknowledged.popitem(last=False)
+        return True
+
+
+def pairing_text(platform: str, code: str) -> str:
+    """What a stranger is told."""
+    return (
+        "I do not know you yet. If you should have access, give this code to the owner of this agent:\n\n"
+        f"`{code}`\n\nIt is valid for an hour. They let you in with `hermes-trio pairing approve {platform} {code}`."
+    )
+
+
+def _has_children(turn: Turn) -> bool:
+    """Whether sub-agents work inside the turn: interrupting would throw their work away (GW-51)."""
+    return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
+
+
+def _same_chat(key: str, source: Source, member: Member) -> bool:
+    """Whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
+    own = session_key(source, member.settings.isolation)
+    place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), member.settings.isolation)
+    return key in (own, place) or key.startswith(place + ":")
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())[:200].replace("\x00", "")

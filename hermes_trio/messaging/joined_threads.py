@@ -1,0 +1,59 @@
+"""The threads that the agent takes part in: there nobody needs to mention it.
+
+Kept in the adapter's cursor, so that a conversation goes on after a restart as it was. Bounded: in the thread that was quiet for longest the agent must be
+mentioned again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from hermes_trio.store.errors import StoreError
+
+from .contract import Adapter
+
+__all__ = ["Participation"]
+
+logger: Final = logging.getLogger("hermes_trio.messaging.joined_threads")
+
+THREADS: Final = 500
+
+
+class Participation:
+    """See the module. `load` when the adapter connects, `enter` when the agent is spoken to or speaks in a thread."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._threads: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, thread: str) -> bool:
+        return thread in self._threads
+
+    async def load(self) -> None:
+        """What an earlier process has kept, behind what this one knows already."""
+        kept = await self._adapter.gateway.get_cursor(self._adapter)
+        if not kept:
+            return
+        try:
+            earlier = msgspec.json.decode(kept, type=list[str])
+        except msgspec.DecodeError:
+            logger.warning("what %s had kept about its threads cannot be read", self._adapter.platform)
+            return
+        self._threads = OrderedDict.fromkeys([*earlier, *self._threads])
+
+    async def enter(self, thread: str) -> None:
+        """The agent takes part in this thread from now on. A store that fails now costs a mention after a restart, no more."""
+        if thread in self._threads:
+            self._threads.move_to_end(thread)
+            return
+        self._threads[thread] = None
+        while len(self._threads) > THREADS:
+            self._threads.popitem(last=False)
+        try:
+            await self._adapter.gateway.set_cursor(self._adapter, msgspec.json.encode(list(self._threads)).decode())
+        except StoreError as error:
+            logger.warning("the threads of %s could not be kept: %s", self._adapter.platform, error)

@@ -1,0 +1,194 @@
+"""Sessions that end when their work has settled: what webhook deliveries and cron slots have in common.
+
+The answer of each turn goes to the places that were fixed when the work was accepted, not to a chat of its own. They travel with the session's
+routing, by value, so that background work which ends hours later, or after a restart, still knows them (SC-8). The session stays open while something
+that was promised is outstanding, for at most the work's `linger`; then the jobs are stopped and it ends, with its reason, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.interface import Delivery, Front
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
+from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.tree import working
+from hermes_trio.runtime.turn import Turn
+
+from .addresses import Address
+from .command_text import is_silence_narration, is_silent_reply
+from .core import Desk
+
+__all__ = ["OneShotFront", "delivery_address", "delivery_fields"]
+
+logger: Final = logging.getLogger("hermes_trio.messaging.one_shot")
+
+LOG: Final = "log"
+"""The target that only writes to the log."""
+
+LOG_CHARACTERS: Final = 200
+PAGE: Final = 500
+BOOT_REASON: Final = "interrupted"
+
+
+def delivery_fields(address: Address | None) -> dict[str, str]:
+    """An address as the routing fields that travel with a session and its jobs."""
+    if address is None:
+        return {}
+    return {
+        "cron_deliver_platform": address.platform,
+        "cron_deliver_chat_id": address.chat_id or "",
+        "cron_deliver_thread_id": address.thread_id or "",
+    }
+
+
+def delivery_address(context: SessionContext) -> Address | None:
+    """The address in a session's routing."""
+    if not context.cron_deliver_platform:
+        return None
+    return Address(
+        context.cron_deliver_platform, context.cron_deliver_chat_id or None, context.cron_deliver_thread_id or None
+    )
+
+
+class OneShotFront(Front):
+    """The base. A subclass says how long a session may linger, and where and how an outcome is told."""
+
+    interactive = False
+
+    def __init__(self, desk: Desk, platform: str, reason: str) -> None:
+        self.platform = platform
+        self.one_shot = reason
+        self.delivery: Delivery
+        self._desk = desk
+        self._turns: dict[str, Turn] = {}
+        self._lingering: set[str] = set()
+        self._owed: set[str] = set()
+
+    # -- what a subclass says --------------------------------------------------------------------------------------------------------
+
+    def linger_of(self, context: SessionContext) -> float:
+        """Seconds that a session waits for its background work."""
+        raise NotImplementedError
+
+    def places(self, turn: Turn) -> Sequence[Address]:
+        """Where the answer of this turn goes."""
+        address = delivery_address(turn.context)
+        return () if address is None else (address,)
+
+    def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
+        """What is said at a place; empty for nothing."""
+        if outcome.state is not TurnState.COMPLETED:
+            return failure_text(turn, outcome, self.title(turn.context))
+        text = outcome.text.strip()
+        return "" if is_silent_reply(text) or is_silence_narration(text) else text
+
+    def title(self, context: SessionContext) -> str:
+        """How people call this piece of work."""
+        return context.chat_name or context.chat_id
+
+    async def ended(self, turn: Turn, outcome: Outcome) -> None:
+        """Called after each turn of the session, once it is committed."""
+
+    # -- the front -------------------------------------------------------------------------------------------------------------------
+
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
+        entries: list[OutboxEntry] = []
+        for place in self.places(turn):
+            text = "" if place.platform == LOG else self.told(turn, outcome, place)
+            if text:
+                entries += self._desk.directory.compose(place, text)
+        return entries
+
+    async def on_turn_start(self, turn: Turn) -> None:
+        self._turns[turn.id] = turn
+        places = [place for place in self.places(turn) if place.platform != LOG]
+        if places:
+            # If the server dies in this turn, the next one knows whom to tell.
+            owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
+            await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
+            self._owed.add(turn.id)
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        turn = self._turns.pop(outcome.turn_id)
+        self._desk.senders.wake()
+        await self.ended(turn, outcome)
+        said = (outcome.text or outcome.error)[:LOG_CHARACTERS]
+        logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
+        if turn.root.promised > 0 and turn.context.session_id not in self._lingering:
+            self._desk.spawn(self._bound_linger, turn)
+        if turn.id in self._owed:
+            self._owed.discard(turn.id)
+            await self._desk.store.set_meta(_owed(turn.context.session_id), None)
+
+    async def _bound_linger(self, turn: Turn) -> None:
+        """One for each session that waits for background work, from the end of its first turn on. When its time is up the jobs are stopped."""
+        context, root = turn.context, turn.root
+        seconds = self.linger_of(context)
+        self._lingering.add(context.session_id)
+        try:
+            with working("linger", context.session_id), trio.move_on_after(seconds) as bound:
+                await root.wait()
+            if not bound.cancelled_caught:
+                return
+            why = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
+            await self._desk.runtime.core.end_session(context.session_id, self.one_shot, why)
+            self.delivery.channel.wake(context.session_key)
+        finally:
+            self._lingering.discard(context.session_id)
+
+    async def settle_interrupted(self) -> int:
+        """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.
+
+        Returns how many there were.
+        """
+        store, found, offset = self._desk.store, 0, 0
+        while True:
+            page = await store.list_sessions(source=self.platform, limit=PAGE, offset=offset)
+            for session in page:
+                if session.end_reason == BOOT_REASON:
+                    await self._tell_interrupted(session.id)
+                    # If the server dies between the two, the next start finds an open session without work, and ends it.
+                    await store.reopen_session(session.id)
+                    found += await store.end_session(session.id, self.one_shot)
+            if len(page) < PAGE:
+                return found
+            offset += PAGE
+
+    async def _tell_interrupted(self, session_id: str) -> None:
+        store = self._desk.store
+        written = await store.get_meta(_owed(session_id))
+        if written is None:
+            return
+        owed = msgspec.json.decode(written)
+        for place in owed["places"]:
+            await self._desk.post(Address(*place), interrupted_text(owed["title"]))
+        await store.set_meta(_owed(session_id), None)
+
+
+def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:
+    """A failure, marked as one: it must never pass for an answer (SC-6)."""
+    if outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN:
+        if turn.input.notices:
+            return ""
+        return interrupted_text(title)
+    if outcome.cause is not None and outcome.cause.kind is CancelCause.SESSION_ENDED:
+        return ""
+    return f"[{title}: {outcome.state.value}. {outcome.error}]"
+
+
+def interrupted_text(title: str) -> str:
+    """What is told about work that the server's end cut off."""
+    return (
+        f"[{title}: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
+    )
+
+
+def _owed(session_id: str) -> str:
+    return f"one_shot:{session_id}"

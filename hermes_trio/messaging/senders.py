@@ -1,0 +1,341 @@
+"""The senders: one task a platform takes what is committed in the outbox and brings it to its chat.
+
+The order within a chat is kept, chats do not wait for each other. A failure that may pass is tried again later (the platform's `Retry-After` first), one
+that will not becomes a dead letter. What was under way when the server died, or when a connection broke without an answer, is sent again with a visible
+label. The senders are a stage of the runtime: they outlive every turn, and on the way out they get a moment to send what the last turns left.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.tree import waiting, working
+from hermes_trio.runtime.turn_lifecycle import first_cause
+from hermes_trio.store.errors import StoreError
+from hermes_trio.store.ports import Outbox
+from hermes_trio.store.records import OutboxRow
+
+from .addresses import Address
+from .command_text import Choice
+from .contract import Adapter, Button, ErrorKind, Outgoing, PlatformError, SendResult
+from .settings import OutboxSettings
+
+__all__ = ["DUPLICATE_LABEL", "SenderHooks", "Senders", "compose_entries", "target_of"]
+
+logger: Final = logging.getLogger("hermes_trio.messaging.senders")
+
+DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell whether it had been sent.)"
+
+BLOCKED_SECONDS: Final = 5.0
+"""How often a sender looks again when a reply waits behind another one whose time it does not know (after a restart)."""
+
+OPEN_SECONDS: Final = 30.0
+"""How long a sender waits before it tries to open its platform's means of sending again."""
+
+STORE_SECONDS: Final = 1.0
+"""How long a sender waits before it asks a failing store again."""
+
+UNKNOWN_ATTEMPTS: Final = 5
+"""Attempts for an error that nobody can explain."""
+
+MARK_SECONDS: Final = 10.0
+"""The bound of the shield around noting that something was sent."""
+
+BUTTON_LABELS: Final[Mapping[Choice, str]] = {
+    Choice.ONCE: "Allow once",
+    Choice.SESSION: "Allow for this session",
+    Choice.ALWAYS: "Always allow",
+    Choice.DENY: "Deny",
+}
+
+
+def target_of(address: Address) -> dict[str, str]:
+    """An address as an outbox target: what is sent to equal targets keeps its order."""
+    return {"chat_id": address.chat_id or "", "thread_id": address.thread_id or ""}
+
+
+def compose_entries(
+    adapter: Adapter | None, address: Address, text: str, payload: Mapping[str, Any] | None = None
+) -> list[OutboxEntry]:
+    """The outbox rows of one text: one a message, so that a retry never repeats a part that has arrived.
+
+    The first one carries the reply anchor and replaces a preview, the last one has the buttons.
+    """
+    pieces = [text] if adapter is None else adapter.split(text)
+    entries: list[OutboxEntry] = []
+    first, last = ("reply_to", "edits", "preview"), ("approval_id", "choices")
+    for index, piece in enumerate(pieces):
+        own = {
+            name: value
+            for name, value in (payload or {}).items()
+            if value and (name not in first or index == 0) and (name not in last or index == len(pieces) - 1)
+        }
+        entries.append(OutboxEntry(platform=address.platform, target=target_of(address), text=piece, payload=own))
+    return entries
+
+
+class SenderHooks(Protocol):
+    """Who wants to know about sending: the gateway, for previews and for prompts that are settled later."""
+
+    async def before_send(self, row: OutboxRow) -> str:
+        """Called before each attempt; returns the id of a message that the reply is to replace, or nothing."""
+        ...
+
+    def after_send(self, row: OutboxRow, result: SendResult) -> None:
+        """Called when a reply has arrived or was given up."""
+        ...
+
+
+class _Sender(msgspec.Struct, eq=False):
+    """One platform's sender. `retries` are the times at which something is due again."""
+
+    adapter: Adapter
+    wake: trio.Event = msgspec.field(default_factory=trio.Event)
+    in_flight: int = 0
+    retries: list[float] = msgspec.field(default_factory=list[float])
+    ambiguous: set[int] = msgspec.field(default_factory=set[int])
+    sent: int = 0
+    failed: int = 0
+    dead: int = 0
+
+
+class Senders:
+    """All senders. Give `stage` to the Runtime; `wake` after something was committed."""
+
+    def __init__(self, adapters: Iterable[Adapter], settings: OutboxSettings | None = None) -> None:
+        self.settings: OutboxSettings = OutboxSettings() if settings is None else settings
+        self.hooks: SenderHooks | None = None
+        self._senders = {adapter.platform: _Sender(adapter) for adapter in adapters}
+        self._closing = False
+        self._runtime: Runtime
+
+    @asynccontextmanager
+    async def stage(self, runtime: Runtime) -> AsyncIterator[Senders]:
+        """The senders work for the body of the `async with`; leaving it flushes within `flush_seconds`, then cancels.
+
+        A send that is cancelled stays marked as being attempted: the next start sends it again, labelled.
+        """
+        self._runtime = runtime
+        async with trio.open_nursery() as nursery:
+            for sender in self._senders.values():
+                nursery.start_soon(self._live, sender, name=f"sender {sender.adapter.platform}")
+            try:
+                yield self
+            finally:
+                self._closing = True
+                self.wake()
+                nursery.cancel_scope.deadline = trio.current_time() + self.settings.flush_seconds
+
+    def wake(self, platform: str | None = None) -> None:
+        """Something was committed for this platform, or for any of them."""
+        senders = self._senders.values() if platform is None else [self._senders[platform]]
+        for sender in senders:
+            sender.wake.set()
+
+    def knows(self, platform: str) -> bool:
+        """Whether there is a sender for this platform."""
+        return platform in self._senders
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """What each sender has done so far."""
+        return {
+            name: {"sent": one.sent, "failed": one.failed, "dead": one.dead, "in_flight": one.in_flight}
+            for name, one in self._senders.items()
+        }
+
+    # -- one sender ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _store(self) -> Outbox:
+        return cast("Outbox", self._runtime.store)
+
+    def _now(self) -> float:
+        return self._runtime.core.clock()
+
+    async def _live(self, sender: _Sender) -> None:
+        """A platform whose means of sending cannot be opened is tried again later; it takes nothing else with it."""
+        platform = sender.adapter.platform
+        with working("sender", f"sender:{platform}") as node:
+            while True:
+                try:
+                    async with sender.adapter.open():
+                        await self._serve(sender)
+                        return
+                except* Exception as group:
+                    logger.error("sending to %s is not possible now", platform, exc_info=first_cause(group))
+                    if node is not None:
+                        node.note = f"sending is not possible: {type(first_cause(group)).__name__}"
+                with trio.move_on_after(OPEN_SECONDS), waiting("the next attempt to send"):
+                    while not self._closing:
+                        sender.wake = trio.Event()
+                        await sender.wake.wait()
+                if self._closing:
+                    return
+
+    async def _serve(self, sender: _Sender) -> None:
+        """Send what there is, until the runtime closes and nothing is left."""
+        platform = sender.adapter.platform
+        async with trio.open_nursery() as nursery:
+            while True:
+                sender.wake = trio.Event()
+                try:
+                    rows = await self._claim(sender) if await self._something(sender) else []
+                    for row in rows:
+                        sender.in_flight += 1
+                        nursery.start_soon(self._deliver, sender, row)
+                    if rows:
+                        continue
+                    if self._closing and not sender.in_flight:
+                        break
+                    seconds = math.inf if self._closing else await self._pause(sender)
+                except StoreError as error:
+                    logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
+                    seconds = STORE_SECONDS
+                with trio.move_on_after(seconds), waiting(f"the outbox ({sender.in_flight} being sent)"):
+                    await sender.wake.wait()
+
+    async def _something(self, sender: _Sender) -> bool:
+        """Whether it is worth a transaction to claim something."""
+        due = await self._store.next_outbox_due(sender.adapter.platform)
+        return due is not None and due <= self._now()
+
+    async def _claim(self, sender: _Sender) -> list[OutboxRow]:
+        free = self.settings.concurrency - sender.in_flight
+        return await self._store.claim_outbox(sender.adapter.platform, limit=free) if free > 0 else []
+
+    async def _pause(self, sender: _Sender) -> float:
+        """Seconds until something may be due."""
+        due = await self._store.next_outbox_due(sender.adapter.platform)
+        now = self._now()
+        if due is None or due > now:
+            return self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
+        # What is due waits behind an earlier reply of its chat: one that is being sent, or one that is to be tried again later.
+        while sender.retries and sender.retries[0] <= now:
+            heapq.heappop(sender.retries)
+        if sender.retries:
+            return sender.retries[0] - now
+        return math.inf if sender.in_flight else BLOCKED_SECONDS
+
+    async def _deliver(self, sender: _Sender, row: OutboxRow) -> None:
+        try:
+            with working("send", f"outbox:{row.id}"):
+                replaces = "" if self.hooks is None else await self.hooks.before_send(row)
+                result = await self._try_forms(sender, row, replaces)
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_SECONDS):
+                    await self._settle(sender, row, result)
+        except StoreError as error:
+            logger.error("what became of reply %d could not be noted; it will be sent again: %s", row.id, error)
+        finally:
+            sender.in_flight -= 1
+            sender.wake.set()
+
+    async def _try_forms(self, sender: _Sender, row: OutboxRow, replaces: str) -> SendResult:
+        """Send a reply; in another form, if the platform does not take it as it is."""
+        adapter = sender.adapter
+        label = row.maybe_duplicate or row.id in sender.ambiguous
+        message = _outgoing(row)
+        if replaces:
+            message = msgspec.structs.replace(message, edits=replaces)
+        result = await self._send(adapter, message, label)
+        if message.edits and not result.success and not result.retryable:
+            message = msgspec.structs.replace(message, edits="")
+            result = await self._send(adapter, message, label)
+        if result.error_kind in (ErrorKind.BAD_FORMAT, ErrorKind.TOO_LONG) and not message.plain:
+            message = msgspec.structs.replace(message, plain=True)
+            result = await self._send(adapter, message, label)
+        return result
+
+    async def _send(self, adapter: Adapter, message: Outgoing, label: bool) -> SendResult:
+        """One attempt. An edit can be repeated without harm, so that it needs no label."""
+        if not label or message.edits:
+            return await self._call(adapter, message)
+        result = SendResult(success=False)
+        for piece in adapter.split(f"{DUPLICATE_LABEL}\n\n{message.text}"):
+            result = await self._call(adapter, msgspec.structs.replace(message, text=piece))
+            if not result.success:
+                break
+        return result
+
+    async def _call(self, adapter: Adapter, message: Outgoing) -> SendResult:
+        seconds = self.settings.send_seconds
+        with trio.move_on_after(seconds), waiting(f"{adapter.platform} to take a message"):
+            try:
+                return await adapter.send(message)
+            except PlatformError as error:
+                return SendResult.failed(error)
+            except Exception as error:
+                logger.exception("sending to %s failed in a way that the adapter does not know", adapter.platform)
+                return SendResult(
+                    success=False, error=type(error).__name__, error_kind=ErrorKind.UNKNOWN, retryable=True
+                )
+        return SendResult(
+            success=False,
+            error=f"{adapter.platform} did not answer within {seconds:g} s",
+            error_kind=ErrorKind.TRANSIENT,
+            retryable=True,
+            ambiguous=True,
+        )
+
+    async def _settle(self, sender: _Sender, row: OutboxRow, result: SendResult) -> None:
+        platform = sender.adapter.platform
+        if result.success:
+            await self._store.outbox_sent(row.id)
+            sender.sent += 1
+            sender.ambiguous.discard(row.id)
+        else:
+            sender.failed += 1
+            if result.ambiguous:
+                sender.ambiguous.add(row.id)
+            delay = self._delay(row, result)
+            if delay is not None:
+                at = self._now() + delay
+                heapq.heappush(sender.retries, at)
+                await self._store.outbox_retry(row.id, at=at, error=result.error)
+                logger.info("reply %d to %s failed, next attempt in %.0f s: %s", row.id, platform, delay, result.error)
+                return
+            await self._store.outbox_dead(row.id, error=result.error)
+            sender.dead += 1
+            sender.ambiguous.discard(row.id)
+            logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, result.error)
+        if self.hooks is not None:
+            self.hooks.after_send(row, result)
+
+    def _delay(self, row: OutboxRow, result: SendResult) -> float | None:
+        """Seconds until the next attempt, or None if there is none."""
+        settings = self.settings
+        if not result.retryable or (result.error_kind is ErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS):
+            return None
+        if result.retry_after is not None:
+            delay = result.retry_after
+        else:
+            steps = min(row.attempts - 1, 32)
+            delay = min(settings.first_delay * 2.0**steps, settings.longest_delay) + random.random()
+        return None if self._now() + delay - row.created_at > settings.give_up_hours * 3600 else delay
+
+
+def _outgoing(row: OutboxRow) -> Outgoing:
+    payload = row.payload
+    approval_id = str(payload.get("approval_id", ""))
+    choices = cast("Sequence[str]", payload.get("choices", ()))
+    buttons = tuple(Button(BUTTON_LABELS[Choice(name)], approval_id, Choice(name)) for name in choices)
+    return Outgoing(
+        chat_id=str(row.target.get("chat_id", "")),
+        thread_id=str(row.target.get("thread_id", "")),
+        text=row.text,
+        reply_to=str(payload.get("reply_to", "")),
+        edits=str(payload.get("edits", "")),
+        plain=bool(payload.get("plain")),
+        buttons=buttons,
+        payload=payload,
+    )

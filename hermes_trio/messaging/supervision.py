@@ -1,0 +1,145 @@
+"""Keeping adapters running: each on its own, with its own back-off, its own node in the tree and its own line in the health report.
+
+One that fails (a bad token, no network) disturbs nobody. A permanent error stops it and says so; everything else is tried again after 30, 60, 120,
+240, then every 300 seconds, for ever. Turns do not belong to it: they go on while it is away, and their replies wait in the outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.tree import Node, waiting, working
+from hermes_trio.runtime.turn_lifecycle import first_cause
+
+from .contract import Adapter, AdapterState, PlatformError
+
+__all__ = ["BACKOFF_SECONDS", "Supervised", "receiving"]
+
+logger: Final = logging.getLogger("hermes_trio.messaging.supervision")
+
+BACKOFF_SECONDS: Final = (30.0, 60.0, 120.0, 240.0, 300.0)
+
+HEALTHY_SECONDS: Final = 300.0
+"""A connection that lasted this long was a good one: its end starts the back-off afresh."""
+
+
+@asynccontextmanager
+async def receiving(runtime: Runtime, name: str, function: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Run something that brings work in as a receiver of the runtime, for the body of the `async with`; leaving it cancels and waits for it."""
+    scope, ended = trio.CancelScope(), trio.Event()
+
+    async def receive() -> None:
+        try:
+            with scope:
+                await function()
+        finally:
+            ended.set()
+
+    runtime.start_receiver(name, receive)
+    try:
+        yield
+    finally:
+        scope.cancel()
+        with trio.CancelScope(shield=True):
+            await ended.wait()
+
+
+@attrs.define(eq=False)
+class Supervised:
+    """An adapter, and how it is."""
+
+    adapter: Adapter
+    clock: Callable[[], float]
+    state: AdapterState = AdapterState.DISCONNECTED
+    error: str = ""
+    error_code: str = ""
+    failures: int = 0
+    attempts: int = 0
+    since: float = 0.0
+    retry_at: float | None = None
+    _connected_at: float | None = None
+
+    async def run(self) -> None:
+        """Keep the adapter running until cancelled. After a permanent error it stays off, and stays visible."""
+        try:
+            with working("adapter", self.adapter.platform) as node:
+                await self._live(node)
+        finally:
+            self._move(AdapterState.DISCONNECTED)
+
+    async def _live(self, node: Node | None) -> None:
+        platform = self.adapter.platform
+        while True:
+            self._move(AdapterState.CONNECTING)
+            self.attempts += 1
+            self._connected_at = None
+            problem = await self._once()
+            if isinstance(problem, PlatformError) and problem.permanent:
+                self.error, self.error_code = str(problem), problem.kind.value
+                self._move(AdapterState.FATAL)
+                if node is not None:
+                    node.note = f"fatal: {problem}"
+                logger.error("%s is off until its settings are changed: %s", platform, problem)
+                with waiting("its settings to be changed, and a restart"):
+                    await trio.sleep_forever()
+            delay = self._delay(problem)
+            self.retry_at = self.clock() + delay
+            self._move(AdapterState.RETRYING)
+            logger.warning("%s failed, next attempt in %.0f s: %s", platform, delay, self.error)
+            with waiting(f"the next attempt ({self.error})"):
+                await trio.sleep(delay)
+            self.retry_at = None
+
+    async def _once(self) -> BaseException | None:
+        """One life of the adapter; what it failed with, or None if it ended by itself."""
+
+        def connected() -> None:
+            self._connected_at = trio.current_time()
+            self.error = self.error_code = ""
+            self._move(AdapterState.CONNECTED)
+
+        problem: BaseException | None = None
+        try:
+            await self.adapter.run(connected)
+        except* Exception as group:
+            problem = first_cause(group)
+            if not isinstance(problem, PlatformError):
+                logger.error("the adapter for %s failed", self.adapter.platform, exc_info=problem)
+        return problem
+
+    def _delay(self, problem: BaseException | None) -> float:
+        if self._connected_at is not None and trio.current_time() - self._connected_at > HEALTHY_SECONDS:
+            self.failures = 0
+        self.failures += 1
+        delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS)) - 1]
+        if isinstance(problem, PlatformError):
+            self.error, self.error_code = str(problem), problem.kind.value
+            return max(delay, problem.retry_after or 0.0)
+        if problem is None:
+            self.error, self.error_code = "the connection was ended", "ended"
+        else:
+            # What an unknown exception says may hold anything, so that only its kind is shown.
+            self.error, self.error_code = f"it failed with {type(problem).__name__}", "unknown"
+        return delay
+
+    def _move(self, state: AdapterState) -> None:
+        self.state = state
+        self.since = self.clock()
+
+    def health(self) -> dict[str, Any]:
+        """One line of the health report."""
+        return {
+            "state": self.state.value,
+            "since": self.since,
+            "attempts": self.attempts,
+            "error": self.error or None,
+            "error_code": self.error_code or None,
+            "retry_at": self.retry_at,
+        }

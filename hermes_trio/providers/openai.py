@@ -1,0 +1,278 @@
+"""The OpenAI chat completions protocol, as OpenAI, OpenRouter, Ollama, vLLM, llama.cpp and many others speak it.
+
+`OpenAIModel` is the model; `ChatDecoder` reads one streamed answer. Servers differ in what they accept and send:
+refused optional fields are left out from then on, and the known variations of the answer are understood. The model
+owns nothing but its settings.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, Unpack, final
+
+import msgspec
+
+from hermes_trio.agent.model import (
+    ErrorKind,
+    Finished,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallReady,
+)
+from hermes_trio.base.redaction import Secret
+from hermes_trio.net.sse import ServerEvent
+from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.ports import Message, ToolCall
+
+from .failures import failure_error
+from .http_model import OPENAI_URL, Limits, WireModel, WireOptions
+from .tool_calls import CallAssembler
+from .transcript import paired, result_text
+
+__all__ = ["ChatDecoder", "OpenAIModel"]
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | dict[str, Any] | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: dict[str, Any] | str | None = None
+
+
+_chunks: Final = msgspec.json.Decoder(_Chunk)
+
+
+def _decode_chunk(name: str, data: bytes) -> _Chunk:
+    try:
+        return _chunks.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    # Some servers cut a character in half between two tokens: the text is kept, with a mark where the character was.
+    try:
+        return _chunks.decode(data.decode("utf-8", "replace"))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(ErrorKind.BROKEN_STREAM, f"{name}: an event of the answer cannot be read: {error}") from None
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(str(part.get("text") or "") for part in content if part.get("type", "text") == "text")
+
+
+@final
+class ChatDecoder:
+    """One answer of the chat completions API, streamed or whole."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self._name = name
+        self._calls = CallAssembler(name, limits)
+        self._finish_reason = ""
+        self._usage = Usage(api_calls=1)
+        self._content = False
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self._finished
+
+    def event(self, event: ServerEvent) -> Sequence[ModelEvent]:
+        """Read one event of the stream."""
+        if event.data.strip() == b"[DONE]":
+            if not self._finish_reason and (self._content or self._calls):
+                self._finish_reason = "stop"
+            return self.end()
+        chunk = _decode_chunk(self._name, event.data)
+        return self._take(chunk)
+
+    def whole(self, body: bytes) -> Sequence[ModelEvent]:
+        """Read the answer of a server that did not stream."""
+        events = list(self._take(_decode_chunk(self._name, body)))
+        if not self._finish_reason and (self._content or self._calls):
+            self._finish_reason = "stop"
+        return [*events, *self.end()]
+
+    def end(self) -> Sequence[ModelEvent]:
+        """The stream has ended: hand out the tool calls and the end, or say that it was cut off."""
+        if not self._finish_reason:
+            raise ModelError(ErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished")
+        self._finished = True
+        calls = self._calls.finish()
+        reason = "tool_calls" if calls and self._finish_reason in ("stop", "function_call") else self._finish_reason
+        return [*(ToolCallReady(call) for call in calls), Finished(finish_reason=reason, usage=self._usage)]
+
+    def _take(self, chunk: _Chunk) -> Sequence[ModelEvent]:
+        if chunk.error:
+            raise failure_error(self._name, {"error": chunk.error})
+        if chunk.usage is not None:
+            self._usage = _read_usage(chunk.usage)
+        events: list[ModelEvent] = []
+        for choice in chunk.choices or ():
+            if choice.index != 0:
+                continue
+            delta = choice.delta or choice.message
+            if delta is not None:
+                self._read_delta(delta, events)
+            if choice.finish_reason:
+                self._finish_reason = choice.finish_reason
+        return events
+
+    def _read_delta(self, delta: _Delta, events: list[ModelEvent]) -> None:
+        reasoning = delta.reasoning_content or (delta.reasoning if isinstance(delta.reasoning, str) else "")
+        if reasoning:
+            self._content = True
+            events.append(ReasoningDelta(reasoning))
+        text = _text(delta.content) or delta.refusal
+        if text:
+            self._content = True
+            events.append(TextDelta(text))
+        for call in delta.tool_calls or ():
+            function = call.function or _Function()
+            arguments = function.arguments
+            if isinstance(arguments, dict):
+                arguments = msgspec.json.encode(arguments).decode()
+            self._calls.add(call.index, call.id or "", function.name or "", arguments or "")
+
+
+def _read_usage(usage: _Usage) -> Usage:
+    prompt, completion = usage.prompt_tokens_details or _Details(), usage.completion_tokens_details or _Details()
+    return Usage(
+        input_tokens=usage.prompt_tokens or 0,
+        output_tokens=usage.completion_tokens or 0,
+        cache_read_tokens=prompt.cached_tokens or 0,
+        reasoning_tokens=completion.reasoning_tokens or 0,
+        api_calls=1,
+    )
+
+
+class _Dialect(msgspec.Struct):
+    """What this server has been found to accept."""
+
+    stream_options: bool = True
+    temperature: bool = True
+    token_field: str = "max_tokens"
+
+
+@final
+class OpenAIModel(WireModel):
+    """A model behind an OpenAI-compatible chat completions endpoint."""
+
+    provider = "openai"
+    default_url = OPENAI_URL
+
+    def __init__(self, model: str, **options: Unpack[WireOptions]) -> None:
+        super().__init__(model, **options)
+        self._dialect = _Dialect()
+
+    def _address(self, base: str) -> str:
+        return f"{base}/chat/completions"
+
+    def _headers(self, key: Secret) -> tuple[tuple[str, str], ...]:
+        return (("Authorization", f"Bearer {key.reveal()}"),) if key else ()
+
+    def decoder(self) -> ChatDecoder:
+        """A reader for one answer."""
+        return ChatDecoder(self.name, self._endpoint.limits)
+
+    def encode(self, request: ModelRequest) -> bytes:
+        """The request's body, in the dialect that this server accepts."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [_encode_message(message) for message in paired(request.messages)],
+            "stream": True,
+        }
+        if self._dialect.stream_options:
+            body["stream_options"] = {"include_usage": True}
+        if request.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+                }
+                for tool in request.tools
+            ]
+        max_tokens = request.max_tokens or self._max_tokens
+        if max_tokens:
+            body[self._dialect.token_field] = max_tokens
+        if request.temperature is not None and self._dialect.temperature:
+            body["temperature"] = request.temperature
+        return msgspec.json.encode(body)
+
+    def relent(self, body: bytes, error: ModelError) -> bool:
+        """Leave out, from now on, an optional field that the server has just refused."""
+        if error.status not in (400, 422):
+            return False
+        dialect, words = self._dialect, error.message
+        if "stream_options" in words and b'"stream_options"' in body:
+            dialect.stream_options = False
+        elif "max_completion_tokens" in words and b'"max_tokens"' in body:
+            dialect.token_field = "max_completion_tokens"
+        elif "temperature" in words and b'"temperature"' in body:
+            dialect.temperature = False
+        else:
+            return False
+        return True
+
+
+def _encode_message(message: Message) -> dict[str, Any]:
+    match message.role:
+        case "tool":
+            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": result_text(message)}
+        case "assistant":
+            encoded: dict[str, Any] = {
+                "role": "assistant",
+                "content": message.text or (None if message.tool_calls else ""),
+            }
+            if message.tool_calls:
+                encoded["tool_calls"] = [_encode_call(call) for call in message.tool_calls]
+            return encoded
+        case role:
+            content = message.content if isinstance(message.content, str) else [dict(part) for part in message.content]
+            return {"role": role, "content": content}
+
+
+def _encode_call(call: ToolCall) -> dict[str, Any]:
+    identity = call.id or f"call_{uuid.uuid4().hex[:24]}"
+    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}

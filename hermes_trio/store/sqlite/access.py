@@ -1,0 +1,129 @@
+"""Who may talk to the agent on a platform: allow-lists, and the pairing codes by which people get on them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from hermes_trio.store.records import AllowedUser, PairingRequest
+
+from .encoding import clean
+from .rows import Database, changed, exists, many, one, write
+from .verbs import Verbs
+
+__all__ = ["AccessVerbs"]
+
+PENDING_LIMIT: Final = 50
+"""Open pairing codes a platform may have, so that strangers cannot fill the table."""
+
+
+def _hash(platform: str, code: str) -> str:
+    normal = code.strip().upper()
+    return hashlib.sha256(f"{platform}\0{normal}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def offer(
+    db: Database, now: float, platform: str, hashed: str, user_id: str, user_name: str, expires_at: float
+) -> bool:
+    """Note a code for a user who has none."""
+    write(db, "DELETE FROM pairing_codes WHERE platform = ? AND expires_at <= ?", (platform, now))
+    if exists(db, "SELECT 1 FROM pairing_codes WHERE platform = ? AND user_id = ?", (platform, user_id)):
+        return False
+    count = one(db, "SELECT count(*) FROM pairing_codes WHERE platform = ?", (platform,))
+    if count is not None and count[0] >= PENDING_LIMIT:
+        return False
+    return bool(
+        changed(
+            db,
+            "INSERT INTO pairing_codes (platform, code_hash, user_id, user_name, created_at, expires_at)"
+            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (platform, hashed, user_id, clean(user_name), now, expires_at),
+        )
+    )
+
+
+def redeem(db: Database, now: float, platform: str, hashed: str) -> AllowedUser | None:
+    """A code was approved: it is used up, and its user is let in."""
+    found = one(
+        db,
+        "DELETE FROM pairing_codes WHERE platform = ? AND code_hash = ? AND expires_at > ? RETURNING user_id, user_name",
+        (platform, hashed, now),
+    )
+    return None if found is None else allow(db, now, platform, found[0], found[1])
+
+
+def allow(db: Database, now: float, platform: str, user_id: str, user_name: str) -> AllowedUser:
+    """Let somebody in."""
+    found = one(
+        db,
+        "INSERT INTO allowed_users (platform, user_id, user_name, added_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (platform, user_id) DO UPDATE SET user_name = excluded.user_name"
+        " RETURNING platform, user_id, user_name, added_at",
+        (platform, user_id, clean(user_name), now),
+    )
+    assert found is not None
+    values: list[Any] = list(found)
+    return AllowedUser(*values)
+
+
+def disallow(db: Database, platform: str, user_id: str) -> bool:
+    """Let somebody in no longer."""
+    sql = "DELETE FROM allowed_users WHERE platform = ? AND user_id = ?"
+    return bool(changed(db, sql, (platform, user_id)))
+
+
+def is_allowed(db: Database, platform: str, user_id: str) -> bool:
+    """Whether somebody may come in."""
+    return exists(db, "SELECT 1 FROM allowed_users WHERE platform = ? AND user_id = ?", (platform, user_id))
+
+
+def allowed(db: Database, platform: str | None) -> list[AllowedUser]:
+    """Everybody who may come in."""
+    where = "" if platform is None else "WHERE platform = ?"
+    sql = f"SELECT platform, user_id, user_name, added_at FROM allowed_users {where} ORDER BY platform, user_id"
+    return [AllowedUser(*row) for row in many(db, sql, () if platform is None else (platform,))]
+
+
+def waiting(db: Database, now: float, platform: str | None) -> list[PairingRequest]:
+    """Everybody who waits at the door."""
+    where = "" if platform is None else "AND platform = ?"
+    sql = (
+        "SELECT platform, user_id, user_name, created_at, expires_at FROM pairing_codes"
+        f" WHERE expires_at > ? {where} ORDER BY created_at, user_id"
+    )
+    return [PairingRequest(*row) for row in many(db, sql, (now,) if platform is None else (now, platform))]
+
+
+class AccessVerbs(Verbs):
+    """The platforms' allow-lists in the store."""
+
+    async def offer_pairing(
+        self, platform: str, code: str, *, user_id: str, user_name: str = "", ttl: float = 3_600.0
+    ) -> bool:
+        """Note a pairing code for a user; False if the user has an open one, or the platform has too many."""
+        now = self._clock()
+        return await self._write(offer, now, platform, _hash(platform, code), user_id, user_name, now + ttl)
+
+    async def redeem_pairing(self, platform: str, code: str) -> AllowedUser | None:
+        """Approve a code: its user is let in, and the code is used up. None if there is no such code in force."""
+        return await self._write(redeem, self._clock(), platform, _hash(platform, code))
+
+    async def list_pairings(self, platform: str | None = None) -> list[PairingRequest]:
+        """Everybody who has an open code."""
+        return await self._read(waiting, self._clock(), platform)
+
+    async def allow_user(self, platform: str, user_id: str, *, user_name: str = "") -> AllowedUser:
+        """Put somebody on a platform's allow-list."""
+        return await self._write(allow, self._clock(), platform, user_id, user_name)
+
+    async def disallow_user(self, platform: str, user_id: str) -> bool:
+        """Take somebody off; returns whether they were on it."""
+        return await self._write(disallow, platform, user_id)
+
+    async def user_allowed(self, platform: str, user_id: str) -> bool:
+        """Whether somebody is on a platform's allow-list."""
+        return await self._read(is_allowed, platform, user_id)
+
+    async def list_allowed(self, platform: str | None = None) -> list[AllowedUser]:
+        """Everybody on the allow-lists."""
+        return await self._read(allowed, platform)

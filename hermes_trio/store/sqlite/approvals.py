@@ -1,0 +1,238 @@
+"""Approvals: requests that wait for a human, and what has been allowed beforehand.
+
+A request is pending until it is approved, denied or expired, once. An answer of `session` or `always` also grants the categories of the
+request: to its scope, or to everybody (the scope ""). Silence is never consent: what nobody answers expires.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+from hermes_trio.store.records import EVERYBODY, Approval, ApprovalChoice, ApprovalState, NewApproval
+
+from .encoding import clean, dump, load
+from .rows import Database, Row, changed, exists, many, one, write, write_many
+from .verbs import Verbs
+
+__all__ = ["ApprovalVerbs"]
+
+_COLUMNS: Final = (
+    "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
+    " reason, created_at, expires_at, answered_at"
+)
+
+
+def _approval(row: Row) -> Approval:
+    values: list[Any] = [
+        *row[:8],
+        tuple(cast("list[str]", load(row[8]))),
+        tuple(ApprovalChoice(choice) for choice in cast("list[str]", load(row[9]))),
+        ApprovalState(row[10]),
+        ApprovalChoice(row[11]) if row[11] else None,
+        *row[12:],
+    ]
+    return Approval(*values)
+
+
+def create(db: Database, now: float, new: NewApproval) -> Approval:
+    """Write a request down."""
+    found = one(
+        db,
+        f"INSERT INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL)"
+        f" RETURNING {_COLUMNS}",
+        (
+            new.id,
+            new.scope,
+            new.session_key,
+            new.session_id,
+            new.run_id,
+            new.tenant,
+            clean(new.command),
+            clean(new.description),
+            dump(new.categories),
+            dump([choice.value for choice in new.choices]),
+            now,
+            new.expires_at,
+        ),
+    )
+    assert found is not None
+    return _approval(found)
+
+
+def get(db: Database, approval_id: str) -> Approval | None:
+    """A request by its id."""
+    found = one(db, f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (approval_id,))
+    return _approval(found) if found else None
+
+
+def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, reason: str) -> Approval | None:
+    """Answer a pending request, and grant what the answer grants."""
+    state = ApprovalState.DENIED if choice is ApprovalChoice.DENY else ApprovalState.APPROVED
+    found = one(
+        db,
+        "UPDATE approvals SET state = ?, choice = ?, reason = ?, answered_at = ? WHERE id = ? AND state = 'pending'"
+        f" RETURNING {_COLUMNS}",
+        (state.value, choice.value, clean(reason), now, approval_id),
+    )
+    if found is None:
+        return None
+    answered = _approval(found)
+    if choice in answered.choices:
+        if choice is ApprovalChoice.SESSION:
+            grant(db, now, answered.scope, answered.categories)
+        elif choice is ApprovalChoice.ALWAYS:
+            grant(db, now, tenant_scope(answered.tenant), answered.categories)
+    return answered
+
+
+def answer_scope(
+    db: Database, now: float, scope: str, choice: ApprovalChoice, everything: bool, reason: str
+) -> list[Approval]:
+    """Answer the oldest pending request of a scope, or all of them."""
+    sql = "SELECT id FROM approvals WHERE scope = ? AND state = 'pending' ORDER BY created_at, rowid LIMIT ?"
+    ids = [found for (found,) in many(db, sql, (scope, -1 if everything else 1))]
+    answers = [answer(db, now, approval_id, choice, reason) for approval_id in ids]
+    return [answered for answered in answers if answered is not None]
+
+
+def expire(db: Database, now: float, approval_id: str, reason: str) -> bool:
+    """Nobody answered a request."""
+    return bool(
+        changed(
+            db,
+            "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE id = ? AND state = 'pending'",
+            (reason, now, approval_id),
+        )
+    )
+
+
+def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
+    """Nobody will answer the requests of a scope."""
+    return changed(
+        db,
+        "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending'",
+        (reason, now, scope),
+    )
+
+
+def listed(
+    db: Database, state: str | None, scope: str | None, tenant: str | None, limit: int, offset: int
+) -> list[Approval]:
+    """Requests, oldest first."""
+    where = ["1"]
+    bindings: list[object] = []
+    for column, value in (("state", state), ("scope", scope), ("tenant", tenant)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            bindings.append(value)
+    sql = f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(where)} ORDER BY created_at, rowid LIMIT ? OFFSET ?"
+    return [_approval(row) for row in many(db, sql, (*bindings, limit, offset))]
+
+
+def tenant_scope(tenant: str) -> str:
+    """Where "always" is remembered: for everybody if the operator said it, else for the tenant that did."""
+    return f"tenant {tenant}" if tenant else EVERYBODY
+
+
+def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> None:
+    """Allow categories beforehand."""
+    write_many(
+        db,
+        "INSERT INTO grants (scope, category, granted_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [(scope, category, now) for category in categories],
+    )
+
+
+def revoke(db: Database, scope: str, category: str) -> bool:
+    """Take back one grant."""
+    return bool(changed(db, "DELETE FROM grants WHERE scope = ? AND category = ?", (scope, category)))
+
+
+def clear_grants(db: Database, scope: str) -> int:
+    """Take back all grants of a scope."""
+    return changed(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
+
+
+def granted(db: Database, scope: str, tenant: str) -> frozenset[str]:
+    """What is allowed in a scope: its own grants, its tenant's and everybody's."""
+    found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?, '')", (scope, tenant_scope(tenant)))
+    return frozenset(category for (category,) in found)
+
+
+def is_granted(db: Database, scope: str, category: str) -> bool:
+    """Whether a category is allowed in a scope."""
+    return exists(db, "SELECT 1 FROM grants WHERE scope IN (?, '') AND category = ?", (scope, category))
+
+
+def list_grants(db: Database) -> list[tuple[str, str]]:
+    """All grants as (scope, category)."""
+    return [(scope, category) for scope, category in many(db, "SELECT scope, category FROM grants")]
+
+
+def end_scope(db: Database, now: float, scope: str, reason: str) -> int:
+    """A run or a session key starts over: what waits expires, what was granted to it is taken back."""
+    expired = expire_scope(db, now, scope, reason)
+    write(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
+    return expired
+
+
+class ApprovalVerbs(Verbs):
+    """The approvals' part of the store."""
+
+    async def create_approval(self, new: NewApproval) -> Approval:
+        """Write a request down before anybody is asked."""
+        return await self._write(create, self._clock(), new)
+
+    async def get_approval(self, approval_id: str) -> Approval | None:
+        """A request by its id, or None."""
+        return await self._read(get, approval_id)
+
+    async def answer_approval(self, approval_id: str, choice: ApprovalChoice, *, reason: str = "") -> Approval | None:
+        """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
+        return await self._write(answer, self._clock(), approval_id, choice, reason)
+
+    async def answer_approvals(
+        self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
+    ) -> list[Approval]:
+        """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
+        return await self._write(answer_scope, self._clock(), scope, choice, everything, reason)
+
+    async def expire_approval(self, approval_id: str, *, reason: str = "timeout") -> bool:
+        """Nobody answered; returns whether the request was still pending."""
+        return await self._write(expire, self._clock(), approval_id, reason)
+
+    async def end_approval_scope(self, scope: str, *, reason: str) -> int:
+        """A run or a conversation is over: what waits expires, its grants end. Returns how many requests expired."""
+        return await self._write(end_scope, self._clock(), scope, reason)
+
+    async def list_approvals(
+        self,
+        *,
+        state: ApprovalState | None = ApprovalState.PENDING,
+        scope: str | None = None,
+        tenant: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Approval]:
+        """Requests, oldest first; by default those that are pending."""
+        return await self._read(listed, state.value if state else None, scope, tenant, limit, offset)
+
+    async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:
+        """Allow a category beforehand, in a scope or for everybody."""
+        await self._write(grant, self._clock(), scope, (category,))
+
+    async def revoke_grant(self, category: str, *, scope: str = EVERYBODY) -> bool:
+        """Take a grant back; returns whether there was one."""
+        return await self._write(revoke, scope, category)
+
+    async def is_granted(self, category: str, *, scope: str) -> bool:
+        """Whether a category is allowed in a scope, by its own grants or by everybody's."""
+        return await self._read(is_granted, scope, category)
+
+    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]:
+        """All categories that are allowed in a scope of a tenant."""
+        return await self._read(granted, scope, tenant)
+
+    async def list_grants(self) -> list[tuple[str, str]]:
+        """All grants as (scope, category); the scope "" is everybody's."""
+        return await self._read(list_grants)

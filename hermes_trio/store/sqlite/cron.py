@@ -1,0 +1,182 @@
+"""Cron jobs and their executions. A slot (job, time) is claimed by inserting its row, so it runs at most once, whoever asks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hermes_trio.store.records import CronExecution, CronJob, CronState
+
+from .encoding import clean, dump, load_mapping
+from .rows import Database, Row, changed, many, one, write
+from .verbs import Verbs
+
+__all__ = ["CronVerbs"]
+
+_JOB: Final = "id, name, schedule, tenant, spec, enabled, next_at, created_at, updated_at"
+_EXECUTION: Final = "job_id, slot, state, session_id, output, error, claimed_at, started_at, ended_at"
+
+
+def _job(row: Row) -> CronJob:
+    return CronJob(
+        id=row[0],
+        name=row[1],
+        schedule=row[2],
+        tenant=row[3],
+        spec=load_mapping(row[4]),
+        enabled=bool(row[5]),
+        next_at=row[6],
+        created_at=row[7],
+        updated_at=row[8],
+    )
+
+
+def _execution(row: Row) -> CronExecution:
+    values: list[Any] = [*row[:2], CronState(row[2]), *row[3:]]
+    return CronExecution(*values)
+
+
+def put_job(db: Database, now: float, job: CronJob) -> CronJob:
+    """Make or change a job."""
+    found = one(
+        db,
+        f"INSERT INTO cron_jobs ({_JOB}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
+        " name = excluded.name, schedule = excluded.schedule, tenant = excluded.tenant, spec = excluded.spec,"
+        f" enabled = excluded.enabled, next_at = excluded.next_at, updated_at = excluded.updated_at RETURNING {_JOB}",
+        (
+            job.id,
+            clean(job.name),
+            job.schedule,
+            job.tenant,
+            dump(job.spec),
+            job.enabled,
+            job.next_at,
+            job.created_at or now,
+            now,
+        ),
+    )
+    assert found is not None
+    return _job(found)
+
+
+def get_job(db: Database, job_id: str) -> CronJob | None:
+    """A job by its id."""
+    found = one(db, f"SELECT {_JOB} FROM cron_jobs WHERE id = ?", (job_id,))
+    return _job(found) if found else None
+
+
+def list_jobs(db: Database, tenant: str | None) -> list[CronJob]:
+    """All jobs, by name."""
+    where = "" if tenant is None else "WHERE tenant = ?"
+    sql = f"SELECT {_JOB} FROM cron_jobs {where} ORDER BY name, id"
+    return [_job(row) for row in many(db, sql, () if tenant is None else (tenant,))]
+
+
+def delete_job(db: Database, job_id: str) -> bool:
+    """Forget a job; its executions stay until retention takes them."""
+    return bool(changed(db, "DELETE FROM cron_jobs WHERE id = ?", (job_id,)))
+
+
+def set_next(db: Database, job_id: str, when: float | None) -> None:
+    """When a job is due."""
+    write(db, "UPDATE cron_jobs SET next_at = ? WHERE id = ?", (when, job_id))
+
+
+def claim_slot(
+    db: Database, now: float, job_id: str, slot: float, state: str, error: str, next_at: float | None
+) -> bool:
+    """Make the row of a slot, unless there is one; and say when the job is due next."""
+    ended = None if state in ("claimed", "running") else now
+    claimed = changed(
+        db,
+        f"INSERT INTO cron_executions ({_EXECUTION}) VALUES (?, ?, ?, '', '', ?, ?, NULL, ?) ON CONFLICT DO NOTHING",
+        (job_id, slot, state, error, now, ended),
+    )
+    if next_at is not None:
+        set_next(db, job_id, next_at)
+    return bool(claimed)
+
+
+def start_slot(db: Database, now: float, job_id: str, slot: float, session_id: str) -> bool:
+    """A claimed slot begins to run."""
+    return bool(
+        changed(
+            db,
+            "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?"
+            " WHERE job_id = ? AND slot = ? AND state = 'claimed'",
+            (now, session_id, job_id, slot),
+        )
+    )
+
+
+def finish_slot(db: Database, now: float, job_id: str, slot: float, state: str, output: str, error: str) -> bool:
+    """A slot is over."""
+    return bool(
+        changed(
+            db,
+            "UPDATE cron_executions SET state = ?, output = ?, error = ?, ended_at = ?"
+            " WHERE job_id = ? AND slot = ? AND ended_at IS NULL",
+            (state, clean(output), clean(error), now, job_id, slot),
+        )
+    )
+
+
+def executions(db: Database, job_id: str | None, limit: int, offset: int) -> list[CronExecution]:
+    """Executions, the newest slot first."""
+    where = "" if job_id is None else "WHERE job_id = ?"
+    sql = f"SELECT {_EXECUTION} FROM cron_executions {where} ORDER BY slot DESC, job_id LIMIT ? OFFSET ?"
+    return [_execution(row) for row in many(db, sql, (limit, offset) if job_id is None else (job_id, limit, offset))]
+
+
+class CronVerbs(Verbs):
+    """The cron jobs' part of the store."""
+
+    async def put_cron_job(self, job: CronJob) -> CronJob:
+        """Make a job, or change the one of that id."""
+        return await self._write(put_job, self._clock(), job)
+
+    async def get_cron_job(self, job_id: str) -> CronJob | None:
+        """A job by its id, or None."""
+        return await self._read(get_job, job_id)
+
+    async def list_cron_jobs(self, *, tenant: str | None = None) -> list[CronJob]:
+        """All jobs, by name."""
+        return await self._read(list_jobs, tenant)
+
+    async def delete_cron_job(self, job_id: str) -> bool:
+        """Forget a job; returns whether there was one."""
+        return await self._write(delete_job, job_id)
+
+    async def set_cron_next(self, job_id: str, when: float | None) -> None:
+        """Note when a job is due next; None for never again."""
+        await self._write(set_next, job_id, when)
+
+    async def claim_cron_slot(
+        self,
+        job_id: str,
+        slot: float,
+        *,
+        state: CronState = CronState.CLAIMED,
+        error: str = "",
+        next_at: float | None = None,
+    ) -> bool:
+        """Claim a slot (or record it as skipped or missed) and move the job on to `next_at`, in one transaction.
+
+        Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
+        """
+        return await self._write(claim_slot, self._clock(), job_id, slot, state.value, error, next_at)
+
+    async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
+        """A claimed slot begins to run in a session."""
+        return await self._write(start_slot, self._clock(), job_id, slot, session_id)
+
+    async def finish_cron_slot(
+        self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
+    ) -> bool:
+        """A slot is over; the first end wins."""
+        return await self._write(finish_slot, self._clock(), job_id, slot, state.value, output, error)
+
+    async def list_cron_executions(
+        self, job_id: str | None = None, *, limit: int = 50, offset: int = 0
+    ) -> list[CronExecution]:
+        """Executions of one job or of all, the newest slot first."""
+        return await self._scan(executions, job_id, limit, offset)

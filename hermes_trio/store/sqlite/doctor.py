@@ -1,0 +1,131 @@
+"""A look at a database from outside: is it sound, how large is what, what is stuck, and what will retention remove.
+
+Reads only, on a connection of its own, so it can be asked beside a running server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hermes_trio.store.records import DAY, Retention
+
+from .files import lock_path, owner_pid
+from .maintenance import expired_counts
+from .rows import Database, many, one
+from .schema import VERSION, version_of
+from .search import index_backlog
+
+__all__ = ["Diagnosis", "diagnose"]
+
+TABLES: Final = (
+    "sessions",
+    "messages",
+    "runs",
+    "events",
+    "jobs",
+    "inbox",
+    "outbox",
+    "approvals",
+    "responses",
+    "idempotency",
+    "webhook_deliveries",
+    "cron_jobs",
+    "cron_executions",
+    "api_keys",
+)
+
+STUCK: Final[Mapping[str, str]] = {
+    "runs without an end": "SELECT count(*) FROM runs WHERE ended_at IS NULL",
+    "jobs without an end": "SELECT count(*) FROM jobs WHERE ended_at IS NULL",
+    "turns without an end": "SELECT count(*) FROM sessions WHERE open_turn IS NOT NULL",
+    "messages taken and not finished": "SELECT count(*) FROM inbox WHERE state = 'taken'",
+    "replies being attempted": "SELECT count(*) FROM outbox WHERE state = 'attempting'",
+    "approvals pending": "SELECT count(*) FROM approvals WHERE state = 'pending'",
+    "cron slots under way": "SELECT count(*) FROM cron_executions WHERE ended_at IS NULL",
+}
+"""Legal while a server runs; without one they are what its next boot puts right."""
+
+WAITING: Final[Mapping[str, str]] = {
+    "inbox rows waiting for more than a day": "SELECT count(*) FROM inbox WHERE state = 'pending' AND created_at < ?",
+    "replies unsent for more than a day": "SELECT count(*) FROM outbox WHERE settled_at IS NULL AND created_at < ?",
+    "dead letters": "SELECT count(*) FROM outbox WHERE state = 'dead' AND created_at < ? + 1e12",
+}
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What a look at a database found. Sizes are in bytes."""
+
+    path: str
+    version: int
+    known_version: int
+    server_pid: int | None
+    integrity: tuple[str, ...]
+    broken_links: int
+    file_bytes: int
+    log_bytes: int
+    free_bytes: int
+    rows: Mapping[str, int]
+    table_bytes: Mapping[str, int]
+    open_sessions: int
+    stuck: Mapping[str, int]
+    waiting: Mapping[str, int]
+    expired: Mapping[str, int]
+    unindexed: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether the file passes SQLite's checks and is of a version that we know."""
+        return self.integrity == ("ok",) and not self.broken_links and self.version <= self.known_version
+
+    @property
+    def healthy(self) -> bool:
+        """Sound, and without anything that only a live server may have under way."""
+        return self.sound and (self.server_pid is not None or not any(self.stuck.values()))
+
+
+def _count(db: Database, sql: str, *bindings: object) -> int:
+    found = one(db, sql, bindings)
+    return found[0] if found else 0
+
+
+def _table_bytes(db: Database) -> dict[str, int]:
+    """Bytes by table, each with its indexes; the tables of a search index count as one."""
+    owner: dict[str, str] = dict(many(db, "SELECT name, tbl_name FROM sqlite_schema"))
+    sizes: dict[str, int] = {}
+    for row in many(db, "SELECT name, sum(pgsize) FROM dbstat GROUP BY name"):
+        name: str = row[0]
+        size: int = row[1]
+        table = owner.get(name, name)
+        for index in ("message_words", "message_grams"):
+            if table.startswith(index):
+                table = index
+        sizes[table] = sizes.get(table, 0) + size
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def diagnose(db: Database, path: str, now: float, retention: Retention | None = None) -> Diagnosis:
+    """Look at an open database."""
+    log = f"{path}-wal"
+    return Diagnosis(
+        path=path,
+        version=version_of(db),
+        known_version=VERSION,
+        server_pid=owner_pid(Path(path)) if os.path.exists(lock_path(Path(path))) else None,
+        integrity=tuple(line for (line,) in many(db, "PRAGMA integrity_check(20)")),
+        broken_links=len(many(db, "PRAGMA foreign_key_check")),
+        file_bytes=os.path.getsize(path) if os.path.exists(path) else 0,
+        log_bytes=os.path.getsize(log) if os.path.exists(log) else 0,
+        free_bytes=int(db.pragma("freelist_count")) * int(db.pragma("page_size")),
+        rows={table: _count(db, f"SELECT count(*) FROM {table}") for table in TABLES},
+        table_bytes=_table_bytes(db),
+        open_sessions=_count(db, "SELECT count(*) FROM sessions WHERE ended_at IS NULL"),
+        stuck={what: _count(db, sql) for what, sql in STUCK.items()},
+        waiting={what: _count(db, sql, now - DAY) for what, sql in WAITING.items()},
+        expired=expired_counts(db, now, retention or Retention()),
+        unindexed=index_backlog(db),
+    )

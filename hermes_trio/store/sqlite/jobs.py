@@ -1,0 +1,122 @@
+"""Jobs: background processes and delegations. One row each, live until its one end; the end and its notice are one transaction."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hermes_trio.runtime.outcome import JobState
+from hermes_trio.runtime.ports import JobFinish, JobStart
+from hermes_trio.store.records import JobRecord
+
+from .encoding import clean, dump, load_mapping, load_routing, routing_text
+from .inbox import insert_notice
+from .rows import Database, Row, changed, many, one, write
+from .verbs import Verbs
+
+__all__ = ["JOB_COLUMNS", "JobVerbs", "job_from_row"]
+
+TAIL_LENGTH: Final = 4_000
+"""How much of a job's last output is kept for the notice after a crash."""
+
+JOB_COLUMNS: Final = (
+    "job_id, kind, title, session_id, session_key, root_id, turn_id, routing, inbox, details, state, summary,"
+    " output_tail, started_at, ended_at"
+)
+
+
+def job_from_row(row: Row) -> JobRecord:
+    """A job's record."""
+    values: list[Any] = [*row[:7], load_routing(row[7]), row[8], load_mapping(row[9]), JobState(row[10]), *row[11:]]
+    return JobRecord(*values)
+
+
+def start_job(db: Database, now: float, job: JobStart) -> None:
+    """Write a job down before its work exists."""
+    write(
+        db,
+        f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL)",
+        (
+            job.job_id,
+            job.kind,
+            clean(job.title),
+            job.session_id,
+            job.session_key,
+            job.root_id,
+            job.turn_id,
+            routing_text(job.routing),
+            job.inbox,
+            dump(job.details),
+            now,
+        ),
+    )
+
+
+def finish_job(db: Database, now: float, job: JobFinish) -> int | None:
+    """Write a job's end and its notice; return the notice's id if it now waits. A job that has already ended keeps its end."""
+    ended = changed(
+        db,
+        "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, details = json_patch(details, ?)"
+        " WHERE job_id = ? AND ended_at IS NULL",
+        (job.state.value, clean(job.summary), now, dump(job.details), job.job_id),
+    )
+    if not ended or job.notice is None:
+        return None
+    if job.superseded:
+        return insert_notice(db, now, job.notice, "superseded")
+    if job.abandoned:
+        return insert_notice(db, now, job.notice, "abandoned", job.abandoned)
+    return insert_notice(db, now, job.notice)
+
+
+def note_output(db: Database, job_id: str, tail: str) -> None:
+    """Keep the last output of a live job, for whoever is told that it was lost."""
+    write(
+        db,
+        "UPDATE jobs SET output_tail = ? WHERE job_id = ? AND ended_at IS NULL",
+        (clean(tail[-TAIL_LENGTH:]), job_id),
+    )
+
+
+def get_job(db: Database, job_id: str) -> JobRecord | None:
+    """A job by its id."""
+    found = one(db, f"SELECT {JOB_COLUMNS} FROM jobs WHERE job_id = ?", (job_id,))
+    return job_from_row(found) if found else None
+
+
+def list_jobs(db: Database, session_id: str | None, live_only: bool, limit: int, offset: int) -> list[JobRecord]:
+    """Jobs, the newest first."""
+    where = ["1"]
+    bindings: list[object] = []
+    if session_id is not None:
+        where.append("session_id = ?")
+        bindings.append(session_id)
+    if live_only:
+        where.append("ended_at IS NULL")
+    sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY started_at DESC, rowid DESC LIMIT ? OFFSET ?"
+    return [job_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
+
+
+class JobVerbs(Verbs):
+    """The jobs' part of the store."""
+
+    async def start_job(self, job: JobStart) -> None:
+        """Write a job down before its work exists."""
+        await self._write(start_job, self._clock(), job)
+
+    async def finish_job(self, job: JobFinish) -> int | None:
+        """Write a job's end and its notice in one transaction; return the notice's id if it now waits."""
+        return await self._write(finish_job, self._clock(), job)
+
+    async def note_job_output(self, job_id: str, tail: str) -> None:
+        """Keep the last output of a live job, so that a notice after a crash can show it."""
+        await self._write(note_output, job_id, tail)
+
+    async def get_job(self, job_id: str) -> JobRecord | None:
+        """A job by its id, or None."""
+        return await self._read(get_job, job_id)
+
+    async def list_jobs(
+        self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
+    ) -> list[JobRecord]:
+        """Jobs of one session or of all, the newest first."""
+        return await self._read(list_jobs, session_id, live_only, limit, offset)

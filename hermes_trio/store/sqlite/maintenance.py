@@ -1,0 +1,297 @@
+"""Maintenance: every session ends, what has ended goes after a while, and the space is given back.
+
+Only ended rows are touched. Each step is one small transaction in the writer's queue, so a turn's commit waits for one step at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from hermes_trio.store.records import DAY, MaintenanceReport, Retention
+
+from .rows import Database, changed, many, one, write
+from .search import SearchVerbs
+from .sessions import IDLE
+from .verbs import Verbs
+from .writer import Weight
+
+__all__ = ["MaintenanceVerbs", "Prune", "expired_counts", "prune_some"]
+
+MESSAGES_A_STEP: Final = 2_000
+PAGES_A_STEP: Final = 256
+MERGE_PAGES: Final = 64
+MERGE_STEPS: Final = 10_000
+"""A bound for a loop that ends by itself; an index of that many steps would be far larger than a disk."""
+
+
+class Prune(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ended sessions to remove: those that ended before a time, and match all the filters that are given."""
+
+    before: float
+    source: str | None = None
+    end_reason: str | None = None
+    tenant: str | None = None
+
+    def where(self) -> tuple[str, list[object]]:
+        """The condition and its bindings."""
+        parts = ["ended_at IS NOT NULL AND ended_at < ?"]
+        bindings: list[object] = [self.before]
+        for column, value in (("source", self.source), ("end_reason", self.end_reason), ("tenant", self.tenant)):
+            if value is not None:
+                parts.append(f"{column} = ?")
+                bindings.append(value)
+        return " AND ".join(parts), bindings
+
+
+def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
+    """Remove a few ended sessions; return how many, and whether there may be more.
+
+    A long transcript goes in parts: its session last, so that an interruption leaves an ended session, never a message without one.
+    """
+    where, bindings = prune.where()
+    sql = f"SELECT n, id FROM sessions WHERE {where} ORDER BY ended_at LIMIT ?"
+    room = MESSAGES_A_STEP
+    removed = 0
+    found = many(db, sql, (*bindings, batch))
+    for number, session_id in found:
+        room -= changed(
+            db,
+            "DELETE FROM messages WHERE id IN (SELECT id FROM messages WHERE session = ? LIMIT ?)",
+            (number, room),
+        )
+        if room <= 0:
+            return removed, True
+        write(db, "UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id = ?", (session_id,))
+        write(db, "DELETE FROM sessions WHERE n = ?", (number,))
+        removed += 1
+    return removed, len(found) == batch
+
+
+def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
+    """End sessions in which nothing happens: none with a turn, a live job or something that waits for it."""
+    cutoffs = (
+        (
+            "one_shot = 0 AND NOT (source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*'))",
+            retention.session_idle,
+            IDLE,
+        ),
+        (
+            "one_shot = 0 AND source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*')",
+            retention.derived_idle,
+            IDLE,
+        ),
+        ("one_shot = 1", retention.one_shot_idle, "linger_expired"),
+    )
+    ended = 0
+    for kind, age, reason in cutoffs:
+        if age is not None:
+            ended += changed(
+                db,
+                "UPDATE sessions SET ended_at = ?, end_reason = ? WHERE n IN (SELECT n FROM sessions s"
+                f" WHERE ended_at IS NULL AND last_active < ? AND {kind} AND open_turn IS NULL"
+                " AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.session_id = s.id AND j.ended_at IS NULL)"
+                " AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.session_id = s.id AND i.session_id <> ''"
+                " AND i.state = 'pending')"
+                " AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.session_key = s.session_key AND i.session_key <> ''"
+                " AND i.state = 'pending')"
+                " ORDER BY last_active LIMIT ?)",
+                (now, reason, now - age, batch),
+            )
+    return ended
+
+
+class _Rule(msgspec.Struct, frozen=True):
+    """What retention removes from a table: rows whose `ended` column is older than an age, and the oldest beyond a count."""
+
+    table: str
+    ended: str
+    age: Callable[[Retention], float | None]
+    count: Callable[[Retention], int] | None = None
+    condition: str = "1"
+
+
+_RULES: Final = (
+    _Rule("runs", "ended_at", lambda r: r.runs, lambda r: r.run_count),
+    _Rule("jobs", "ended_at", lambda r: r.jobs, lambda r: r.job_count),
+    _Rule("inbox", "settled_at", lambda r: r.inbox, lambda r: r.inbox_count),
+    _Rule("outbox", "settled_at", lambda r: r.outbox, lambda r: r.outbox_count, "state = 'sent'"),
+    _Rule("outbox", "settled_at", lambda r: r.dead_letters, None, "state = 'dead'"),
+    _Rule("approvals", "answered_at", lambda r: r.approvals, lambda r: r.approval_count),
+    _Rule("responses", "used_at", lambda r: r.responses),
+    _Rule("idempotency", "expires_at", lambda _: 0.0),
+    _Rule("webhook_deliveries", "accepted_at", lambda r: r.deliveries, lambda r: r.delivery_count),
+    _Rule("cron_executions", "ended_at", lambda r: r.cron_executions),
+    _Rule("api_keys", "revoked_at", lambda r: r.revoked_keys),
+)
+
+
+def _expired(rule: _Rule, now: float, retention: Retention) -> list[tuple[str, tuple[object, ...]]]:
+    """Selections of row ids that a rule removes, without a limit."""
+    selections: list[tuple[str, tuple[object, ...]]] = []
+    age = rule.age(retention)
+    base = f"SELECT rowid FROM {rule.table} WHERE {rule.ended} IS NOT NULL AND {rule.condition}"
+    if age is not None:
+        selections.append((f"{base} AND {rule.ended} < ? ORDER BY {rule.ended}", (now - age,)))
+    if rule.count is not None:
+        selections.append((f"{base} ORDER BY {rule.ended} DESC LIMIT -1 OFFSET ?", (rule.count(retention),)))
+    return selections
+
+
+def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) -> int:
+    """Remove a few rows that a rule no longer keeps."""
+    removed = 0
+    for selection, bindings in _expired(rule, now, retention):
+        sql = f"DELETE FROM {rule.table} WHERE rowid IN (SELECT rowid FROM ({selection}) LIMIT ?)"
+        removed += changed(db, sql, (*bindings, retention.batch))
+    return removed
+
+
+def remove_rest(db: Database, now: float, retention: Retention) -> int:
+    """Remove what no rule of age covers: old codes, grants of conversations that are gone, slots beyond a job's count."""
+    removed = changed(db, "DELETE FROM pairing_codes WHERE expires_at < ?", (now,))
+    removed += changed(
+        db,
+        "DELETE FROM cron_executions WHERE rowid IN (SELECT rowid FROM (SELECT rowid, ended_at, row_number() OVER"
+        " (PARTITION BY job_id ORDER BY slot DESC) AS place FROM cron_executions) WHERE place > ?"
+        " AND ended_at IS NOT NULL LIMIT ?)",
+        (retention.cron_execution_count, retention.batch),
+    )
+    return removed + changed(
+        db,
+        "DELETE FROM grants WHERE scope <> '' AND granted_at < ? AND scope NOT IN (SELECT session_key FROM routes)"
+        " AND scope NOT IN (SELECT run_id FROM runs WHERE ended_at IS NULL)",
+        (now - DAY,),
+    )
+
+
+def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, int]:
+    """How many rows the next round of maintenance would remove, by table."""
+    counts: dict[str, int] = {}
+    if retention.sessions is not None:
+        where, bindings = Prune(before=now - retention.sessions).where()
+        found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
+        counts["sessions"] = found[0] if found else 0
+    for rule in _RULES:
+        ids: set[int] = set()
+        for selection, bindings in _expired(rule, now, retention):
+            ids.update(number for (number,) in many(db, selection, bindings))
+        counts[rule.table] = counts.get(rule.table, 0) + len(ids)
+    return counts
+
+
+def merge_index(db: Database, table: str, pages: int) -> bool:
+    """Merge a part of a search index; a negative number starts merging everything. Returns whether there was something to do."""
+    before = _total_changes(db)
+    write(db, f"INSERT INTO {table} ({table}, rank) VALUES ('merge', ?)", (pages,))
+    return _total_changes(db) - before >= 2
+
+
+def _total_changes(db: Database) -> int:
+    found = one(db, "SELECT total_changes()")
+    return found[0] if found else 0
+
+
+def free_pages(db: Database) -> int:
+    """Pages of the file that nothing uses."""
+    return int(db.pragma("freelist_count"))
+
+
+def give_back(db: Database, pages: int) -> int:
+    """Cut unused pages off the end of the file; return how many."""
+    before = free_pages(db)
+    many(db, f"PRAGMA incremental_vacuum({pages})")
+    return before - free_pages(db)
+
+
+def checkpoint(db: Database) -> None:
+    """Move the log into the file and cut the log to nothing, unless a reader is still using it."""
+    many(db, "PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+class MaintenanceVerbs(SearchVerbs, Verbs):
+    """Maintenance's part of the store."""
+
+    retention: Retention
+
+    async def prune_sessions(
+        self,
+        older_than_days: float = 90,
+        source: str | None = None,
+        *,
+        end_reason: str | None = None,
+        tenant: str | None = None,
+    ) -> int:
+        """Remove sessions that ended more than so many days ago; returns how many. Open sessions are never touched.
+
+        When cancelled, what was removed until then stays removed.
+        """
+        before = self._clock() - older_than_days * DAY
+        return await self._prune(Prune(before=before, source=source, end_reason=end_reason, tenant=tenant))
+
+    async def _prune(self, prune: Prune) -> int:
+        removed = 0
+        more = True
+        while more:
+            count, more = await self._write_heavily(prune_some, prune, self.retention.batch)
+            removed += count
+        return removed
+
+    async def maintain(self, now: float | None = None) -> MaintenanceReport:
+        """One round: end what is idle, remove what is old, index, and give the space back.
+
+        When cancelled, it stops between two steps; the next round goes on.
+        """
+        began = perf_counter()
+        when = self._clock() if now is None else now
+        retention = self.retention
+        ended = await self._end_idle(when)
+        removed: dict[str, int] = {}
+        if retention.sessions is not None:
+            removed["sessions"] = await self._prune(Prune(before=when - retention.sessions))
+        for rule in _RULES:
+            removed[rule.table] = removed.get(rule.table, 0) + await self._remove(rule, when)
+        removed["other"] = await self._write_heavily(remove_rest, when, retention)
+        indexed = await self.index_messages()
+        if removed.get("sessions"):
+            await self.optimize_search()
+        freed = await self.give_space_back()
+        return MaintenanceReport(
+            sessions_ended=ended,
+            removed={table: count for table, count in removed.items() if count},
+            messages_indexed=indexed,
+            pages_freed=freed,
+            seconds=perf_counter() - began,
+        )
+
+    async def _end_idle(self, now: float) -> int:
+        total = 0
+        while ended := await self._write_heavily(end_idle, now, self.retention, self.retention.batch):
+            total += ended
+        return total
+
+    async def _remove(self, rule: _Rule, now: float) -> int:
+        total = 0
+        while removed := await self._write_heavily(remove_expired, rule, now, self.retention):
+            total += removed
+        return total
+
+    async def optimize_search(self) -> None:
+        """Merge the search indexes in small steps, which drops what belonged to removed messages."""
+        for table in ("message_words", "message_grams"):
+            more = await self._write_heavily(merge_index, table, -MERGE_PAGES)
+            for _ in range(MERGE_STEPS):
+                if not more:
+                    break
+                more = await self._write_heavily(merge_index, table, MERGE_PAGES)
+
+    async def give_space_back(self) -> int:
+        """Cut unused pages off the file and empty its log; returns how many pages."""
+        total = 0
+        while freed := await self._writer.submit(give_back, PAGES_A_STEP, weight=Weight.BARE):
+            total += freed
+        await self._writer.submit(checkpoint, weight=Weight.BARE)
+        return total

@@ -1,0 +1,195 @@
+"""The outbox: replies that wait for a platform. In order for each chat, sent at least once, never silently dropped.
+
+`pending` → `attempting` → `sent`, or back to `pending` with a later time, or `dead` after too many attempts. A row that was being attempted
+when the server died is sent again, marked as a possible duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.store.records import OutboxRow, OutboxState
+
+from .encoding import clean, dump, load_mapping
+from .rows import Database, Row, changed, many, one, write
+from .verbs import Verbs
+
+__all__ = ["OutboxVerbs", "add_replies"]
+
+_COLUMNS: Final = (
+    "id, platform, target, text, payload, session_id, turn_id, state, attempts, next_at, error, maybe_duplicate,"
+    " created_at, settled_at"
+)
+
+
+def _row(row: Row) -> OutboxRow:
+    return OutboxRow(
+        row[0],
+        row[1],
+        load_mapping(row[2]),
+        row[3],
+        load_mapping(row[4]),
+        row[5],
+        row[6],
+        OutboxState(row[7]),
+        row[8],
+        row[9],
+        row[10],
+        bool(row[11]),
+        row[12],
+        row[13],
+    )
+
+
+def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[OutboxEntry]) -> list[int]:
+    """Queue replies, in order; return their ids."""
+    ids: list[int] = []
+    for entry in entries:
+        write(
+            db,
+            "INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                entry.platform,
+                dump(dict(sorted(entry.target.items()))),
+                clean(entry.text),
+                dump(entry.payload) if entry.payload else "{}",
+                session_id,
+                turn_id,
+                now,
+                now,
+            ),
+        )
+        ids.append(db.last_insert_rowid())
+    return ids
+
+
+_HEADS: Final = (
+    "SELECT min(id) AS id, state, next_at FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target"
+)
+"""The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
+
+
+def claim(db: Database, now: float, platform: str, limit: int) -> list[OutboxRow]:
+    """The oldest unsent reply of each chat, where it is due; all of them are now being attempted."""
+    sql = f"SELECT id FROM ({_HEADS}) WHERE state = 'pending' AND next_at <= ? ORDER BY id LIMIT ?"
+    ids = [number for (number,) in many(db, sql, (platform, now, limit))]
+    claimed: list[OutboxRow] = []
+    for number in ids:
+        found = one(
+            db,
+            f"UPDATE outbox SET state = 'attempting', attempts = attempts + 1 WHERE id = ? RETURNING {_COLUMNS}",
+            (number,),
+        )
+        assert found is not None
+        claimed.append(_row(found))
+    return claimed
+
+
+def next_due(db: Database, platform: str) -> float | None:
+    """When the next reply of a platform can be claimed; one that waits behind another counts with that one."""
+    found = one(db, f"SELECT min(next_at) FROM ({_HEADS}) WHERE state = 'pending'", (platform,))
+    return found[0] if found else None
+
+
+def mark_sent(db: Database, now: float, number: int) -> bool:
+    """A reply was accepted by its platform."""
+    return bool(
+        changed(
+            db,
+            "UPDATE outbox SET state = 'sent', settled_at = ?, error = '' WHERE id = ? AND settled_at IS NULL",
+            (now, number),
+        )
+    )
+
+
+def retry_at(db: Database, number: int, when: float, error: str) -> bool:
+    """An attempt failed; the next one is at `when`."""
+    return bool(
+        changed(
+            db,
+            "UPDATE outbox SET state = 'pending', next_at = ?, error = ? WHERE id = ? AND settled_at IS NULL",
+            (when, clean(error), number),
+        )
+    )
+
+
+def bury(db: Database, now: float, number: int, error: str) -> bool:
+    """An attempt failed for good."""
+    return bool(
+        changed(
+            db,
+            "UPDATE outbox SET state = 'dead', settled_at = ?, error = ? WHERE id = ? AND settled_at IS NULL",
+            (now, clean(error), number),
+        )
+    )
+
+
+def revive(db: Database, now: float, number: int) -> bool:
+    """Try a dead reply again."""
+    return bool(
+        changed(
+            db,
+            "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?"
+            " WHERE id = ? AND state = 'dead'",
+            (now, number),
+        )
+    )
+
+
+def listed(db: Database, state: str, platform: str | None, limit: int, offset: int) -> list[OutboxRow]:
+    """Replies in a state, oldest first."""
+    where = "state = ?" if platform is None else "state = ? AND platform = ?"
+    sql = f"SELECT {_COLUMNS} FROM outbox WHERE {where} ORDER BY id LIMIT ? OFFSET ?"
+    bindings = (state, limit, offset) if platform is None else (state, platform, limit, offset)
+    return [_row(row) for row in many(db, sql, bindings)]
+
+
+def unsent(db: Database) -> int:
+    """How many replies are neither sent nor dead."""
+    found = one(db, "SELECT count(*) FROM outbox WHERE settled_at IS NULL")
+    return found[0] if found else 0
+
+
+class OutboxVerbs(Verbs):
+    """The outbox's part of the store."""
+
+    async def add_outbox(self, entries: Sequence[OutboxEntry], *, session_id: str = "") -> list[int]:
+        """Queue replies outside any turn; return their ids."""
+        return await self._write(add_replies, self._clock(), session_id, "", tuple(entries))
+
+    async def claim_outbox(self, platform: str, *, limit: int = 16) -> list[OutboxRow]:
+        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""
+        return await self._write(claim, self._clock(), platform, limit)
+
+    async def next_outbox_due(self, platform: str) -> float | None:
+        """When the next pending reply of a platform is due, or None."""
+        return await self._read(next_due, platform)
+
+    async def outbox_sent(self, number: int) -> bool:
+        """A reply was accepted by its platform."""
+        return await self._write(mark_sent, self._clock(), number)
+
+    async def outbox_retry(self, number: int, *, at: float, error: str) -> bool:
+        """An attempt failed; try again at `at`."""
+        return await self._write(retry_at, number, at, error)
+
+    async def outbox_dead(self, number: int, *, error: str) -> bool:
+        """Give a reply up: it becomes a dead letter."""
+        return await self._write(bury, self._clock(), number, error)
+
+    async def revive_outbox(self, number: int) -> bool:
+        """Queue a dead letter again; returns whether it was one."""
+        return await self._write(revive, self._clock(), number)
+
+    async def list_outbox(
+        self, state: OutboxState, *, platform: str | None = None, limit: int = 50, offset: int = 0
+    ) -> list[OutboxRow]:
+        """Replies in a state, oldest first."""
+        return await self._scan(listed, state.value, platform, limit, offset)
+
+    async def outbox_unsent(self) -> int:
+        """How many replies are neither sent nor dead: what a drain reports as undelivered."""
+        return await self._read(unsent)

@@ -1,0 +1,173 @@
+"""Stored responses, the conversations that point to them, and the replies that idempotency keys repeat.
+
+A tenant's responses are bounded: the least recently used go first, and with a response go the names that point to it.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from hermes_trio.store.errors import ConversationMoved, IdempotencyConflict
+from hermes_trio.store.records import IdempotentReply, StoredResponse
+
+from .encoding import dump, load
+from .rows import Database, Row, changed, one, write
+from .verbs import Verbs
+
+__all__ = ["ResponseVerbs", "put_reply", "put_response"]
+
+
+def put_response(db: Database, now: float, response: StoredResponse, limit: int) -> None:
+    """Keep a response (again: a snapshot is replaced by the final one) and advance its conversation."""
+    write(
+        db,
+        "INSERT INTO responses (id, tenant, session_id, body, transcript, created_at, used_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET session_id = excluded.session_id,"
+        " body = excluded.body, transcript = excluded.transcript, used_at = excluded.used_at",
+        (
+            response.id,
+            response.tenant,
+            response.session_id,
+            response.body,
+            response.transcript,
+            response.created_at or now,
+            now,
+        ),
+    )
+    if response.conversation:
+        _advance(db, now, response)
+    write(
+        db,
+        "DELETE FROM responses WHERE tenant = ?1 AND rowid IN"
+        " (SELECT rowid FROM responses WHERE tenant = ?1 ORDER BY used_at DESC, rowid DESC LIMIT -1 OFFSET ?2)",
+        (response.tenant, limit),
+    )
+
+
+def _advance(db: Database, now: float, response: StoredResponse) -> None:
+    latest = latest_of(db, response.tenant, response.conversation) or ""
+    expected = response.expected_previous
+    if expected is not None and latest not in (expected, response.id):
+        raise ConversationMoved(response.conversation, latest)
+    write(
+        db,
+        "INSERT INTO conversations (tenant, name, response_id, updated_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (tenant, name) DO UPDATE SET response_id = excluded.response_id, updated_at = excluded.updated_at",
+        (response.tenant, response.conversation, response.id, now),
+    )
+
+
+def latest_of(db: Database, tenant: str, name: str) -> str | None:
+    """The response that a conversation's name points to."""
+    found = one(db, "SELECT response_id FROM conversations WHERE tenant = ? AND name = ?", (tenant, name))
+    return found[0] if found else None
+
+
+def get_response(db: Database, tenant: str | None, response_id: str) -> StoredResponse | None:
+    """A tenant's response, or anybody's for None."""
+    sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)"
+    found: Row | None = one(db, sql, (response_id, tenant))
+    if found is None:
+        return None
+    return StoredResponse(
+        id=found[0], tenant=found[1], session_id=found[2], body=found[3], transcript=found[4], created_at=found[5]
+    )
+
+
+def touch_response(db: Database, now: float, response_id: str) -> None:
+    """A response was read."""
+    write(db, "UPDATE responses SET used_at = ? WHERE id = ?", (now, response_id))
+
+
+def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
+    """Forget a tenant's response, or anybody's for None."""
+    return bool(
+        changed(db, "DELETE FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)", (response_id, tenant))
+    )
+
+
+def put_reply(db: Database, now: float, reply: IdempotentReply) -> None:
+    """Keep the reply to a key. A key that is in force with another body is a conflict."""
+    found = one(
+        db,
+        "SELECT fingerprint FROM idempotency WHERE tenant = ? AND route = ? AND key = ? AND expires_at > ?",
+        (reply.tenant, reply.route, reply.key, now),
+    )
+    if found is not None and found[0] != reply.fingerprint:
+        raise IdempotencyConflict(reply.key)
+    write(
+        db,
+        "INSERT INTO idempotency (tenant, route, key, fingerprint, status, headers, body, created_at, expires_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, route, key) DO UPDATE SET"
+        " fingerprint = excluded.fingerprint, status = excluded.status, headers = excluded.headers,"
+        " body = excluded.body, created_at = excluded.created_at, expires_at = excluded.expires_at",
+        (
+            reply.tenant,
+            reply.route,
+            reply.key,
+            reply.fingerprint,
+            reply.status,
+            dump(reply.headers),
+            reply.body,
+            now,
+            now + reply.ttl,
+        ),
+    )
+
+
+def get_reply(db: Database, now: float, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
+    """The reply that a key repeats."""
+    found = one(
+        db,
+        "SELECT fingerprint, status, headers, body, expires_at - created_at FROM idempotency"
+        " WHERE tenant = ? AND route = ? AND key = ? AND expires_at > ?",
+        (tenant, route, key, now),
+    )
+    if found is None:
+        return None
+    if found[0] != fingerprint:
+        raise IdempotencyConflict(key)
+    headers = cast("list[list[str]]", load(found[2]))
+    return IdempotentReply(
+        tenant=tenant,
+        route=route,
+        key=key,
+        fingerprint=fingerprint,
+        status=found[1],
+        headers=tuple((name, value) for name, value in headers),
+        body=found[3],
+        ttl=found[4],
+    )
+
+
+class ResponseVerbs(Verbs):
+    """The responses' part of the store."""
+
+    _response_limit: int
+
+    async def put_response(self, response: StoredResponse) -> None:
+        """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
+        await self._write(put_response, self._clock(), response, self._response_limit)
+
+    async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
+        """A tenant's response (anybody's if `tenant` is None), or None. Reading it makes it the most recently used one."""
+        found = await self._read(get_response, tenant, response_id)
+        if found is not None:
+            self._writer.post(touch_response, self._clock(), response_id)
+        return found
+
+    async def delete_response(self, tenant: str | None, response_id: str) -> bool:
+        """Forget a response and the names that point to it; returns whether there was one."""
+        return await self._write(delete_response, tenant, response_id)
+
+    async def latest_response(self, tenant: str, conversation: str) -> str | None:
+        """The id of the newest response of a conversation, or None."""
+        return await self._read(latest_of, tenant, conversation)
+
+    async def put_reply(self, reply: IdempotentReply) -> None:
+        """Keep the reply to an idempotency key; raises `IdempotencyConflict` for a key in force with another body."""
+        await self._write(put_reply, self._clock(), reply)
+
+    async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
+        """The reply that a key repeats, or None; raises `IdempotencyConflict` if the key came with another body."""
+        return await self._read(get_reply, self._clock(), tenant, route, key, fingerprint)

@@ -1,0 +1,222 @@
+"""Runs: a status row and a numbered event log each. A run ends once; its idempotency key leads back to it for as long as its row is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.ports import EventRow, RunRecord, TurnFinish, TurnStart
+from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
+from hermes_trio.store.records import RunRow, RunStatus
+
+from .encoding import clean, dump, load_mapping
+from .rows import Database, Row, many, one, write, write_many
+from .verbs import Verbs
+
+__all__ = ["RunVerbs", "begin_run", "finish_run", "insert_events", "usage_text"]
+
+_COLUMNS: Final = (
+    "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
+    " created_at, updated_at, ended_at, output, usage, error, error_code"
+)
+
+_QUIET_EVENTS: Final = frozenset({"message.delta"})
+"""Events that `last_event` does not follow."""
+
+_FINISH: Final = f"""
+INSERT INTO runs ({_COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15)
+ON CONFLICT (run_id) DO UPDATE SET
+    session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), model), status = excluded.status,
+    last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
+    output = excluded.output, usage = excluded.usage, error = excluded.error, error_code = excluded.error_code
+WHERE ended_at IS NULL
+"""
+
+
+def run_from_row(row: Row) -> RunRow:
+    """A run's record."""
+    usage = load_mapping(row[14]) if row[14] else None
+    values: list[Any] = [*row[:8], RunStatus(row[8]), *row[9:14], usage, row[15], row[16]]
+    return RunRow(*values)
+
+
+def usage_text(usage: Usage) -> str:
+    """Usage as runs report it."""
+    return dump(
+        {
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        }
+    )
+
+
+def begin_run(db: Database, now: float, run: RunRecord, start: TurnStart) -> None:
+    """Make a run's row; one whose idempotency key is known is not made again."""
+    if run.idempotency_key:
+        sql = "SELECT run_id, fingerprint FROM runs WHERE tenant = ? AND idempotency_key = ?"
+        found = one(db, sql, (run.tenant, run.idempotency_key))
+        if found is not None:
+            if found[1] != run.fingerprint:
+                raise IdempotencyConflict(run.idempotency_key)
+            raise AlreadyStarted(found[0])
+    write(
+        db,
+        "INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint,"
+        " status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?)",
+        (
+            run.run_id,
+            run.session_id,
+            start.turn_id,
+            run.model,
+            run.tenant,
+            clean(run.input_preview),
+            run.idempotency_key,
+            run.fingerprint,
+            now,
+            now,
+        ),
+    )
+
+
+def finish_run(db: Database, now: float, run: RunRecord, finish: TurnFinish) -> None:
+    """Write a run's end."""
+    status = finish.state.value
+    write(
+        db,
+        _FINISH,
+        (
+            run.run_id,
+            finish.start.context.session_id or run.session_id,
+            finish.start.turn_id,
+            finish.model or run.model,
+            run.tenant,
+            clean(run.input_preview),
+            run.idempotency_key,
+            run.fingerprint,
+            status,
+            f"run.{status}",
+            now,
+            clean(finish.text),
+            usage_text(finish.usage),
+            clean(finish.error),
+            finish.error_code,
+        ),
+    )
+
+
+def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
+    """Append to run logs; an event that is there already is left alone, so a batch may be written again."""
+    write_many(
+        db,
+        "INSERT INTO events (run_id, number, epoch, event) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        [(event.run_id, event.number, event.epoch, dump(event.event)) for event in events],
+    )
+
+
+def append_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
+    """Append to the logs of live runs, and follow them in `last_event`."""
+    insert_events(db, now, events)
+    last: dict[str, str] = {}
+    for event in events:
+        name = event.event.get("event")
+        if isinstance(name, str) and name not in _QUIET_EVENTS:
+            last[event.run_id] = name
+    write_many(
+        db,
+        "UPDATE runs SET last_event = ?, updated_at = ? WHERE run_id = ? AND ended_at IS NULL",
+        [(name, now, run_id) for run_id, name in last.items()],
+    )
+
+
+def update_status(db: Database, now: float, run_id: str, status: str, last_event: str | None) -> None:
+    """Move a live run to another live status."""
+    write(
+        db,
+        "UPDATE runs SET status = ?, last_event = coalesce(?, last_event), updated_at = ?"
+        " WHERE run_id = ? AND ended_at IS NULL",
+        (status, last_event, now, run_id),
+    )
+
+
+def get_run(db: Database, run_id: str) -> RunRow | None:
+    """A run by its id."""
+    found = one(db, f"SELECT {_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
+    return run_from_row(found) if found else None
+
+
+def find_run(db: Database, tenant: str, idempotency_key: str) -> RunRow | None:
+    """A run by its idempotency key."""
+    sql = f"SELECT {_COLUMNS} FROM runs WHERE tenant = ? AND idempotency_key = ? AND idempotency_key <> ''"
+    found = one(db, sql, (tenant, idempotency_key))
+    return run_from_row(found) if found else None
+
+
+def list_runs(
+    db: Database, status: str | None, session_id: str | None, tenant: str | None, limit: int, offset: int
+) -> list[RunRow]:
+    """Runs, the newest first."""
+    where = ["1"]
+    bindings: list[object] = []
+    for column, value in (("status", status), ("session_id", session_id), ("tenant", tenant)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            bindings.append(value)
+    sql = f"SELECT {_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ? OFFSET ?"
+    return [run_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
+
+
+def events_after(db: Database, run_id: str, number: int, limit: int) -> list[EventRow]:
+    """The events of a run with larger numbers, in order."""
+    sql = "SELECT run_id, epoch, number, event FROM events WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
+    return [
+        EventRow(run_id=run, epoch=epoch, number=count, event=load_mapping(event))
+        for run, epoch, count, event in many(db, sql, (run_id, number, limit))
+    ]
+
+
+def epoch_of(db: Database, run_id: str, number: int) -> str | None:
+    """The epoch of an event."""
+    found = one(db, "SELECT epoch FROM events WHERE run_id = ? AND number = ?", (run_id, number))
+    return found[0] if found else None
+
+
+class RunVerbs(Verbs):
+    """The runs' part of the store."""
+
+    async def append_events(self, events: Sequence[EventRow]) -> None:
+        """Append to run logs, as one batch. Appending an event twice keeps the first."""
+        await self._write(append_events, self._clock(), tuple(events))
+
+    async def update_run_status(self, run_id: str, status: RunStatus, last_event: str | None = None) -> None:
+        """Move a live run to another live status; one that has ended stays as it is."""
+        await self._write(update_status, self._clock(), run_id, status.value, last_event)
+
+    async def get_run(self, run_id: str) -> RunRow | None:
+        """A run by its id, or None."""
+        return await self._read(get_run, run_id)
+
+    async def find_run(self, tenant: str, idempotency_key: str) -> RunRow | None:
+        """The run that an idempotency key started, or None."""
+        return await self._read(find_run, tenant, idempotency_key)
+
+    async def list_runs(
+        self,
+        *,
+        status: RunStatus | None = None,
+        session_id: str | None = None,
+        tenant: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[RunRow]:
+        """Runs, the newest first."""
+        return await self._scan(list_runs, status.value if status else None, session_id, tenant, limit, offset)
+
+    async def events_after(self, run_id: str, number: int = 0, *, limit: int = 500) -> list[EventRow]:
+        """The events of a run after a number, in order."""
+        return await self._read(events_after, run_id, number, limit)
+
+    async def event_epoch(self, run_id: str, number: int) -> str | None:
+        """The epoch in which an event was written, or None if it is not kept: how a reader's `Last-Event-ID` is checked."""
+        return await self._read(epoch_of, run_id, number)

@@ -1,0 +1,202 @@
+"""The store on SQLite: opened once per process and file, closed last.
+
+`open_store` is the only way to get one. It owns the connections, the writer task, the maintenance task and the lock against a second
+server, and ends all of them, in this order: maintenance stops, the writer empties its queue, the connections close, the lock goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from enum import Enum
+from pathlib import Path
+from time import perf_counter
+from typing import Final, Literal
+
+import apsw
+import trio
+
+from hermes_trio.store.errors import StoreError, translate
+from hermes_trio.store.records import Retention
+
+from .access import AccessVerbs
+from .approvals import ApprovalVerbs
+from .backlog import BacklogVerbs
+from .cron import CronVerbs
+from .cursors import NoteVerbs
+from .deliveries import DeliveryVerbs
+from .files import MEMORY, connect, connect_reader, enter_wal, owned
+from .inbox import InboxVerbs
+from .jobs import JobVerbs
+from .keys import KeyVerbs
+from .maintenance import MaintenanceVerbs
+from .outbox import OutboxVerbs
+from .recovery import RecoveryVerbs
+from .responses import ResponseVerbs
+from .runs import RunVerbs
+from .schema import check_ours, migrate, version_of
+from .sessions import SessionVerbs
+from .turns import TurnVerbs
+from .verbs import OwnReads, Reads, SharedReads
+from .writer import InlineWorker, ThreadWorker, Worker, Writer, WriterStatistics
+
+__all__ = ["Runner", "SqliteStore", "open_store"]
+
+READER_THREADS: Final = 4
+
+INDEX_SECONDS: Final = 15.0
+"""How far the search index may lag behind; a search catches up first anyway."""
+
+INDEX_PATIENCE: Final = 4.0
+"""Indexing rests so many times as long as it has worked."""
+
+log: Final = logging.getLogger(__name__)
+
+DEFAULT_RETENTION: Final = Retention()
+
+
+class Runner(Enum):
+    """Where the store's blocking work runs. The verbs and the SQL are the same."""
+
+    THREADED = "threaded"
+    """In the store's own thread, and scans in a few more. For production."""
+    INLINE = "inline"
+    """On the loop. For virtual time and property tests. A database in memory is always inline: it waits for no disk."""
+
+
+class SqliteStore(
+    BacklogVerbs,
+    SessionVerbs,
+    TurnVerbs,
+    RunVerbs,
+    JobVerbs,
+    InboxVerbs,
+    OutboxVerbs,
+    ApprovalVerbs,
+    ResponseVerbs,
+    DeliveryVerbs,
+    CronVerbs,
+    KeyVerbs,
+    AccessVerbs,
+    NoteVerbs,
+    RecoveryVerbs,
+    MaintenanceVerbs,
+):
+    """All verbs, on one SQLite database."""
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        writer: Writer,
+        reads: Reads,
+        retention: Retention,
+        clock: Callable[[], float],
+        token: Callable[[int], str],
+    ) -> None:
+        self.path: str = path
+        self.retention = retention
+        self._writer = writer
+        self._reads = reads
+        self._clock = clock
+        self._token = token
+        self._response_limit = retention.response_count
+
+    def statistics(self) -> WriterStatistics:
+        """What the writer has done since the store was opened."""
+        return self._writer.statistics()
+
+
+async def _index_gently(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Index what waits, a little at a time, with pauses that are longer than the work: whoever waits for a commit comes first."""
+    while True:
+        began = perf_counter()
+        if not await store.index_some():
+            return
+        await sleep(INDEX_PATIENCE * (perf_counter() - began))
+
+
+async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+    """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
+    rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
+    pause = store.retention.interval / rounds
+    while True:
+        for _ in range(rounds):
+            await sleep(pause)
+            try:
+                await _index_gently(store, sleep)
+            except StoreError as error:
+                log.warning("the search index could not be brought up to date", extra={"error": str(error)})
+        try:
+            report = await store.maintain()
+        except StoreError as error:
+            log.warning("maintenance of the store failed; the next round tries again", extra={"error": str(error)})
+        else:
+            log.debug(
+                "store maintained",
+                extra={"removed": dict(report.removed), "sessions_ended": report.sessions_ended},
+            )
+
+
+@asynccontextmanager
+async def open_store(
+    path: str | Path | None,
+    *,
+    runner: Runner | Literal["threaded", "inline"] = Runner.THREADED,
+    retention: Retention = DEFAULT_RETENTION,
+    clock: Callable[[], float] = time.time,
+    token: Callable[[int], str] = secrets.token_hex,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+    maintenance: bool | None = None,
+) -> AsyncIterator[SqliteStore]:
+    """Open the store at `path`, or one in memory for None or `:memory:`, for the body of the `async with`.
+
+    Raises `StoreInUse` if another server has it open, `NewerSchema` if a newer program wrote it, `StoreReadOnly` if it cannot be
+    written. On the way out everything that was enqueued is written, also when the body was cancelled. `token(n)` makes the random
+    part of session ids, n bytes in hex. `maintenance` says whether the store looks after itself every `retention.interval` seconds of
+    `sleep`; a database in memory does so only when told to.
+    """
+    name = MEMORY if path is None else str(path)
+    in_memory = name == MEMORY
+    with ExitStack() as stack:
+        if not in_memory:
+            stack.enter_context(owned(Path(name)))
+        db = connect(name)
+        stack.callback(db.close)
+        try:
+            check_ours(db, name)
+            if version_of(db) == 0:
+                enter_wal(db, name)
+                migrate(db, name)
+            else:
+                migrate(db, name)
+                enter_wal(db, name)
+        except apsw.Error as error:
+            raise translate(error, name) from error
+        shared = in_memory or Runner(runner) is Runner.INLINE
+        reads: Reads = SharedReads(db, name) if shared else OwnReads(lambda: connect_reader(name), name, READER_THREADS)
+        stack.callback(reads.close)
+        threaded = not shared
+        worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
+        writer = Writer(db, worker, name, slices=threaded, at_once=in_memory)
+        store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
+        looks_after_itself = not in_memory if maintenance is None else maintenance
+        failure: Exception | None = None
+        async with worker, trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run, name="store writer")
+            try:
+                async with trio.open_nursery() as keepers:
+                    if looks_after_itself:
+                        keepers.start_soon(_look_after, store, sleep, name="store maintenance")
+                    try:
+                        yield store
+                    except Exception as error:
+                        failure = error
+                    keepers.cancel_scope.cancel()
+            finally:
+                writer.close()
+        if failure is not None:
+            raise failure

@@ -1,0 +1,207 @@
+"""The two transactions of a turn.
+
+`begin_turn` is written only where something was promised before the turn ends (a run id, an accepted message, a one-shot session).
+`finish_turn` writes everything that a turn leaves behind, all of it or nothing, and makes the session if nobody did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from hermes_trio.runtime.ports import TurnFinish, TurnStart
+from hermes_trio.store.records import IdempotentReply, StoredResponse
+
+from .encoding import clean, routing_text
+from .inbox import SESSION_ENDED, abandon_waiting, settle_rows, take_rows
+from .outbox import add_replies
+from .responses import put_reply, put_response
+from .rows import Database, Row, one, write
+from .runs import begin_run, finish_run, insert_events
+from .transcript import add_messages, first_words
+from .verbs import Verbs
+
+__all__ = ["ALSO", "TurnVerbs"]
+
+_BEGIN: Final = """
+INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
+    open_turn, started_at, last_active)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)
+ON CONFLICT (id) DO UPDATE SET
+    open_turn = excluded.open_turn,
+    one_shot = max(one_shot, excluded.one_shot),
+    last_active = excluded.last_active,
+    model = CASE model WHEN '' THEN excluded.model ELSE model END,
+    end_reason = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN end_reason END,
+    ended_at = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN ended_at END
+"""
+
+_FINISH: Final = """
+INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
+    started_at, last_active, preview, ended_at, end_reason, message_count, tool_call_count, input_tokens, output_tokens,
+    cache_read_tokens, cache_write_tokens, reasoning_tokens, api_call_count)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)
+ON CONFLICT (id) DO UPDATE SET
+    open_turn = NULL,
+    one_shot = max(one_shot, excluded.one_shot),
+    last_active = excluded.last_active,
+    model = CASE model WHEN '' THEN excluded.model ELSE model END,
+    preview = CASE preview WHEN '' THEN excluded.preview ELSE preview END,
+    end_reason = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
+        THEN excluded.end_reason ELSE end_reason END,
+    ended_at = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
+        THEN excluded.ended_at ELSE ended_at END,
+    message_count = message_count + excluded.message_count,
+    tool_call_count = tool_call_count + excluded.tool_call_count,
+    input_tokens = input_tokens + excluded.input_tokens,
+    output_tokens = output_tokens + excluded.output_tokens,
+    cache_read_tokens = cache_read_tokens + excluded.cache_read_tokens,
+    cache_write_tokens = cache_write_tokens + excluded.cache_write_tokens,
+    reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
+    api_call_count = api_call_count + excluded.api_call_count
+RETURNING n
+"""
+
+_CONTINUE: Final = """
+UPDATE sessions SET
+    last_active = ?2,
+    model = CASE model WHEN '' THEN ?3 ELSE model END,
+    preview = CASE preview WHEN '' THEN ?4 ELSE preview END,
+    message_count = message_count + ?5,
+    tool_call_count = tool_call_count + ?6,
+    input_tokens = input_tokens + ?7,
+    output_tokens = output_tokens + ?8,
+    cache_read_tokens = cache_read_tokens + ?9,
+    cache_write_tokens = cache_write_tokens + ?10,
+    reasoning_tokens = reasoning_tokens + ?11,
+    api_call_count = api_call_count + ?12
+WHERE id = ?1 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13
+RETURNING n
+"""
+"""What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
+that has one."""
+
+
+def _put_response(db: Database, now: float, record: object, limit: int) -> None:
+    assert isinstance(record, StoredResponse)
+    put_response(db, now, record, limit)
+
+
+def _put_reply(db: Database, now: float, record: object, limit: int) -> None:
+    assert isinstance(record, IdempotentReply)
+    put_reply(db, now, record)
+
+
+ALSO: Final[dict[type, Callable[[Database, float, object, int], None]]] = {
+    StoredResponse: _put_response,
+    IdempotentReply: _put_reply,
+}
+"""What may commit with a turn, in `TurnFinish.also`, and who writes it."""
+
+
+def begin_turn(db: Database, now: float, start: TurnStart) -> None:
+    """Write down that a turn has begun. An ended session is reopened by it, for a new message arrived; a one-shot one is not."""
+    context = start.context
+    if start.run is not None:
+        begin_run(db, now, start.run, start)
+    write(
+        db,
+        _BEGIN,
+        (
+            context.session_id,
+            start.source,
+            start.tenant,
+            context.session_key,
+            context.user_id,
+            start.model,
+            start.parent_session_id or None,
+            "subagent" if start.parent_session_id else "",
+            routing_text(context),
+            start.one_shot,
+            start.turn_id,
+            now,
+        ),
+    )
+    if start.inbox_ids:
+        take_rows(db, start.turn_id, context.session_id, start.inbox_ids)
+
+
+def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: int) -> None:
+    """Write everything that a turn leaves behind."""
+    start = finish.start
+    context = start.context
+    usage = finish.usage
+    messages = finish.messages
+    model = finish.model or start.model
+    preview = clean(first_words(messages))
+    counts = (
+        len(messages),
+        usage.tool_calls or sum([len(message.tool_calls) for message in messages]),
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        usage.api_calls,
+    )
+    found: Row | None = None
+    if not finish.end_session:
+        found = one(db, _CONTINUE, (context.session_id, now, model, preview, *counts, start.one_shot))
+    if found is None:
+        found = one(
+            db,
+            _FINISH,
+            (
+                context.session_id,
+                start.source,
+                start.tenant,
+                context.session_key,
+                context.user_id,
+                model,
+                start.parent_session_id or None,
+                "subagent" if start.parent_session_id else "",
+                routing_text(context),
+                start.one_shot,
+                now,
+                preview,
+                now if finish.end_session else None,
+                finish.end_session or None,
+                *counts,
+                start.began_at,
+            ),
+        )
+    assert found is not None
+    if messages:
+        add_messages(db, now, found[0], messages)
+    if finish.outbox:
+        add_replies(db, now, context.session_id, start.turn_id, finish.outbox)
+    if finish.acknowledged or start.inbox_ids:
+        settle_rows(db, now, start.turn_id, start.inbox_ids, finish.acknowledged)
+    if start.run is not None:
+        finish_run(db, now, start.run, finish)
+    if finish.events:
+        insert_events(db, now, finish.events)
+    for record in finish.also:
+        put = ALSO.get(type(record))
+        if put is None:
+            raise TypeError(f"TurnFinish.also: the store does not know how to write a {type(record).__name__}")
+        put(db, now, record, response_limit)
+    if finish.end_session:
+        abandon_waiting(db, now, context.session_id, SESSION_ENDED)
+
+
+class TurnVerbs(Verbs):
+    """The turns' part of the store."""
+
+    _response_limit: int
+
+    async def begin_turn(self, start: TurnStart) -> None:
+        """Write down what was promised before the turn runs: its run, its session, the messages that it takes.
+
+        Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known; nothing is written then.
+        """
+        await self._write(begin_turn, self._clock(), start)
+
+    async def finish_turn(self, finish: TurnFinish) -> None:
+        """Write everything that a turn leaves behind, all of it or nothing."""
+        await self._write(finish_turn, self._clock(), finish, self._response_limit)

@@ -1,0 +1,142 @@
+"""How a verb reaches the database: the base of the store's verb classes.
+
+Each concept of the store is a module with plain functions of a connection, and a class of verbs that runs them. Writes go through the
+writer's queue. A point read (a few indexed rows) runs on the loop on a connection of its own and waits for nobody. A scan (search,
+long lists, long transcripts) runs in a thread on one of a few more connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import apsw
+import trio
+
+from hermes_trio.store.errors import translate
+
+from .rows import Database
+from .writer import Weight, Writer
+
+__all__ = ["Reads", "Verbs"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STREAK: Final = 64
+"""Point reads that one task may make without a pause before the other tasks get their turn."""
+
+PAUSE_SECONDS: Final = 0.001
+
+
+class Reads(Protocol):
+    """Where reads run."""
+
+    async def point(self, read: Callable[[Database], T], /) -> T: ...
+
+    async def scan(self, read: Callable[[Database], T], /) -> T: ...
+
+    def close(self) -> None: ...
+
+
+class SharedReads:
+    """Reads on the writer's own connection, between its batches: for databases in memory and for virtual time."""
+
+    def __init__(self, db: Database, path: str) -> None:
+        self._db: Database = db
+        self._path: str = path
+
+    async def point(self, read: Callable[[Database], T], /) -> T:
+        """Read now, then let the others run. A checkpoint like any other."""
+        await trio.lowlevel.checkpoint()
+        try:
+            return read(self._db)
+        except apsw.Error as error:
+            raise translate(error, self._path) from error
+
+    async def scan(self, read: Callable[[Database], T], /) -> T:
+        """The same as `point`."""
+        return await self.point(read)
+
+    def close(self) -> None:
+        """The connection belongs to the writer."""
+
+
+class OwnReads:
+    """Reads on connections of their own: a snapshot each, never behind a write.
+
+    `point` is a cancellation point, but lets other tasks run only when one task reads without a pause: a read that takes ten
+    microseconds must not wait for a busy loop to come round.
+    """
+
+    def __init__(self, connect: Callable[[], Database], path: str, threads: int) -> None:
+        self._connect: Callable[[], Database] = connect
+        self._path: str = path
+        self._near: Database = connect()
+        self._idle: list[Database] = []
+        self._limiter: trio.CapacityLimiter = trio.CapacityLimiter(threads)
+        self._reader: trio.lowlevel.Task | None = None
+        self._streak: int = 0
+        self._last: float = 0.0
+
+    async def point(self, read: Callable[[Database], T], /) -> T:
+        """Read a few rows on the loop. Cancelled before it starts or not at all."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        task = trio.lowlevel.current_task()
+        if task is self._reader and perf_counter() - self._last < PAUSE_SECONDS:
+            self._streak += 1
+            if self._streak >= STREAK:
+                self._streak = 0
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        else:
+            self._reader = task
+            self._streak = 0
+        try:
+            return read(self._near)
+        except apsw.Error as error:
+            raise translate(error, self._path) from error
+        finally:
+            self._last = perf_counter()
+
+    async def scan(self, read: Callable[[Database], T], /) -> T:
+        """Read in a thread. When cancelled, waits for the read that is under way, which is bounded, and then gives way."""
+        async with self._limiter:
+            db = self._idle.pop() if self._idle else self._connect()
+            try:
+                return await trio.to_thread.run_sync(read, db, limiter=_unlimited)
+            except apsw.Error as error:
+                raise translate(error, self._path) from error
+            finally:
+                self._idle.append(db)
+
+    def close(self) -> None:
+        """Close all connections; nothing may be reading."""
+        self._near.close()
+        while self._idle:
+            self._idle.pop().close()
+
+
+_unlimited: Final = trio.CapacityLimiter(float("inf"))
+
+
+class Verbs:
+    """What the verb classes share. Only `open_store` makes one."""
+
+    _writer: Writer
+    _reads: Reads
+    _clock: Callable[[], float]
+
+    async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        assert not named, "verbs take positional arguments"
+        return await self._writer.submit(verb, *args)
+
+    async def _write_heavily(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        assert not named, "verbs take positional arguments"
+        return await self._writer.submit(verb, *args, weight=Weight.HEAVY)
+
+    async def _read(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        return await self._reads.point(lambda db: verb(db, *args, **named))
+
+    async def _scan(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        return await self._reads.scan(lambda db: verb(db, *args, **named))

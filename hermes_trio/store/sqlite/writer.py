@@ -1,0 +1,458 @@
+"""The one task that writes, and the group commit that makes it cheap.
+
+Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, each
+verb in a savepoint of its own, so that one that fails takes nothing else with it; then it commits once, and only then wakes the callers.
+A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller who is alone need not queue: it
+does what the writer would do, in its own task.
+
+Verbs run on the loop (they touch memory: SQLite's page cache), in slices so that a long batch does not hold the loop up; what waits for the
+disk, the commit, runs in the store's own thread, one hop a batch. A verb in a thread would have to win the interpreter's lock back from a
+busy loop after each statement, which is what makes thread-per-call drivers slow under load. Verbs that scan or delete much are marked
+`heavy` and run in the thread altogether.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from time import perf_counter
+from typing import Any, Final, Protocol, TypeVar, cast
+
+import apsw
+import msgspec
+import outcome
+import trio
+
+from hermes_trio.store.errors import StoreClosed, StoreError, translate
+
+from .files import BUSY_MILLISECONDS
+from .rows import Database
+
+__all__ = ["InlineWorker", "ThreadWorker", "Weight", "Worker", "Writer", "WriterStatistics", "run_now"]
+
+T = TypeVar("T")
+
+QUEUE_LIMIT: Final = 4096
+"""Callers that find this many verbs waiting wait before they enqueue."""
+
+BATCH_LIMIT: Final = 512
+"""Verbs in one transaction. More gain nothing: the commit's cost is spread thin long before."""
+
+SLICE_SECONDS: Final = 0.001
+"""How long a batch stays on the loop before the other tasks get their turn, if they need less than that themselves."""
+
+LONGEST_SLICE: Final = 0.05
+"""A batch may stay for as long as the others have just taken, up to this: a loop that is full of requests must not starve the writes that end them."""
+
+CALM_VERBS: Final = 16
+"""A caller that need not wait still goes through the queue this often: the others get their turn, and a crowd is noticed."""
+
+
+class Weight(Enum):
+    """How a verb is to be run."""
+
+    LIGHT = "light"
+    """A few indexed rows: on the loop, in the batch's transaction."""
+    HEAVY = "heavy"
+    """Scans or deletes much: in the worker thread, in a transaction of its own."""
+    BARE = "bare"
+    """Cannot run inside a transaction (checkpoint, vacuum): in the worker thread."""
+
+
+class Worker(Protocol):
+    """Where blocking work runs, one piece at a time: `start` it, wait until it is `over`, `take` its value or its error."""
+
+    def start(self, work: Callable[[], Any], /) -> None:
+        """Begin `work`. It runs to its end, whoever waits for it."""
+        ...
+
+    async def over(self) -> None:
+        """Wait until the work has ended. Somebody else may wait in place of a caller that is cancelled here."""
+        ...
+
+    def take(self) -> Any:
+        """What the work returned or raised; afterwards there is room for the next."""
+        ...
+
+    async def __aenter__(self) -> Worker: ...
+
+    async def __aexit__(self, *failure: object) -> None: ...
+
+
+class _Call(msgspec.Struct, eq=False):
+    verb: Callable[..., object]
+    args: tuple[object, ...]
+    weight: Weight
+    task: trio.lowlevel.Task | None = None
+    value: object = None
+    error: Exception | None = None
+
+
+class WriterStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer has done since it was opened."""
+
+    verbs: int
+    commits: int
+    waiting: int
+    largest_batch: int
+
+
+class ThreadWorker:
+    """One thread of the store's own, for the body of the `async with`; on the way out it has ended.
+
+    Both sides wait for a byte on a pair of sockets: a hop costs a fifth of what it costs through a queue and `run_sync_soon`, because neither side has
+    to win a lock from the other. The thread is daemonic, so that a program that dies in the middle does not wait for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._work: Callable[[], Any] | None = None
+        self._result: outcome.Value[Any] | outcome.Error | None = None
+        self._thread: threading.Thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    async def __aenter__(self) -> ThreadWorker:
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._ours.close()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._thread.join)
+
+    def _run(self) -> None:
+        with self._theirs as bell, suppress(OSError):  # closed under it: nobody waits any more
+            while bell.recv(1):
+                assert self._work is not None
+                self._result = outcome.capture(self._work)
+                bell.send(b"\0")
+
+    def start(self, work: Callable[[], Any], /) -> None:
+        """Begin `work` in the thread, now: a loop that went on would keep the interpreter's lock from it until it has nothing else to do."""
+        self._work = work
+        self._ours.send(b"\0")
+        os.sched_yield()
+
+    async def over(self) -> None:
+        """Wait for the thread's byte."""
+        await trio.lowlevel.wait_readable(self._ours)
+
+    def take(self) -> Any:
+        """The result; the byte that announced it is read now, so that waiting can be handed over until then."""
+        self._ours.recv(1)
+        result, self._result, self._work = self._result, None, None
+        assert result is not None
+        return result.unwrap()
+
+
+class InlineWorker:
+    """No thread: everything on the loop. For virtual time, property tests and databases in memory."""
+
+    _result: outcome.Value[Any] | outcome.Error
+
+    async def __aenter__(self) -> InlineWorker:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        return None
+
+    def start(self, work: Callable[[], Any], /) -> None:
+        """Run `work` here and now."""
+        self._result = outcome.capture(work)
+
+    async def over(self) -> None:
+        """It is."""
+
+    def take(self) -> Any:
+        """The result."""
+        return self._result.unwrap()
+
+
+class Writer:
+    """Owns the writing connection. `run` is its task; it ends when `close` was called and the queue is empty.
+
+    `slices` says whether other tasks may run in the middle of a batch; they may not where reads use the same connection. While nobody else
+    comes, a verb runs in its caller's task, which saves two steps of the scheduler; with `at_once`, for a database in memory, its commit too.
+    """
+
+    def __init__(self, db: Database, worker: Worker, path: str, *, slices: bool, at_once: bool = False) -> None:
+        self._db: Database = db
+        self._worker: Worker = worker
+        self._path: str = path
+        self._slices: bool = slices
+        self._at_once: bool = at_once
+        self._calm: bool = False
+        """The last batch was of one verb, so a caller need not wait for others to share a transaction with."""
+        self._queue: deque[_Call] = deque()
+        self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
+        self._sleeper: trio.lowlevel.Task | None = None
+        """The writer's task, while there is nothing for it to do."""
+        self._orphaned: bool = False
+        """Work is under way in the worker whose caller has left: the writer waits for its end."""
+        self._closing: bool = False
+        self._ended: bool = False
+        self._verbs: int = 0
+        self._commits: int = 0
+        self._largest: int = 0
+
+    def statistics(self) -> WriterStatistics:
+        """A snapshot of the counters."""
+        return WriterStatistics(
+            verbs=self._verbs, commits=self._commits, waiting=len(self._queue), largest_batch=self._largest
+        )
+
+    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
+        """Run `verb(connection, *args)` in the next batch; return when it is durable, or raise its error.
+
+        Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        calm = self._calm and (self._verbs + 1) % CALM_VERBS and not self._queue and self._sleeper is not None
+        if calm and weight is Weight.LIGHT:
+            if not self._at_once:
+                return await self._write_alone(verb, args)
+            self._verbs += 1
+            self._commits += 1
+            return run_now(self._db, self._path, verb, *args)
+        while len(self._queue) >= QUEUE_LIMIT and not self._ended:
+            await self._room.park()
+        call = self._enqueue(verb, args, weight)
+        call.task = trio.lowlevel.current_task()
+
+        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            call.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _write_alone(self, verb: Callable[..., T], args: tuple[object, ...]) -> T:
+        """Write what nobody else is there to share a transaction with, in the task of its caller; the writer's own task sleeps meanwhile.
+
+        A caller that is cancelled leaves the end of its commit to the writer.
+        """
+        db = self._db
+        sleeper, self._sleeper = self._sleeper, None
+        try:
+            await self._begin()
+            value = verb(db, *args)
+            if not db.in_transaction:
+                raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+            await self._do(self._commit)
+        except apsw.Error as error:
+            self._undo()
+            raise translate(error, self._path) from error
+        except BaseException:
+            self._undo()
+            raise
+        finally:
+            self._verbs += 1
+            self._commits += 1
+            self._calm = not self._queue
+            self._sleeper = sleeper
+            if self._queue or self._closing or self._orphaned:
+                self._wake()
+        return value
+
+    def _undo(self) -> None:
+        if not self._orphaned and self._db.in_transaction:
+            self._roll_back()
+
+    def post(self, verb: Callable[..., object], *args: object) -> None:
+        """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
+        if len(self._queue) < QUEUE_LIMIT and not self._ended:
+            self._enqueue(verb, args, Weight.LIGHT)
+
+    def _enqueue(self, verb: Callable[..., object], args: tuple[object, ...], weight: Weight) -> _Call:
+        if self._ended:
+            raise StoreClosed(f"{self._path} is closed; nothing was written")
+        call = _Call(verb, args, weight)
+        self._queue.append(call)
+        self._wake()
+        return call
+
+    def _wake(self) -> None:
+        if self._sleeper is not None:
+            sleeper, self._sleeper = self._sleeper, None
+            trio.lowlevel.reschedule(sleeper)
+
+    def close(self) -> None:
+        """Let `run` end once the queue is empty."""
+        self._closing = True
+        self._wake()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Write until closed. Shielded, and safe from Ctrl-C: a cancelled runtime still gets what it has enqueued written down."""
+        try:
+            with trio.CancelScope(shield=True):
+                while True:
+                    if self._orphaned:
+                        await self._end_orphan()
+                    elif self._queue:
+                        await self._one_batch()
+                    elif self._closing:
+                        return
+                    else:
+                        self._sleeper = trio.lowlevel.current_task()
+                        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        finally:
+            self._ended = True
+            left, self._queue = self._queue, deque()
+            for call in left:
+                call.error = StoreClosed(f"{self._path} was closed before this write; nothing was written")
+                self._settle(call)
+            self._room.unpark_all()
+
+    async def _do(self, work: Callable[[], Any]) -> Any:
+        self._worker.start(work)
+        try:
+            await self._worker.over()
+        except BaseException:  # cancelled, or Ctrl-C, which the main task gets wherever it waits
+            self._orphaned = True
+            raise
+        return self._worker.take()
+
+    async def _one_batch(self) -> None:
+        if self._queue[0].weight is Weight.LIGHT:
+            calls = await self._light_batch()
+        else:
+            call = self._queue.popleft()
+            calls = [call]
+            await self._do(lambda: self._alone(call))
+        self._verbs += len(calls)
+        self._commits += 1
+        self._largest = max(self._largest, len(calls))
+        self._calm = len(calls) == 1
+        for call in calls:
+            self._settle(call)
+        if len(self._queue) < QUEUE_LIMIT:
+            self._room.unpark_all()
+
+    async def _end_orphan(self) -> None:
+        """Wait for the work whose caller has left; that it failed has nobody to be told. A transaction that it leaves open is nobody's."""
+        with suppress(Exception):
+            await self._worker.over()
+            self._worker.take()
+        if self._db.in_transaction:
+            await self._do(self._roll_back)
+        self._orphaned = False
+
+    def _settle(self, call: _Call) -> None:
+        task = call.task
+        if task is None:
+            return
+        if call.error is not None:
+            trio.lowlevel.reschedule(task, outcome.Error(call.error))
+        else:
+            trio.lowlevel.reschedule(task, outcome.Value(call.value))
+
+    async def _light_batch(self) -> list[_Call]:
+        calls: list[_Call] = []
+        queue = self._queue
+        db = self._db
+        try:
+            await self._begin()
+            limit = perf_counter() + SLICE_SECONDS
+            while queue and queue[0].weight is Weight.LIGHT and len(calls) < BATCH_LIMIT:
+                call = queue.popleft()
+                calls.append(call)
+                self._attempt(call)
+                if self._slices and (left := perf_counter()) > limit:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    back = perf_counter()
+                    limit = back + max(SLICE_SECONDS, min(back - left, LONGEST_SLICE))
+            if not db.in_transaction:
+                raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+            await self._do(self._commit)
+        except Exception as error:
+            if not calls:
+                calls.append(queue.popleft())
+            if db.in_transaction:
+                await self._do(self._roll_back)
+            self._fail_all(calls, error)
+        return calls
+
+    async def _begin(self) -> None:
+        db = self._db
+        db.set_busy_timeout(0)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except apsw.BusyError:
+            pass
+        finally:
+            db.set_busy_timeout(BUSY_MILLISECONDS)
+        # A command beside us writes. Shielded: a transaction that is begun is ended by whoever began it.
+        with trio.CancelScope(shield=True):
+            await self._do(self._begin_waiting)
+
+    def _begin_waiting(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def _commit(self) -> None:
+        self._db.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        self._db.execute("ROLLBACK")
+
+    def _attempt(self, call: _Call) -> None:
+        db = self._db
+        if not db.in_transaction:
+            call.error = StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
+            return
+        db.execute("SAVEPOINT verb")
+        try:
+            call.value = call.verb(db, *call.args)
+        except Exception as error:
+            call.error = self._owned(error)
+            if db.in_transaction:
+                db.execute("ROLLBACK TO verb; RELEASE verb")
+        else:
+            db.execute("RELEASE verb")
+
+    def _alone(self, call: _Call) -> None:
+        db = self._db
+        try:
+            if call.weight is Weight.BARE:
+                call.value = call.verb(db, *call.args)
+                return
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                call.value = call.verb(db, *call.args)
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+        except Exception as error:
+            call.error = self._owned(error)
+
+    def _fail_all(self, calls: list[_Call], error: Exception) -> None:
+        for call in calls:
+            if call.error is None:
+                mine = translate(error, self._path)
+                call.error = type(mine)(*mine.args) if mine is error and len(calls) > 1 else mine
+
+    def _owned(self, error: Exception) -> Exception:
+        """The caller's error: the driver's become the store's, a mistake in a verb stays what it is."""
+        return translate(error, self._path) if isinstance(error, apsw.Error) else error
+
+
+def run_now(db: Database, path: str, verb: Callable[..., T], *args: Any) -> T:
+    """Run a verb in a transaction of its own, without a store: for command-line tools beside a running server."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            value = verb(db, *args)
+            db.execute("COMMIT")
+        finally:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    return value

@@ -1,0 +1,275 @@
+"""The `process` tool: look at, wait for, talk to and end the background processes of one's own session.
+
+Looking changes nothing, except that whoever has waited for an end, read the log of an ended process to its last line, or ended it, knows of it and is not told
+again. No call waits longer than it said: a process that does not answer cannot hold the turn (H8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, final
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from hermes_trio.agent.model import ToolSpec
+from hermes_trio.agent.tool import error_result, keep_partial_result
+from hermes_trio.runtime.context import current_turn
+from hermes_trio.runtime.outcome import CancelCause, Cause
+from hermes_trio.runtime.tree import waiting
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.tools.context import Place
+from hermes_trio.tools.registry import schema_of
+from hermes_trio.tools.warden import StdinClosed
+
+from .output import LOG_LINES, mask_secrets
+from .processes import KILLED_BY_TOOL, BackgroundProcess, Processes
+
+__all__ = ["ProcessArguments", "ProcessTool"]
+
+LIST_COMMAND: Final = 200
+LIST_OUTPUT: Final = 200
+POLL_OUTPUT: Final = 1000
+END_OUTPUT: Final = 2000
+
+WRITE_SECONDS: Final = 10.0
+"""How long a process may take to read what is written to it."""
+
+ACTIONS: Final = ("list", "poll", "log", "wait", "kill", "write", "submit", "close")
+
+
+class ProcessArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the model may say."""
+
+    action: Annotated[
+        str,
+        Meta(
+            description="list; poll (status and last output); log (lines); wait (for its end); kill; write (data as it is); submit (data and Enter); close (end"
+            " of input)",
+            extra_json_schema={"enum": list(ACTIONS)},
+        ),
+    ]
+    session_id: Annotated[str | int, Meta(description="The id from terminal; for everything but list")] = ""
+    data: Annotated[str, Meta(description="For write and submit")] = ""
+    timeout: Annotated[int, Meta(ge=1, description="Seconds to wait")] | None = None
+    offset: Annotated[int, Meta(ge=0, description="For log: first line; 0 for the last lines")] = 0
+    limit: Annotated[int, Meta(ge=1, description="For log: how many lines")] = LOG_LINES
+
+
+_DESCRIPTION: Final = "Look at and control the background processes that you started with terminal(background=true)."
+
+Result = dict[str, Any]
+
+
+@final
+class ProcessTool:
+    """See the module."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._spec = ToolSpec(name="process", description=_DESCRIPTION, parameters=schema_of(ProcessArguments))
+        self._actions: Mapping[str, Callable[[BackgroundProcess, ProcessArguments, Place], Awaitable[Result]]] = {
+            "poll": self._poll,
+            "log": self._log,
+            "wait": self._wait,
+            "kill": self._kill,
+            "write": self._write,
+            "submit": self._write,
+            "close": self._close,
+        }
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as a model sees it."""
+        return self._spec
+
+    def preview(self, arguments: str) -> str:
+        """The action and the process."""
+        try:
+            given = msgspec.json.decode(arguments, type=ProcessArguments, strict=False)
+        except msgspec.MsgspecError:
+            return self._spec.name
+        return f"{given.action} {given.session_id}".strip()[:120]
+
+    async def call(self, turn: Turn, arguments: str) -> str:
+        """Do it. Cancelling abandons a wait, never the process; a kill that has begun goes on."""
+        try:
+            given = msgspec.json.decode(arguments or "{}", type=ProcessArguments, strict=False)
+        except msgspec.MsgspecError as error:
+            return error_result(f"wrong arguments for process: {error}")
+        return msgspec.json.encode(await self._act(turn, given)).decode()
+
+    async def __call__(self, action: str, session_id: str = "", **arguments: Any) -> Result:
+        """Use the tool from a program, in the current turn or outside any in the open Runtime (else `NoRuntime`). Cancelling: as `call`."""
+        given = msgspec.convert({"action": action, "session_id": session_id, **arguments}, ProcessArguments)
+        return await self._act(current_turn(), given)
+
+    async def _act(self, turn: Turn | None, given: ProcessArguments) -> Result:
+        place = Place.of(turn)
+        if given.action == "list":
+            return {"processes": [self._line(record) for record in self._processes.of_session(place.session_id)]}
+        action = self._actions.get(given.action)
+        if action is None:
+            return {"error": f"unknown action {given.action!r}; the actions are {', '.join(ACTIONS)}"}
+        id = str(given.session_id).strip()
+        if not id:
+            return {"error": f"session_id is needed for {given.action}: the id that terminal returned"}
+        record = self._processes.find(id, place.session_id)
+        if record is None:
+            return {"status": "not_found", "error": f"this session has no process {id!r}; see process(action='list')"}
+        return await action(record, given, place)
+
+    # -- looking -----------------------------------------------------------------------------------------------------------------
+
+    def _line(self, record: BackgroundProcess) -> Result:
+        line: Result = {
+            "session_id": record.id,
+            "command": record.shown[:LIST_COMMAND],
+            "cwd": record.cwd,
+            "pid": record.pid,
+            "started_at": datetime.fromtimestamp(record.started_at, UTC).astimezone().isoformat(timespec="seconds"),
+            "uptime_seconds": record.uptime(trio.current_time()),
+            "status": "running" if record.running else "exited",
+            "output_preview": record.tail(LIST_OUTPUT),
+        }
+        if not record.running:
+            line["exit_code"] = record.exit_code
+        if record.notify:
+            line["notify_on_complete"] = True
+        if record.watch is not None:
+            line["watch_patterns"] = list(record.watch.patterns)
+            line["watch_hit"] = record.watch.events > 0
+        return line
+
+    def _facts(self, record: BackgroundProcess) -> Result:
+        return {
+            "session_id": record.id,
+            "command": record.shown,
+            "status": "running" if record.running else "exited",
+        }
+
+    async def _poll(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        """A status check: the promised notice still comes."""
+        await trio.lowlevel.checkpoint()
+        return {
+            **self._facts(record),
+            "pid": record.pid,
+            "uptime_seconds": record.uptime(trio.current_time()),
+            "output_preview": record.tail(POLL_OUTPUT),
+            **_end_of(record),
+        }
+
+    async def _log(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        part = record.output.log(given.offset, given.limit)
+        last = part.first + part.lines
+        if not record.running and last >= part.total_lines:
+            await record.job.mark_seen()
+        showing = (
+            f"lines {part.first + 1}-{last} of {part.total_lines}" if part.lines else f"no lines of {part.total_lines}"
+        )
+        return {
+            **self._facts(record),
+            "output": mask_secrets(part.text),
+            "total_lines": part.total_lines,
+            "showing": showing,
+            **({"dropped_characters": record.output.dropped} if record.output.dropped else {}),
+        }
+
+    async def _wait(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        limit = self._processes.settings.timeout
+        seconds = min(given.timeout or limit, limit)
+        note = ""
+        if given.timeout is not None and given.timeout > limit:
+            note = f"timeout {given.timeout} s was shortened to the limit of {limit} s"
+        try:
+            with trio.move_on_after(seconds), waiting(f"process {record.id}"):
+                await record.job.wait()
+        except BaseException:
+            if place.turn is not None:
+                left = {"status": "interrupted", "command": record.shown, "output": record.tail(POLL_OUTPUT)}
+                left["note"] = "the wait was cut off; the process goes on"
+                keep_partial_result(place.turn, msgspec.json.encode(left).decode())
+            raise
+        if record.job.state.terminal:
+            await record.job.mark_seen()
+            ended: Result = {
+                **self._facts(record),
+                "status": "exited",
+                "output": record.tail(END_OUTPUT),
+                **_end_of(record),
+            }
+            return {**ended, "timeout_note": note} if note else ended
+        waited = f"still running after {seconds} s; the process goes on"
+        return {
+            "status": "timeout",
+            "session_id": record.id,
+            "command": record.shown,
+            "output": record.tail(POLL_OUTPUT),
+            "timeout_note": f"{note}; {waited}" if note else waited,
+        }
+
+    # -- acting ------------------------------------------------------------------------------------------------------------------
+
+    async def _kill(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        job = record.job
+        await job.mark_seen()
+        if not job.state.terminal:
+            receipt = await job.stop(Cause(CancelCause.STOP, KILLED_BY_TOOL))
+            if not receipt.ok:
+                error = f"it could not be ended within {receipt.milliseconds / 1000:.0f} s; still there: {', '.join(receipt.remaining)}"
+                return {**self._facts(record), "status": "error", "error": error}
+        if record.completion_reason == "killed" and not record.told_killed:
+            record.told_killed = True
+            return {
+                **self._facts(record),
+                "status": "killed",
+                "output": record.tail(END_OUTPUT),
+                **_end_of(record),
+                "how": str(record.how),
+            }
+        return {**self._facts(record), "status": "already_exited", "output": record.tail(END_OUTPUT), **_end_of(record)}
+
+    async def _write(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        if not record.running or record.process is None:
+            return _already_exited(record)
+        text = given.data + ("\n" if given.action == "submit" else "")
+        try:
+            with trio.move_on_after(WRITE_SECONDS) as bound, waiting(f"input of {record.id}"):
+                await record.process.write(text.encode())
+        except StdinClosed as error:
+            return {"status": "error", "session_id": record.id, "error": str(error)}
+        if bound.cancelled_caught:
+            error = f"the process did not read its input within {WRITE_SECONDS:g} s; a part of the data may have been written"
+            return {"status": "error", "session_id": record.id, "error": error}
+        return {"status": "ok", "session_id": record.id, "bytes_written": len(text)}
+
+    async def _close(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+        if not record.running or record.process is None:
+            return _already_exited(record)
+        try:
+            with trio.move_on_after(WRITE_SECONDS) as bound:
+                await record.process.close_stdin()
+        except StdinClosed as error:
+            return {"status": "error", "session_id": record.id, "error": str(error)}
+        if bound.cancelled_caught:
+            return {"status": "error", "session_id": record.id, "error": "the process does not read its input"}
+        return {"status": "ok", "session_id": record.id, "message": "end of input sent"}
+
+
+def _end_of(record: BackgroundProcess) -> Result:
+    if record.running:
+        return {}
+    end: Result = {
+        "exit_code": record.exit_code,
+        "completion_reason": record.completion_reason or "exited",
+        "termination_source": record.termination_source,
+    }
+    if record.status is not None and record.status.signal is not None:
+        end["signal"] = str(record.status).removeprefix("killed by ")
+    return end
+
+
+def _already_exited(record: BackgroundProcess) -> Result:
+    return {"status": "already_exited", "session_id": record.id, "error": "the process has ended", **_end_of(record)}

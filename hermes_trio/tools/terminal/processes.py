@@ -1,0 +1,414 @@
+"""The background processes of all sessions: started, read, watched, and each ended by one owner.
+
+A background command is a job of the supervisor. Its task starts the process through the warden with routing, channel and patterns already fixed (H5, H6),
+is the one reader of its output (H8) and the one that says how it ended (H15, H16). When the command has exited, what it left behind is given a moment
+and then killed: a job is over only when it is empty. What a process wrote stays readable for half an hour after its end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, final
+
+import attrs
+import trio
+
+from hermes_trio.runtime.errors import JobRefused
+from hermes_trio.runtime.outcome import CancelCause, Cause, JobState
+from hermes_trio.runtime.ports import NoticeKind
+from hermes_trio.runtime.supervisor import Job, JobSpec
+from hermes_trio.runtime.tree import waiting
+from hermes_trio.tools.context import Place
+from hermes_trio.tools.settings import TerminalSettings
+from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Stdin, Warden, WardenError
+
+from .notices import completion_text, watch_text
+from .output import AnsiFilter, Decoder, RingText, mask_secrets
+from .shell_state import Shells
+from .watching import Breaker, Disabled, Match, Watch, WatchEvent
+
+__all__ = ["KILLED_BY_TOOL", "SEE_OFF_LIMIT", "BackgroundProcess", "OutputLog", "Processes"]
+
+logger: Final = logging.getLogger("hermes_trio.tools.terminal.processes")
+
+KILLED_BY_TOOL: Final = "process.kill"
+
+SETTLE_SECONDS: Final = 0.5
+"""After so long without output a line that has begun (a prompt) is looked at, too."""
+
+END_OF_OUTPUT_SECONDS: Final = 0.3
+"""How long the end of the output may take once no process of the job is left."""
+
+SEE_OFF_LIMIT: Final = 120.0
+"""The bound of the shield in which a job is ended: far above every grace, for a machine that is nearly stuck."""
+
+NOTE_SECONDS: Final = 2.0
+"""How often the last output is written down, for the notice after a crash."""
+
+NOTED_CHARACTERS: Final = 2000
+
+MASK_MARGIN: Final = 8000
+"""Text before a cut that is looked at, too, so that a secret is not shown because its beginning was cut off."""
+
+
+class OutputLog(Protocol):
+    """The verb of the store that keeps the last output of a live job."""
+
+    async def note_job_output(self, job_id: str, tail: str) -> None: ...
+
+
+@final
+@attrs.define(eq=False, kw_only=True)
+class BackgroundProcess:
+    """One background command, from before its process exists until it is forgotten. Only its own job's task changes it."""
+
+    id: str
+    session_id: str
+    command: str = attrs.field(repr=False)
+    shown: str
+    """The command as it may be displayed: without secrets."""
+    cwd: str
+    pty: bool = False
+    notify: bool = False
+    watch: Watch | None = None
+    started_at: float = 0.0
+    started: float = 0.0
+    ended: float | None = None
+    output: RingText = attrs.Factory(RingText)
+    process: KeptProcess | None = None
+    how: KillHow | None = None
+    """What it took to end it, if it did not end by itself."""
+    leftovers: bool = False
+    """Whether processes that it had left behind had to be ended."""
+    completion_reason: str = ""
+    termination_source: str = ""
+    told_killed: bool = False
+    job: Job = attrs.field(init=False)
+    end_of_output: trio.Event = attrs.Factory(trio.Event)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process that was started."""
+        return 0 if self.process is None else self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the command runs. What it left behind may run a moment longer."""
+        return self.ended is None and (self.process is None or self.process.status is None)
+
+    @property
+    def status(self) -> ExitStatus | None:
+        """How the command ended, as the kernel told it."""
+        return None if self.process is None else self.process.status
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, minus the signal, or None if neither is known."""
+        return None if self.status is None else self.status.returncode
+
+    def uptime(self, now: float) -> float:
+        """Seconds from its start to its end, or to now."""
+        return round((now if self.ended is None else self.ended) - self.started, 1)
+
+    def tail(self, characters: int) -> str:
+        """The last output, without secrets."""
+        return mask_secrets(self.output.tail(characters + MASK_MARGIN))[-characters:]
+
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether the owner is owed a notice of the end: asked for, or because watching was given up, or can no longer find anything."""
+        return self.notify or (self.watch is not None and (self.watch.disabled or self.watch.events == 0))
+
+
+@final
+class Processes:
+    """The registry. A session sees only its own processes."""
+
+    def __init__(
+        self,
+        warden: Warden,
+        shells: Shells,
+        settings: TerminalSettings,
+        output_log: OutputLog | None,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._warden = warden
+        self._shells = shells
+        self._settings = settings
+        self._log = output_log
+        self._clock = clock
+        self._breaker = Breaker(clock)
+        self._known: OrderedDict[str, BackgroundProcess] = OrderedDict()
+        self._slots: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def settings(self) -> TerminalSettings:
+        """The limits that hold here."""
+        return self._settings
+
+    # -- looking -----------------------------------------------------------------------------------------------------------------
+
+    def find(self, id: str, session_id: str) -> BackgroundProcess | None:
+        """A process of this session, running or not long ended."""
+        self._forget_old()
+        found = self._known.get(id)
+        return found if found is not None and found.session_id == session_id else None
+
+    def of_session(self, session_id: str) -> list[BackgroundProcess]:
+        """All of them, oldest first."""
+        self._forget_old()
+        return [found for found in self._known.values() if found.session_id == session_id]
+
+    @contextmanager
+    def slot(self, session_id: str) -> Iterator[None]:
+        """Room for one running process of a session; raises `JobRefused` when there is none."""
+        limit = self._settings.max_processes_per_session
+        if self._slots[session_id] >= limit:
+            raise JobRefused(
+                f"this session already runs {limit} processes, which is the limit; wait for one to end or stop one with process(action='kill')"
+            )
+        self._slots[session_id] += 1
+        try:
+            yield
+        finally:
+            self._slots[session_id] -= 1
+            if not self._slots[session_id]:
+                del self._slots[session_id]
+
+    # -- starting ----------------------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        place: Place,
+        command: str,
+        *,
+        cwd: str = "",
+        pty: bool = False,
+        notify: bool = False,
+        watch: Sequence[str] = (),
+    ) -> BackgroundProcess:
+        """Start a command in the background and return once it runs; it belongs to the session from then on.
+
+        Raises `JobRefused` if it cannot be started, and `ValueError` for patterns that could never match. Cancelled before it returns, nothing runs.
+        """
+        if (notify or watch) and place.channel is None:
+            raise ValueError("nobody can be told of a process here: a promise needs a channel")
+        record = BackgroundProcess(
+            id=place.core.ids.make("proc_", 12),
+            session_id=place.session_id,
+            command=command,
+            shown=mask_secrets(command),
+            cwd=cwd or self._shells.cwd_of(place.context),
+            pty=pty,
+            notify=notify,
+            watch=Watch(watch, self._breaker, self._clock) if watch else None,
+            output=RingText(self._settings.ring_characters),
+        )
+        spec = JobSpec(
+            kind="process",
+            id=record.id,
+            title=record.shown,
+            run=lambda job: self._live(job, record, place, cwd),
+            details={"command": record.shown, "cwd": record.cwd, "watch_patterns": list(watch)},
+        )
+        supervisor = place.core.supervisor
+        if (notify or watch) and place.channel is not None:
+            job = await supervisor.start_watched(spec, place.owner, place.channel)
+        else:
+            job = await supervisor.start(spec, place.owner)
+        if record.process is None:
+            raise JobRefused(f"the process was stopped before it had started ({job.cause or job.state.value})")
+        return record
+
+    # -- the life of one process -------------------------------------------------------------------------------------------------
+
+    async def _live(self, job: Job, record: BackgroundProcess, place: Place, cwd: str) -> JobState:
+        """The job's task. Cancelling kills the process and all its descendants, and keeps what it wrote."""
+        record.job = job
+        with self.slot(record.session_id), self._shells.lease(place.context, cwd=cwd) as lease:
+            record.cwd = lease.cwd
+            spec = ProcessSpec(
+                argv=lease.argv(record.command, keep=False),
+                cwd=lease.cwd,
+                env={
+                    **lease.environment,
+                    "PYTHONUNBUFFERED": "1",
+                    "TERM": "xterm-256color" if record.pty else "dumb",
+                    **place.context.environ(),
+                },
+                stdin=Stdin.PTY if record.pty else Stdin.PIPE,
+            )
+            try:
+                process = record.process = await self._warden.spawn(spec)
+            except WardenError as error:
+                raise JobRefused(str(error)) from error
+            record.started, record.started_at = self._clock(), place.core.clock()
+            self._known[record.id] = record
+            job.details["pid"] = process.pid
+            job.started(record)
+            by_itself = False
+            reading, hurry = trio.CancelScope(shield=True), _Hurry()
+            # In the job's own nursery: one around the wait would raise a cancellation that comes after the exit, and call an exit a kill.
+            job.nursery.start_soon(self._read, record, reading)
+            job.nursery.start_soon(hurry.wait_for_cancellation)
+            try:
+                with waiting(f"process {process.pid}"):
+                    await process.wait()
+                by_itself = True
+            finally:
+                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                    await self._see_off(record, process, by_itself, hurry)
+                reading.cancel()
+                hurry.scope.cancel()
+                with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
+                    await self._conclude(record, by_itself)
+            return JobState.LOST if process.status is not None and process.status.lost else JobState.EXITED
+
+    async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool, hurry: _Hurry) -> None:
+        """End what is left of the job and read the rest of its output. The caller shields it, with a bound.
+
+        What an exited command left behind has a moment to end by itself, unless the job is stopped meanwhile.
+        """
+        if by_itself:
+            with trio.move_on_after(self._settings.leftover_grace):
+                async with trio.open_nursery() as either:
+                    either.start_soon(hurry.pass_on, either.cancel_scope)
+                    await process.wait_empty()
+                    either.cancel_scope.cancel()
+        report = await process.kill(self._settings.kill_grace)
+        if by_itself:
+            record.leftovers = report.how in (KillHow.SIGTERM, KillHow.SIGKILL)
+        else:
+            record.how = report.how
+            record.job.node.how = str(report.how) if not report.survivors else f"{report.survivors} survived SIGKILL"
+        with trio.move_on_after(END_OF_OUTPUT_SECONDS):
+            await record.end_of_output.wait()
+
+    async def _conclude(self, record: BackgroundProcess, by_itself: bool) -> None:
+        """Say how it ended: what the row, the notice and later looks will show."""
+        job, process = record.job, record.process
+        assert process is not None
+        await process.close_streams()
+        record.ended = self._clock()
+        lost = process.status is not None and process.status.lost
+        if lost and record.how is None:
+            record.completion_reason, record.termination_source = "lost", "backend_lost"
+        elif by_itself:
+            record.completion_reason = "exited"
+        else:
+            record.completion_reason, record.termination_source = "killed", _source_of(job.cause)
+        job.summary = "unknown" if process.status is None else str(process.status)
+        job.text = completion_text(record)
+        job.details.update(
+            type="completion",
+            session_id=record.id,
+            command=record.shown,
+            exit_code=record.exit_code,
+            completion_reason=record.completion_reason,
+            termination_source=record.termination_source,
+            output=record.tail(NOTED_CHARACTERS),
+            started_at=record.started_at,
+        )
+        if not record.tells_its_end:
+            job.seen = True
+        self._forget_old()
+
+    # -- output ------------------------------------------------------------------------------------------------------------------
+
+    async def _read(self, record: BackgroundProcess, reading: trio.CancelScope) -> None:
+        """The one reader of the output, until nobody holds its other end or it is told that nothing more will come."""
+        assert record.process is not None
+        decoder, escapes = Decoder(), AnsiFilter()
+        noted = -1
+        note_at = self._clock() + SETTLE_SECONDS
+        with reading:
+            while True:
+                data: bytes | None = None
+                with trio.move_on_after(SETTLE_SECONDS):
+                    try:
+                        data = await record.process.output.receive_some()
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        data = b""
+                if data:
+                    text = escapes.feed(decoder.feed(data))
+                    record.output.append(text)
+                    await self._tell(record, [] if record.watch is None else record.watch.feed(text))
+                elif data is None:
+                    await self._tell(record, [] if record.watch is None else record.watch.settle())
+                if record.job.watched and record.output.total != noted and (data == b"" or self._clock() >= note_at):
+                    noted, note_at = record.output.total, self._clock() + NOTE_SECONDS
+                    await self._note(record)
+                if data == b"":
+                    record.output.append(escapes.feed(decoder.finish()))
+                    await self._tell(record, [] if record.watch is None else record.watch.finish())
+                    record.end_of_output.set()
+                    return
+
+    async def _note(self, record: BackgroundProcess) -> None:
+        if self._log is None:
+            return
+        try:
+            await self._log.note_job_output(record.id, record.tail(NOTED_CHARACTERS))
+        except Exception as error:
+            logger.warning("the last output of %s could not be written down: %s", record.id, error)
+
+    async def _tell(self, record: BackgroundProcess, events: Sequence[WatchEvent]) -> None:
+        for event in events:
+            try:
+                await record.job.notify(
+                    _KINDS.get(type(event), NoticeKind.WATCH_OVERFLOW), watch_text(record, event), type=event.kind
+                )
+            except Exception:
+                # What could not be told now is told when it ends.
+                logger.exception("a match in the output of %s could not be written down", record.id)
+                record.notify = True
+
+    # -- forgetting --------------------------------------------------------------------------------------------------------------
+
+    def _forget_old(self) -> None:
+        """Ended processes are kept for a while after their end, and not too many of them."""
+        oldest = self._clock() - self._settings.keep_seconds
+        ended = [found for found in self._known.values() if found.ended is not None]
+        surplus = len(ended) - self._settings.keep_count
+        for index, found in enumerate(sorted(ended, key=lambda record: record.ended or 0.0)):
+            if index < surplus or (found.ended or 0.0) < oldest:
+                del self._known[found.id]
+
+
+_KINDS: Final[dict[type[object], NoticeKind]] = {Match: NoticeKind.WATCH_MATCH, Disabled: NoticeKind.WATCH_DISABLED}
+
+
+class _Hurry:
+    """Tells a shielded task that it should not take its time: its job is being stopped."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self._cancelled = trio.Event()
+
+    async def wait_for_cancellation(self) -> None:
+        """A sibling of the shielded task: cancelled with the job, or through `scope` when it is no longer needed."""
+        with self.scope:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._cancelled.set()
+
+    async def pass_on(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` when the job is cancelled."""
+        await self._cancelled.wait()
+        scope.cancel()
+
+
+def _source_of(cause: Cause | None) -> str:
+    """Who ended it, in the words of the interface."""
+    if cause is None:
+        return "max_lifetime"
+    if cause.detail == KILLED_BY_TOOL:
+        return KILLED_BY_TOOL
+    return "max_lifetime" if cause.kind is CancelCause.DEADLINE else "kill_all"
