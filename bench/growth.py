@@ -27,7 +27,7 @@ import trio
 from rich.progress import Progress
 
 from bench.report import Report, arguments_for, progress, spread
-from hermes_trio import Job, JobSpec, JobState, Reply, Runtime, SessionContext, Settings, Turn, TurnInput
+from hermes_trio import Job, JobSpec, JobState, Reply, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput
 from hermes_trio.gateway.serving import settle_heap
 from hermes_trio.store import open_store
 
@@ -68,7 +68,9 @@ async def filled(path: Path, sessions: int, **settings: int) -> AsyncIterator[Ru
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     db.close()
     async with Runtime(
-        agent=answer, store=open_store(path, maintenance=False), settings=Settings(watchdog_seconds=0, **settings)
+        agent=answer,
+        store=open_store(path, maintenance=False),
+        settings=RuntimeSettings(watchdog_seconds=0, **settings),
     ) as runtime:
         yield runtime
 

@@ -42,16 +42,16 @@ from rich.progress import Progress, TaskID
 from bench.report import Report, arguments_for, progress
 from hermes_trio import (
     DeliveringTurn,
-    Delivery,
-    Front,
+    Inbox,
+    Interface,
     Job,
     JobSpec,
     JobState,
     NewMessage,
     Outcome,
     Runtime,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     Turn,
     current_context,
     get_session_env,
@@ -175,7 +175,7 @@ def read_here() -> Identity:
     return Identity(*map(get_session_env, VARIABLES))
 
 
-class Conversations(Front):
+class Conversations(Interface):
     """A delivering front: its sessions are lanes. `ended` tells whoever waits for the end of a turn."""
 
     platform = "bench"
@@ -207,7 +207,7 @@ class Hosted:
 
     async def run(self) -> None:
         """All sessions, then all completions."""
-        settings = Settings(max_turns=self.work.sessions, watchdog_seconds=0)
+        settings = RuntimeSettings(max_turns=self.work.sessions, watchdog_seconds=0)
         async with (
             Runtime(agent=self.agent, settings=settings, stages=[self.open_warden], seed=self.work.seed) as runtime,
             runtime.delivering(Conversations(self.ended)) as delivery,
@@ -229,7 +229,7 @@ class Hosted:
         async with open_warden() as self.warden:
             yield
 
-    async def converse(self, delivery: Delivery, session: int) -> None:
+    async def converse(self, delivery: Inbox, session: int) -> None:
         """A session of the front: one message after the other."""
         for number in range(self.work.turns):
             step = self.work.step(session, number)

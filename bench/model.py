@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hermes_trio.agent.model import ModelRequest, collect
-from hermes_trio.net.http1 import Transport
+from hermes_trio.net.http1 import ConnectionPool
 from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.runtime.ports import Message
-from hermes_trio.testing.model_server import Answer, Fault, ModelServer
+from hermes_trio.testing.model_server import Fault, ModelServer, ScriptedAnswer
 
 LEVELS = (32, 256, 1000)
 WORDS = 20
@@ -61,7 +61,7 @@ def provider():
 @asynccontextmanager
 async def ours(url: str) -> AsyncIterator[OneCall]:
     """Our client: one transport for all calls."""
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("bench", transport=transport, base_url=url)
 
         async def call(_: int) -> None:
@@ -103,9 +103,9 @@ async def cpu_per_call(call: OneCall, calls: int) -> float:
 
 async def cancel_latencies(calls: int) -> list[float]:
     """Milliseconds from cancelling a call in the middle of its stream until its provider knows."""
-    answer = Answer(text="word " * 100, piece=5, fault=Fault.STALL, fault_after=10)
+    answer = ScriptedAnswer(text="word " * 100, piece=5, fault=Fault.STALL, fault_after=10)
     latencies: list[float] = []
-    async with trio.open_nursery() as nursery, Transport() as transport:
+    async with trio.open_nursery() as nursery, ConnectionPool() as transport:
         server = await nursery.start(ModelServer(otherwise=answer).run)
         model = OpenAIModel("bench", transport=transport, base_url=server.openai_url)
         for number in range(calls):

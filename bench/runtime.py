@@ -42,22 +42,22 @@ from rich.progress import Progress
 
 from bench.report import Report, arguments_for, progress, spread
 from hermes_trio import (
-    Front,
     InboxRow,
+    Interface,
     Job,
     JobSpec,
     NewMessage,
     Outcome,
     Runtime,
+    RuntimeSettings,
     RuntimeStore,
     SessionContext,
-    Settings,
     Turn,
     TurnInput,
 )
 from hermes_trio.runtime.ports import InboxKind, JobFinish, JobStart, Recovery, TurnFinish, TurnStart
-from hermes_trio.runtime.turn import TurnPlan, TurnScope
-from hermes_trio.runtime.turn_lifecycle import conduct
+from hermes_trio.runtime.turn import TurnScope, TurnSpec
+from hermes_trio.runtime.turn_lifecycle import run_turn
 
 BOUND = 3.0
 GOAL = 2.0
@@ -136,7 +136,9 @@ async def idle(turn: Turn) -> str:
 
 def open_runtime(agent: Callable[[Turn], Awaitable[str]] = answer) -> Runtime:
     """A runtime without a watchdog, so that nothing but the work is measured."""
-    return Runtime(agent=agent, store=nothing_written(), settings=Settings(watchdog_seconds=0, max_turns=2 * IDLE))
+    return Runtime(
+        agent=agent, store=nothing_written(), settings=RuntimeSettings(watchdog_seconds=0, max_turns=2 * IDLE)
+    )
 
 
 def session(number: int) -> SessionContext:
@@ -148,7 +150,7 @@ def session(number: int) -> SessionContext:
 # -- time -------------------------------------------------------------------------------------------------------------------------
 
 
-class Answers(Front):
+class Answers(Interface):
     """A delivering front that says when a turn of it has ended."""
 
     platform = "bench"
@@ -179,7 +181,7 @@ async def works() -> AsyncIterator[dict[str, Work]]:
 
         async def turn_scope(times: int) -> None:
             for _ in range(times):
-                plan = TurnPlan(input=said, context=where, agent=answer, source="bench")
+                plan = TurnSpec(input=said, context=where, agent=answer, source="bench")
                 turn = core.make_turn(plan, channel)
                 core.live_turns[turn.id] = turn
                 async with TurnScope(turn):
@@ -191,8 +193,8 @@ async def works() -> AsyncIterator[dict[str, Work]]:
 
         async def turn(times: int) -> None:
             for _ in range(times):
-                plan = TurnPlan(input=said, context=where, agent=answer, source="bench")
-                await conduct(core, core.make_turn(plan, channel))
+                plan = TurnSpec(input=said, context=where, agent=answer, source="bench")
+                await run_turn(core, core.make_turn(plan, channel))
 
         async def embedded(times: int) -> None:
             for _ in range(times):

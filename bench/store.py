@@ -32,7 +32,7 @@ from rich.table import Table
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import TurnState, Usage
-from hermes_trio.runtime.ports import Message, OutboxEntry, TurnFinish, TurnStart
+from hermes_trio.runtime.ports import Message, NewReply, TurnFinish, TurnStart
 from hermes_trio.store import SqliteStore, open_store
 
 WRITERS = 256
@@ -131,7 +131,7 @@ def chat_turn(number: int, count: int) -> TurnFinish:
         ),
         usage=Usage(input_tokens=700, output_tokens=90, api_calls=1),
         text=ANSWER,
-        outbox=(OutboxEntry(platform="telegram", target={"chat_id": str(number)}, text=ANSWER),),
+        outbox=(NewReply(platform="telegram", target={"chat_id": str(number)}, text=ANSWER),),
     )
 
 

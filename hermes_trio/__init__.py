@@ -18,7 +18,7 @@ from .runtime.context import (
     current_turn,
     get_session_env,
 )
-from .runtime.core import Settings
+from .runtime.core import RuntimeSettings
 from .runtime.errors import (
     AgentFailed,
     BudgetExhausted,
@@ -32,17 +32,17 @@ from .runtime.errors import (
     TooBusy,
     UnknownJob,
 )
-from .runtime.interface import Delivery, Front
-from .runtime.outcome import CancelCause, Cause, JobState, Outcome, StopReceipt, TurnState, Usage
-from .runtime.ports import Agent, InboxRow, Message, NewMessage, NoticeKind, OutboxEntry, Reply, RuntimeStore, TurnInput
-from .runtime.run import Run, RunStatus
+from .runtime.interface import Inbox, Interface
+from .runtime.outcome import CancelCause, Cause, JobState, Outcome, RunStatus, StopReceipt, TurnState, Usage
+from .runtime.ports import Agent, InboxRow, Message, NewMessage, NewReply, NoticeKind, Reply, RuntimeStore, TurnInput
+from .runtime.run import Run
 from .runtime.runtime import DrainReport, Runtime, current_runtime, use_default_store
-from .runtime.stateless import StatelessFront
+from .runtime.stateless import StatelessEntry
 from .runtime.supervisor import Job, JobSpec, Supervisor
 from .runtime.tree import Node, Tree, waiting, working
 from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Agent",
@@ -53,11 +53,11 @@ __all__ = [
     "Cause",
     "CompletionChannel",
     "DeliveringTurn",
-    "Delivery",
     "DrainReport",
     "Draining",
-    "Front",
+    "Inbox",
     "InboxRow",
+    "Interface",
     "InvalidContext",
     "Job",
     "JobRefused",
@@ -66,10 +66,10 @@ __all__ = [
     "MailboxFull",
     "Message",
     "NewMessage",
+    "NewReply",
     "NoRuntime",
     "Node",
     "NoticeKind",
-    "OutboxEntry",
     "Outcome",
     "Owner",
     "Reply",
@@ -78,10 +78,10 @@ __all__ = [
     "Runtime",
     "RuntimeClosed",
     "RuntimeProblem",
+    "RuntimeSettings",
     "RuntimeStore",
     "SessionContext",
-    "Settings",
-    "StatelessFront",
+    "StatelessEntry",
     "StatelessTurn",
     "StopReceipt",
     "Supervisor",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.base.settings import read_table
+from hermes_trio.base.settings import read_settings
 from hermes_trio.messaging.core import ConversationEnd
-from hermes_trio.messaging.hub import MessageGateway
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.hub import MessageHub
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
 from hermes_trio.runtime.runtime import Runtime, Stage
@@ -25,7 +25,7 @@ from hermes_trio.runtime.runtime import Runtime, Stage
 from .cron.scheduler import CronScheduler
 
 if TYPE_CHECKING:
-    from .webhook.receiver import WebhookFrontDoor
+    from .webhook.receiver import WebhookReceiver
 
 # By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
 
@@ -50,8 +50,8 @@ class Mount(Protocol):
 class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
     """What is running. `gateway.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
 
-    gateway: MessageGateway
-    webhook: WebhookFrontDoor | None
+    gateway: MessageHub
+    webhook: WebhookReceiver | None
     cron: CronScheduler | None
     endpoints: Mapping[str, Mount]
     """The addresses that platforms call, by their exact path."""
@@ -63,7 +63,7 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints.get(path)
 
 
-def github_member(environment: Mapping[str, str]) -> Member | None:
+def github_member(environment: Mapping[str, str]) -> Platform | None:
     """The place for comments on GitHub, where a token for it is set."""
     token = environment.get("GITHUB_TOKEN") or environment.get("GH_TOKEN")
     if not token:
@@ -71,7 +71,7 @@ def github_member(environment: Mapping[str, str]) -> Member | None:
     from .github import API, GithubComments
 
     base_url = environment.get("GITHUB_API_URL") or API
-    return Member(GithubComments(token, base_url=base_url), PlatformSettings(unknown_dm="ignore"))
+    return Platform(GithubComments(token, base_url=base_url), PlatformSettings(unknown_dm="ignore"))
 
 
 class AdapterAssembly:
@@ -79,7 +79,7 @@ class AdapterAssembly:
 
     def __init__(
         self,
-        members: Iterable[Member],
+        members: Iterable[Platform],
         *,
         webhook: WebhookSettings | None = None,
         cron: CronSettings | None = None,
@@ -88,7 +88,7 @@ class AdapterAssembly:
         environment: Mapping[str, str] | None = None,
         home: Path | None = None,
     ) -> None:
-        self.directory = Directory(members)
+        self.directory = Platforms(members)
         self.senders = Senders([member.adapter for member in self.directory.members], outbox)
         self._webhook = webhook
         self._cron = cron
@@ -109,14 +109,14 @@ class AdapterAssembly:
 
         `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
         """
-        gateway = MessageGateway(runtime, self.directory, self.senders, approvals, ends=ends)
+        gateway = MessageHub(runtime, self.directory, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gateway.open())
-            webhook: WebhookFrontDoor | None = None
+            webhook: WebhookReceiver | None = None
             if self._webhook is not None and self._webhook.enabled and self._webhook.routes:
-                from .webhook.receiver import WebhookFrontDoor
+                from .webhook.receiver import WebhookReceiver
 
-                webhook = WebhookFrontDoor(
+                webhook = WebhookReceiver(
                     gateway.desk, self._webhook, host=self._host, environment=self._environment, home=self._home
                 )
                 await stack.enter_async_context(webhook.open())
@@ -141,7 +141,7 @@ def build_assembly(
     environment: Mapping[str, str],
     host: str | None,
     home: Path | None = None,
-    members: Iterable[Member] = (),
+    members: Iterable[Platform] = (),
 ) -> AdapterAssembly:
     """The assembly that a configuration asks for: `tables` are its sections by name. `members` come in addition."""
     built = list(members)
@@ -149,7 +149,7 @@ def build_assembly(
         table = tables.get(name, {})
         if table or environment.get(variable):
             build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_member")
-            member: Member | None = build(table, environment)
+            member: Platform | None = build(table, environment)
             if member is not None:
                 built.append(member)
     comments = github_member(environment)
@@ -157,8 +157,8 @@ def build_assembly(
         built.append(comments)
     return AdapterAssembly(
         built,
-        webhook=read_table(tables.get("webhook", {}), WebhookSettings, "webhook"),
-        cron=read_table(tables.get("cron", {}), CronSettings, "cron"),
+        webhook=read_settings(tables.get("webhook", {}), WebhookSettings, "webhook"),
+        cron=read_settings(tables.get("cron", {}), CronSettings, "cron"),
         host=host,
         environment=environment,
         home=home,

@@ -15,10 +15,10 @@ import trio
 
 from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.chunking import Limit
-from hermes_trio.messaging.contract import Adapter, ErrorKind, Missing, Outgoing, PlatformError, SendResult
+from hermes_trio.messaging.contract import Adapter, Missing, Outgoing, PlatformError, PlatformErrorKind, SendResult
 from hermes_trio.messaging.errors import Redaction
 
-from .wire.http import Answer, HttpLink
+from .wire.http import HttpLink, PlatformResponse
 
 __all__ = ["GITHUB_COMMENT", "GithubComments", "comment_address"]
 
@@ -83,24 +83,29 @@ class GithubComments(Adapter):
         return SendResult.failed(_error(answer, path))
 
 
-def _error(answer: Answer, path: str) -> PlatformError:
+def _error(answer: PlatformResponse, path: str) -> PlatformError:
     body: Any = answer.decode()
     said = str(body.get("message", "")) if isinstance(body, dict) else ""  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
     text = f"{path}: {answer.status} {said}".strip()
     limited = answer.status == 429 or (answer.status == 403 and "rate limit" in said.lower())
     if limited:
-        return PlatformError(ErrorKind.RATE_LIMITED, text, retry_after=_wait(answer), permanent=False)
-    kinds = {401: ErrorKind.UNAUTHORIZED, 403: ErrorKind.FORBIDDEN, 404: ErrorKind.NOT_FOUND, 410: ErrorKind.NOT_FOUND}
+        return PlatformError(PlatformErrorKind.RATE_LIMITED, text, retry_after=_wait(answer), permanent=False)
+    kinds = {
+        401: PlatformErrorKind.UNAUTHORIZED,
+        403: PlatformErrorKind.FORBIDDEN,
+        404: PlatformErrorKind.NOT_FOUND,
+        410: PlatformErrorKind.NOT_FOUND,
+    }
     kind = kinds.get(answer.status)
     if kind is not None:
-        return PlatformError(kind, text, missing=Missing.CHAT if kind is ErrorKind.NOT_FOUND else None)
+        return PlatformError(kind, text, missing=Missing.CHAT if kind is PlatformErrorKind.NOT_FOUND else None)
     if answer.status == 422:
-        return PlatformError(ErrorKind.BAD_FORMAT, text)
+        return PlatformError(PlatformErrorKind.BAD_FORMAT, text)
     if answer.status >= 500:
-        return PlatformError(ErrorKind.TRANSIENT, text, ambiguous=True)
-    return PlatformError(ErrorKind.UNKNOWN, text, permanent=True)
+        return PlatformError(PlatformErrorKind.TRANSIENT, text, ambiguous=True)
+    return PlatformError(PlatformErrorKind.UNKNOWN, text, permanent=True)
 
 
-def _wait(answer: Answer) -> float:
+def _wait(answer: PlatformResponse) -> float:
     given = answer.headers.get("retry-after", "")
     return float(given) if given.isdigit() else _DEFAULT_WAIT

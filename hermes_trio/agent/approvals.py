@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import EventSink, Turn
-from hermes_trio.store.records import Approval, ApprovalChoice, ApprovalState, NewApproval
+from hermes_trio.store.ports import ApprovalStore
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
-__all__ = ["Answer", "ApprovalStore", "Approvals", "Question", "approval_scope"]
+__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope"]
 
 logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
@@ -30,38 +31,6 @@ WITHDRAW_SECONDS: Final = 5.0
 NOT_SHOWN: Final = "the question could not be shown to anybody"
 
 
-class ApprovalStore(Protocol):
-    """The verbs of the store that approvals use."""
-
-    async def create_approval(self, new: NewApproval) -> Approval: ...
-
-    async def get_approval(self, approval_id: str) -> Approval | None: ...
-
-    async def answer_approval(
-        self, approval_id: str, choice: ApprovalChoice, *, reason: str = ""
-    ) -> Approval | None: ...
-
-    async def answer_approvals(
-        self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
-    ) -> list[Approval]: ...
-
-    async def expire_approval(self, approval_id: str, *, reason: str = "timeout") -> bool: ...
-
-    async def end_approval_scope(self, scope: str, *, reason: str) -> int: ...
-
-    async def list_approvals(
-        self,
-        *,
-        state: ApprovalState | None = ApprovalState.PENDING,
-        scope: str | None = None,
-        tenant: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
-    ) -> list[Approval]: ...
-
-    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]: ...
-
-
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What a person is asked. `shown` is the command as it may be displayed; the original is never stored."""
 
@@ -72,7 +41,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     smart_denied: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovalResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a question. `reason` is for the model: why not, or the words of whoever refused. Without `asked`, nobody has seen it."""
 
     allowed: bool
@@ -100,14 +69,14 @@ class Approvals:
         """The categories that are allowed for a turn without asking."""
         return await self._store.granted(approval_scope(turn), tenant=turn.plan.tenant)
 
-    async def ask(self, turn: Turn, question: Question) -> Answer:
+    async def ask(self, turn: Turn, question: Question) -> ApprovalResult:
         """Ask, and wait for the answer, the time-out, or the end of the turn, whichever is first.
 
         Cancelling withdraws the question: it is written down as expired, and a late answer is a conflict.
         """
         tell = turn.plan.asks
         if tell is None:
-            return Answer(
+            return ApprovalResult(
                 allowed=False,
                 asked=False,
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
@@ -191,10 +160,10 @@ class Approvals:
         approval_id: str = "",
         everything: bool = False,
         reason: str = "",
-    ) -> list[Approval]:
+    ) -> list[ApprovalRow]:
         """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending."""
         said = reason[:REASON_LENGTH]
-        answered: list[Approval] = []
+        answered: list[ApprovalRow] = []
         if approval_id or choice is ApprovalChoice.ALWAYS:
             for known in await self._known(scope, approval_id, everything):
                 one = await self._store.answer_approval(known.id, _offered(known, choice), reason=said)
@@ -207,7 +176,7 @@ class Approvals:
                 waiter.take(approval)
         return answered
 
-    async def _known(self, scope: str, approval_id: str, everything: bool) -> list[Approval]:
+    async def _known(self, scope: str, approval_id: str, everything: bool) -> list[ApprovalRow]:
         if approval_id:
             one = await self._store.get_approval(approval_id)
             return [] if one is None or one.scope != scope else [one]
@@ -225,7 +194,7 @@ class Approvals:
         waiter.refuse(reason or NOT_SHOWN, asked=False)
         return True
 
-    async def pending(self, scope: str) -> Sequence[Approval]:
+    async def pending(self, scope: str) -> Sequence[ApprovalRow]:
         """What waits for an answer in a scope, oldest first."""
         return await self._store.list_approvals(scope=scope)
 
@@ -245,12 +214,12 @@ class _Waiter:
         self.tell = tell
         self.scope = scope
         self.over = trio.Event()
-        self.answer: Approval | None = None
+        self.answer: ApprovalRow | None = None
         self.refused = ""
         self.asked = True
         self.shown = False
 
-    def take(self, approval: Approval) -> None:
+    def take(self, approval: ApprovalRow) -> None:
         """A person has answered."""
         self.answer = approval
         self.over.set()
@@ -271,26 +240,26 @@ class _Waiter:
             self.tell(event)
 
 
-def _offered(approval: Approval, choice: ApprovalChoice) -> ApprovalChoice:
+def _offered(approval: ApprovalRow, choice: ApprovalChoice) -> ApprovalChoice:
     """`always` where it was not offered counts for the conversation, if that was."""
     if choice is ApprovalChoice.ALWAYS and choice not in approval.choices:
         return ApprovalChoice.SESSION if ApprovalChoice.SESSION in approval.choices else ApprovalChoice.ONCE
     return choice
 
 
-def _answer(waiter: _Waiter, id: str, seconds: float) -> Answer:
+def _answer(waiter: _Waiter, id: str, seconds: float) -> ApprovalResult:
     approval = waiter.answer
     if approval is None:
         if waiter.refused:
-            return Answer(allowed=False, approval_id=id, reason=waiter.refused, asked=waiter.asked)
-        return Answer(
+            return ApprovalResult(allowed=False, approval_id=id, reason=waiter.refused, asked=waiter.asked)
+        return ApprovalResult(
             allowed=False,
             approval_id=id,
             timed_out=True,
             reason=f"nobody answered within {seconds:g} s; silence is not consent",
         )
     allowed = approval.state is ApprovalState.APPROVED
-    return Answer(
+    return ApprovalResult(
         allowed=allowed,
         choice=approval.choice,
         approval_id=id,

@@ -20,10 +20,10 @@ from hermes_trio.runtime.ports import Message
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.records import ApprovalChoice
 
-from .approvals import Answer, Approvals, Question, approval_scope
+from .approvals import ApprovalResult, Approvals, Question, approval_scope
 from .model import Model, ModelError, ModelRequest, collect
 
-__all__ = ["Consent", "ConsentSettings", "Decision", "Mode", "ModelReviewer", "Review"]
+__all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReviewer", "Review"]
 
 logger: Final = logging.getLogger("hermes_trio.agent.command_policy")
 
@@ -51,7 +51,7 @@ class Review(Enum):
     ESCALATE = "escalate"
 
 
-class ConsentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[approvals]`. `allow` holds commands, globs and categories; `deny` holds globs, and is stronger than everything but a hard block."""
 
     mode: Mode | bool = Mode.MANUAL
@@ -117,13 +117,13 @@ class ModelReviewer:
         return next((review for review in Review if said == review.value), Review.ESCALATE)
 
 
-class Consent:
+class CommandPolicy:
     """Decides about commands. `shown` makes a command displayable: without secrets. `home` is the home directory that commands run with."""
 
     def __init__(
         self,
         approvals: Approvals | None,
-        settings: ConsentSettings | None = None,
+        settings: ApprovalSettings | None = None,
         *,
         home: str,
         shown: Callable[[str], str],
@@ -131,7 +131,7 @@ class Consent:
         bypass: bool = False,
     ) -> None:
         self._approvals = approvals
-        self.settings: ConsentSettings = ConsentSettings() if settings is None else settings
+        self.settings: ApprovalSettings = ApprovalSettings() if settings is None else settings
         self._home = home
         self._shown = shown
         self._reviewer = reviewer
@@ -272,7 +272,7 @@ def _choices(findings: Sequence[Finding], denied: bool) -> tuple[ApprovalChoice,
     return tuple(ApprovalChoice)
 
 
-def _decision(answer: Answer) -> Decision:
+def _decision(answer: ApprovalResult) -> Decision:
     if answer.allowed:
         scope = "once" if answer.choice is None else answer.choice.value
         return Decision(allowed=True, approval=f"approved by the user ({scope})", approval_id=answer.approval_id)

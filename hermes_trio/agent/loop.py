@@ -23,17 +23,17 @@ from hermes_trio.runtime.turn_lifecycle import first_cause
 
 from .compaction import HistoryStore, compact, estimate_tokens, trim_results
 from .model import (
-    ErrorKind,
     Finished,
     Model,
     ModelError,
+    ModelErrorKind,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
     ToolSpec,
 )
-from .tool import Tool, ToolBox, error_result, partial_result, usage_of_tools
+from .tool import Tool, ToolSource, error_result, partial_result, usage_of_tools
 
 __all__ = ["AgentSettings", "ModelAgent", "Routes"]
 
@@ -75,7 +75,7 @@ class ModelAgent:
     def __init__(
         self,
         routes: Routes,
-        tools: ToolBox | None = None,
+        tools: ToolSource | None = None,
         *,
         settings: AgentSettings | None = None,
         history: HistoryStore | None = None,
@@ -192,7 +192,7 @@ class _Work:
             try:
                 return await self._ask(history, specs)
             except ModelError as error:
-                if error.kind is not ErrorKind.CONTEXT_OVERFLOW:
+                if error.kind is not ModelErrorKind.CONTEXT_OVERFLOW:
                     raise
                 overflow = error
             if not await self._made_room(history):

@@ -24,11 +24,11 @@ from hermes_trio.runtime.ports import Message, ToolCall
 __all__ = [
     "DEFAULT_CONTEXT_WINDOW",
     "ONE_CALL",
-    "ErrorKind",
     "Finished",
     "Model",
     "ModelAnswer",
     "ModelError",
+    "ModelErrorKind",
     "ModelEvent",
     "ModelRequest",
     "ModelStream",
@@ -127,7 +127,7 @@ class Model(Protocol):
         ...
 
 
-class ErrorKind(Enum):
+class ModelErrorKind(Enum):
     """What went wrong with a call, as far as the caller's next step is concerned."""
 
     AUTH = "auth"
@@ -142,7 +142,13 @@ class ErrorKind(Enum):
 
 
 _RETRYABLE: Final = frozenset(
-    {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT, ErrorKind.BROKEN_STREAM, ErrorKind.UNAVAILABLE}
+    {
+        ModelErrorKind.RATE_LIMITED,
+        ModelErrorKind.OVERLOADED,
+        ModelErrorKind.TIMEOUT,
+        ModelErrorKind.BROKEN_STREAM,
+        ModelErrorKind.UNAVAILABLE,
+    }
 )
 
 
@@ -155,14 +161,14 @@ class ModelError(Exception):
 
     def __init__(
         self,
-        kind: ErrorKind,
+        kind: ModelErrorKind,
         message: str,
         *,
         retryable: bool | None = None,
         retry_after: float | None = None,
         status: int = 0,
     ) -> None:
-        self.kind: ErrorKind = kind
+        self.kind: ModelErrorKind = kind
         self.message: str = redact(message)
         self.retryable: bool = kind in _RETRYABLE if retryable is None else retryable
         self.retry_after: float | None = retry_after
@@ -220,7 +226,9 @@ async def collect(stream: trio.abc.ReceiveChannel[ModelEvent]) -> ModelAnswer:
             case Finished():
                 finished = event
     if finished is None:
-        raise ModelError(ErrorKind.BROKEN_STREAM, "the model's stream ended without saying that the answer is finished")
+        raise ModelError(
+            ModelErrorKind.BROKEN_STREAM, "the model's stream ended without saying that the answer is finished"
+        )
     return ModelAnswer(
         text="".join(text),
         reasoning="".join(reasoning),

@@ -17,7 +17,7 @@ from hermes_trio.runtime.turn import Turn
 
 from .model import ToolSpec
 
-__all__ = ["Tool", "ToolBox", "add_usage", "error_result", "keep_partial_result", "partial_result", "usage_of_tools"]
+__all__ = ["Tool", "ToolSource", "add_usage", "error_result", "keep_partial_result", "partial_result", "usage_of_tools"]
 
 
 class Tool(Protocol):
@@ -35,7 +35,7 @@ class Tool(Protocol):
         ...
 
 
-class ToolBox(Protocol):
+class ToolSource(Protocol):
     """Which tools a turn has. A child may have fewer than its parent."""
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]: ...

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazily"]
+__all__ = ["lazy_attributes"]
 
 
-def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def lazy_attributes(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """The `__getattr__` of a package whose `modules` (by relative name, with the names in them) are loaded when one of the names is used.
 
     Tell the type checker what they are with imports below `if TYPE_CHECKING`.

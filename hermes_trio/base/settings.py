@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-__all__ = ["SettingsError", "explain", "near", "read_table"]
+__all__ = ["SettingsError", "explain", "near", "read_settings"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -25,7 +25,7 @@ class SettingsError(ValueError):
     """A table that cannot be used; the text names the key and what would be accepted."""
 
 
-def read_table(table: Mapping[str, Any], kind: type[S], where: str) -> S:
+def read_settings(table: Mapping[str, Any], kind: type[S], where: str) -> S:
     """A table as `kind`; `where` is how the table is called in the configuration file. Raises `SettingsError`."""
     try:
         return msgspec.convert(dict(table), kind)

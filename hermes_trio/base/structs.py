@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-__all__ = ["Discreet"]
+__all__ = ["RedactedStruct"]
 
 
-class Discreet(msgspec.Struct, frozen=True):
+class RedactedStruct(msgspec.Struct, frozen=True):
     """A value of which some fields, named in `hidden`, show up in no `repr`: secrets, and what would fill pages."""
 
     hidden: ClassVar[tuple[str, ...]] = ()

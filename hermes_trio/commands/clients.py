@@ -16,7 +16,7 @@ import msgspec
 
 from hermes_trio.adapters.assembly import build_assembly
 from hermes_trio.adapters.cron.jobs import changed_job, job_view, new_job
-from hermes_trio.base.settings import read_table
+from hermes_trio.base.settings import read_settings
 from hermes_trio.commands.options import CommandFailed, server_client, unanswered
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
@@ -83,7 +83,7 @@ class _JobsInStore:
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
-        self._settings = read_table(config.cron, CronSettings, "cron")
+        self._settings = read_settings(config.cron, CronSettings, "cron")
         tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
         assembly = build_assembly(tables, environment=config.environment, host=config.server.host)
         self._platforms = assembly.directory.platforms

@@ -82,13 +82,13 @@ async def chat(
     from hermes_trio.adapters.cli.chat import CLI, ChatAdapter, ResumeError, begin_session, end_session, show_history
     from hermes_trio.adapters.cli.lines import PipedLines, PromptLines
     from hermes_trio.adapters.cli.screen import Screen
-    from hermes_trio.base.settings import read_table
+    from hermes_trio.base.settings import read_settings
     from hermes_trio.gateway.host import open_host
-    from hermes_trio.messaging.platforms import Member
+    from hermes_trio.messaging.platforms import Platform
     from hermes_trio.messaging.settings import CliSettings, PlatformSettings
 
     settings = _configuration(home, config)
-    own = read_table(settings.cli, CliSettings, "cli")
+    own = read_settings(settings.cli, CliSettings, "cli")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     interactive = not plain and sys.stdin.isatty() and sys.stdout.isatty()
     _quiet()
@@ -105,7 +105,7 @@ async def chat(
     prompt = PromptLines(settings.home / "cli_history", press) if interactive else None
     chosen = trio.Event()
     adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive, ready=chosen)
-    member = Member(adapter, PlatformSettings(allow_all=True, busy=own.busy))
+    member = Platform(adapter, PlatformSettings(allow_all=True, busy=own.busy))
     assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
     left = ""
     async with _prompting(prompt), open_host(settings, assembly, database=database, directives=(CLI,)) as host:

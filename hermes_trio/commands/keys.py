@@ -23,7 +23,7 @@ from hermes_trio.config import Config, load_config
 from hermes_trio.http.api.admin import check_scopes
 from hermes_trio.http.errors import ApiError
 from hermes_trio.store import ApiKey, StoreInUse, open_store
-from hermes_trio.store.ports import Keys
+from hermes_trio.store.ports import KeyStore
 
 __all__ = ["KeyClient", "keys", "open_keys"]
 
@@ -79,7 +79,7 @@ def _record(key: ApiKey, secret: str | None = None) -> dict[str, Any]:
 class _InStore:
     """No server runs: the store is ours."""
 
-    def __init__(self, store: Keys) -> None:
+    def __init__(self, store: KeyStore) -> None:
         self._store = store
 
     async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rich.text import Text
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import Retention, SearchOrder, StoreError, StoreInUse, UnknownSession
-from hermes_trio.store.records import DAY, SessionRecord
+from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
 from hermes_trio.store.sqlite.files import connect, connect_reader, owned
@@ -138,7 +138,7 @@ def _print_table(columns: Mapping[str, int | None], rows: Sequence[Sequence[str]
     console.print(table)
 
 
-def _session(db: Database, session_id: str) -> SessionRecord:
+def _session(db: Database, session_id: str) -> SessionRow:
     found = get_session(db, session_id)
     if found is None:
         raise UnknownSession(
@@ -351,7 +351,7 @@ def export_command(
 ) -> None:
     """Write sessions with their messages as JSON, one a line."""
     with _reading(_path(home, config)) as db:
-        chosen: Iterator[SessionRecord] = (
+        chosen: Iterator[SessionRow] = (
             (_session(db, session_id) for session_id in session_ids) if session_ids else _all_sessions(db)
         )
         lines = (
@@ -363,7 +363,7 @@ def export_command(
         _write_lines(lines, output, as_json)
 
 
-def _all_sessions(db: Database) -> Iterator[SessionRecord]:
+def _all_sessions(db: Database) -> Iterator[SessionRow]:
     offset = 0
     while page := list_sessions(db, PAGE, offset, None, None, True, False):
         offset += len(page)

@@ -14,15 +14,15 @@ import msgspec
 
 from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.command_policy import ConsentSettings, ModelReviewer
+from hermes_trio.agent.command_policy import ApprovalSettings, ModelReviewer
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
-from hermes_trio.agent.tool import ToolBox
-from hermes_trio.base.settings import read_table
+from hermes_trio.agent.tool import ToolSource
+from hermes_trio.base.settings import read_settings
 from hermes_trio.config import Config
 from hermes_trio.http.auth import is_loopback
 from hermes_trio.http.turns import PLATFORM
 from hermes_trio.providers.routes import ModelRoutes, build_routes
-from hermes_trio.runtime.core import Settings
+from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
@@ -64,7 +64,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     routes: ModelRoutes
 
 
-def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolBox) -> Agent:
+def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolSource) -> Agent:
     """The agent that answers every turn."""
     local = is_loopback(config.server.host)
     table = agent_table(config)
@@ -87,7 +87,7 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
 
 def agent_table(config: Config) -> AgentTable:
     """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
-    return read_table(config.agent, AgentTable, "agent")
+    return read_settings(config.agent, AgentTable, "agent")
 
 
 def retention_of(config: Config) -> Retention:
@@ -120,7 +120,7 @@ async def open_host(
         config = msgspec.structs.replace(config, agent=dict(table))
     routes = build_routes(config.models, config.environment)
     tools = ToolSettings.read(config.tools)
-    consent = read_table(config.approvals, ConsentSettings, "approvals")
+    consent = read_settings(config.approvals, ApprovalSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
     brokers: list[Approvals] = []
     boxes: list[Toolbox] = []
@@ -150,7 +150,7 @@ async def open_host(
     runtime = Runtime(
         agent=agent or _unassembled,
         store=open_store(None if in_memory else database or config.database, retention=retention_of(config)),
-        settings=Settings(max_turns=config.limits.concurrent_turns),
+        settings=RuntimeSettings(max_turns=config.limits.concurrent_turns),
         stages=[assemble, assembly.stage],
     )
     async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:

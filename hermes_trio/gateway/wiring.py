@@ -16,9 +16,9 @@ from hermes_trio.config import Config
 from hermes_trio.gateway.host import Host, open_host
 from hermes_trio.http.app import make_app
 from hermes_trio.http.auth import AdminKey
-from hermes_trio.http.core import FrontEnd, ModelEntry
-from hermes_trio.http.requests import Answer, Request, Response
-from hermes_trio.http.routing import Access, Route
+from hermes_trio.http.core import ApiCore, ModelEntry
+from hermes_trio.http.requests import HandlerResult, Request, Response
+from hermes_trio.http.routing import RequiredScope, Route
 from hermes_trio.http.server import ASGIApp
 from hermes_trio.providers.routes import ModelRoutes
 from hermes_trio.runtime.ports import Agent
@@ -32,7 +32,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     host: Host
-    front: FrontEnd
+    front: ApiCore
     app: ASGIApp
 
     @property
@@ -60,7 +60,7 @@ async def open_gateway(
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
     assembly = build_assembly(tables, environment=config.environment, host=config.server.host, home=config.home)
     async with open_host(config, assembly, agent=agent, in_memory=in_memory) as host:
-        front = FrontEnd(
+        front = ApiCore(
             host.runtime,
             host.store,
             admin_key=key.value,
@@ -88,7 +88,7 @@ def mounted_routes(adapters: OpenAdapters) -> list[Route]:
 
 
 def _mounted(name: str, path: str, mount: Mount) -> Route:
-    async def handle(request: Request) -> Answer:
+    async def handle(request: Request) -> HandlerResult:
         """Hand the request to the adapter that owns the address."""
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.scope["headers"]]
         status, more, body = await mount.handle(request.method, request.path, headers, await request.body())
@@ -96,4 +96,6 @@ def _mounted(name: str, path: str, mount: Mount) -> Route:
         media = next((value for key, value in pairs if key.lower() == b"content-type"), b"application/json")
         return Response(body, status, tuple(pair for pair in pairs if pair[0].lower() != b"content-type"), media)
 
-    return Route(name=name, method="POST", path=path, handler=handle, access=Access.OPEN, listed=False, tag="webhooks")
+    return Route(
+        name=name, method="POST", path=path, handler=handle, access=RequiredScope.OPEN, listed=False, tag="webhooks"
+    )

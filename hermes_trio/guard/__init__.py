@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_trio.base.lazy import lazily
+from hermes_trio.base.lazy import lazy_attributes
 
 from .verdict import Block, BlockCategory, Category, Finding, Verdict
 
@@ -33,7 +33,7 @@ __all__ = [
     "strip_comments",
 ]
 
-__getattr__ = lazily(
+__getattr__ = lazy_attributes(
     __name__,
     {
         ".foreground": ("Detachment", "Reason", "detaches", "exit_code_meaning"),

@@ -1,6 +1,6 @@
 """The application: one front door, then Quart for what is routed and plain callables for what is hot or streams.
 
-Both carriers call the same handlers through `Door.answer`, so errors, keys, limits and headers cannot differ between them. Quart itself lives in
+Both carriers call the same handlers through `ApiApp.answer`, so errors, keys, limits and headers cannot differ between them. Quart itself lives in
 `quart_carrier`, which is loaded when it is first needed.
 """
 
@@ -36,24 +36,24 @@ from .api.responses import response_routes
 from .api.runs import run_routes
 from .api.sessions import session_routes
 from .api.tree import tree_routes
-from .auth import Access
-from .core import FrontEnd
+from .auth import RequiredScope
+from .core import ApiCore
 from .errors import ApiError, translate
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
 from .inputs import check_length
-from .requests import JSON_TYPE, Answer, EventStream, HeaderPairs, Request, Response
+from .requests import JSON_TYPE, EventStream, HandlerResult, HeaderPairs, Request, Response
 from .routing import Route, match_direct
 from .streams import StreamWriter
 
 if TYPE_CHECKING:
     from hermes_trio.http.server import RemediedQuartTrio
 
-__all__ = ["Door", "make_app", "standard_routes"]
+__all__ = ["ApiApp", "make_app", "standard_routes"]
 
 logger: Final = logging.getLogger("hermes_trio.http")
 
 
-def standard_routes(front: FrontEnd) -> list[Route]:
+def standard_routes(front: ApiCore) -> list[Route]:
     """All routes of the front end."""
     return [
         *health_routes(),
@@ -69,9 +69,9 @@ def standard_routes(front: FrontEnd) -> list[Route]:
     ]
 
 
-def make_app(front: FrontEnd, more: Sequence[Route] = ()) -> ASGIApp:
+def make_app(front: ApiCore, more: Sequence[Route] = ()) -> ASGIApp:
     """The ASGI application of a front end; `more` are routes of other interfaces, such as webhooks."""
-    return Door(front, [*standard_routes(front), *more])
+    return ApiApp(front, [*standard_routes(front), *more])
 
 
 def internal_error() -> ApiError:
@@ -80,10 +80,10 @@ def internal_error() -> ApiError:
 
 
 @final
-class Door:
+class ApiApp:
     """Lets requests in: origins and preflights first, then the route's carrier."""
 
-    def __init__(self, front: FrontEnd, routes: list[Route]) -> None:
+    def __init__(self, front: ApiCore, routes: list[Route]) -> None:
         self._front = front
         front.routes = routes
         self._cors = Cors(front.server.cors_origins)
@@ -207,12 +207,12 @@ class Door:
         await writer.close()
         return None
 
-    async def answer(self, route: Route, request: Request) -> Answer:
+    async def answer(self, route: Route, request: Request) -> HandlerResult:
         """Call a route's handler, after everything that comes before it; errors become answers."""
         front = self._front
         try:
             check_length(request, front.limits.body_bytes)
-            if route.access is not Access.OPEN:
+            if route.access is not RequiredScope.OPEN:
                 caller = request.caller = await front.keyring.identify(request)
                 if not caller.may(route.access):
                     raise ApiError(

@@ -17,24 +17,24 @@ from enum import Enum
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 import msgspec
 import trio
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.store import ApiKey
+from hermes_trio.store.ports import KeyStore
 
 from .errors import ApiError
 from .requests import Request
 
 __all__ = [
     "ADMIN",
-    "Access",
     "AdminKey",
-    "Caller",
-    "KeyStore",
     "Keyring",
+    "Principal",
+    "RequiredScope",
     "UnsafeKey",
     "admin_key",
     "is_loopback",
@@ -82,7 +82,7 @@ class UnsafeKey(ValueError):
     """A key that must not guard a server, with what would be right."""
 
 
-class Access(Enum):
+class RequiredScope(Enum):
     """What a key must be allowed for a route. `OPEN` needs no key, `ANY` is content with every key."""
 
     OPEN = "open"
@@ -93,11 +93,13 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-SCOPES: Final = tuple(access.value for access in (Access.CHAT, Access.RUNS, Access.SESSIONS, Access.ADMIN))
+SCOPES: Final = tuple(
+    access.value for access in (RequiredScope.CHAT, RequiredScope.RUNS, RequiredScope.SESSIONS, RequiredScope.ADMIN)
+)
 """What `hermes-trio keys add --scope` accepts."""
 
 
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Whoever holds a key. `tenant` is what its work is filed under; an admin sees all tenants."""
 
     key_id: str
@@ -107,9 +109,9 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     expires_at: float | None = None
 
-    def may(self, access: Access) -> bool:
+    def may(self, access: RequiredScope) -> bool:
         """Whether this key opens that door."""
-        return self.admin or access is Access.ANY or access.value in self.scopes
+        return self.admin or access is RequiredScope.ANY or access.value in self.scopes
 
     def owns(self, tenant: str) -> bool:
         """Whether this key sees the work of that tenant."""
@@ -121,13 +123,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.admin else self.tenant
 
 
-ADMIN: Final = Caller(key_id="admin", name="admin", tenant="", scopes=frozenset(SCOPES), admin=True)
-
-
-class KeyStore(Protocol):
-    """What the keyring needs from the store."""
-
-    async def find_api_key(self, secret: str) -> ApiKey | None: ...
+ADMIN: Final = Principal(key_id="admin", name="admin", tenant="", scopes=frozenset(SCOPES), admin=True)
 
 
 def new_key() -> str:
@@ -141,9 +137,9 @@ class Keyring:
     def __init__(self, admin_key: str, store: KeyStore) -> None:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()
         self._store = store
-        self._known: dict[bytes, tuple[Caller, float]] = {}
+        self._known: dict[bytes, tuple[Principal, float]] = {}
 
-    async def identify(self, request: Request) -> Caller:
+    async def identify(self, request: Request) -> Principal:
         """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
         value = request.raw_header(b"authorization")
         token = value[7:].strip() if value is not None and value.startswith(b"Bearer ") else None
@@ -190,13 +186,13 @@ class Keyring:
         )
 
 
-def _caller(row: ApiKey) -> Caller:
-    return Caller(
+def _caller(row: ApiKey) -> Principal:
+    return Principal(
         key_id=row.id,
         name=row.name,
         tenant=row.tenant,
         scopes=frozenset(row.scopes),
-        admin=Access.ADMIN.value in row.scopes,
+        admin=RequiredScope.ADMIN.value in row.scopes,
         expires_at=row.expires_at,
     )
 
@@ -230,7 +226,7 @@ def check_key(key: str) -> str:
     return trimmed
 
 
-class AdminKey(Discreet, frozen=True):
+class AdminKey(RedactedStruct, frozen=True):
     """The admin key of a server. `made` says that it was generated just now, and should be shown once."""
 
     hidden: ClassVar[tuple[str, ...]] = ("value",)

@@ -1,4 +1,4 @@
-"""`FrontEnd`: everything that the handlers share, and what the front end needs from outside, as small Protocols.
+"""`ApiCore`: everything that the handlers share, and what the front end needs from outside, as small Protocols.
 
 The host is what it sees of a Runtime: the stateless entry, the tree, the drain. There is no way from here to a channel.
 """
@@ -17,21 +17,21 @@ from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.outcome import Cause, StopReceipt
-from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.runtime.tree import Tree
 from hermes_trio.store.ports import Store
 
 from .api.approvals import ApprovalsPort, NoApprovals
 from .auth import Keyring
-from .idempotency import Replies
+from .idempotency import IdempotentReplies
 from .inputs import RateLimiter
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings
-from .turns import Turns
+from .turns import ApiTurns
 
-__all__ = ["CronPort", "DrainProof", "FrontEnd", "Host", "ModelEntry"]
+__all__ = ["ApiCore", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
 
 
 class DrainProof(Protocol):
@@ -43,10 +43,10 @@ class DrainProof(Protocol):
     def as_dict(self) -> dict[str, Any]: ...
 
 
-class Host(Protocol):
+class RuntimePort(Protocol):
     """What the front end sees of the runtime that it is served from."""
 
-    stateless: StatelessFront
+    stateless: StatelessEntry
 
     @property
     def tree(self) -> Tree: ...
@@ -97,7 +97,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
 class DrainControl:
     """The one drain of this server: carried out by the first who asks, and waited for by everybody else."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RuntimePort) -> None:
         self._host = host
         self._attempt: trio.Event | None = None
         self.report: dict[str, Any] | None = None
@@ -121,12 +121,12 @@ class DrainControl:
         return self.report
 
 
-class FrontEnd:
+class ApiCore:
     """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
 
     def __init__(
         self,
-        host: Host,
+        host: RuntimePort,
         store: Store,
         *,
         admin_key: str,
@@ -160,8 +160,8 @@ class FrontEnd:
         self.started_at: float = time.time()
         self.keyring = Keyring(admin_key, store)
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
-        self.turns = Turns(host.stateless, store, limits)
-        self.replies = Replies(store)
+        self.turns = ApiTurns(host.stateless, store, limits)
+        self.replies = IdempotentReplies(store)
         self.metrics = Metrics(host)
         self.drain = DrainControl(host)
         self.conversations = SessionLocks()

@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hermes_trio.runtime.run import RunStatus
+from hermes_trio.runtime.outcome import RunStatus
 
 from .metrics import BUCKETS, Metrics
 
 if TYPE_CHECKING:
-    from .core import Host
+    from .core import RuntimePort
 
 __all__ = ["exposition_of"]
 
@@ -64,7 +64,7 @@ class _Counted(Collector):
 class _Live(Collector):
     """Gauges of what is alive now."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RuntimePort) -> None:
         self._host = host
 
     def collect(self) -> Iterator[Metric]:

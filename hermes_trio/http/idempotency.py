@@ -18,7 +18,7 @@ from hermes_trio.store import IdempotencyConflict, IdempotentReply
 
 from .requests import Response
 
-__all__ = ["Once", "Replies", "ReplyStore", "fingerprint_of"]
+__all__ = ["IdempotentReplies", "IdempotentUse", "ReplyStore", "fingerprint_of"]
 
 
 class ReplyStore(Protocol):
@@ -32,7 +32,7 @@ def fingerprint_of(body: bytes) -> str:
     return sha256(body).hexdigest()
 
 
-class Once(msgspec.Struct, frozen=True):
+class IdempotentUse(msgspec.Struct, frozen=True):
     """One use of a key. `replayed` is the earlier answer, if there is one."""
 
     tenant: str
@@ -59,7 +59,7 @@ class Once(msgspec.Struct, frozen=True):
         ]
 
 
-class Replies:
+class IdempotentReplies:
     """Who is working on which key now."""
 
     def __init__(self, store: ReplyStore) -> None:
@@ -67,13 +67,13 @@ class Replies:
         self._working: dict[tuple[str, str, str], tuple[str, trio.Event]] = {}
 
     @asynccontextmanager
-    async def once(self, tenant: str, route: str, key: str, body: bytes) -> AsyncIterator[Once]:
+    async def once(self, tenant: str, route: str, key: str, body: bytes) -> AsyncIterator[IdempotentUse]:
         """Be the one who works on this key for the body of the `async with`, or get the answer of the one who was.
 
         Cancelling it gives the key to the next in line.
         """
         fingerprint = fingerprint_of(body) if key else ""
-        mine = Once(tenant, route, key, fingerprint)
+        mine = IdempotentUse(tenant, route, key, fingerprint)
         if not key:
             yield mine
             return

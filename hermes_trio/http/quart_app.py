@@ -16,12 +16,12 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from hermes_trio.http.server import BodyTooLarge, RemediedQuartTrio, Scope
 
-from .app import Door, error_response, headers_of, internal_error
+from .app import ApiApp, error_response, headers_of, internal_error
 from .errors import ApiError
 from .requests import EventStream, Request, Response
 
 if TYPE_CHECKING:
-    from .core import FrontEnd
+    from .core import ApiCore
     from .routing import Route
 
 __all__ = ["PASSED", "make_quart"]
@@ -32,7 +32,7 @@ PASSED: Final = (HTTPException,)
 """What Quart raises on purpose, for its own error handlers."""
 
 
-def make_quart(door: Door, front: FrontEnd, routes: list[Route]) -> RemediedQuartTrio:
+def make_quart(door: ApiApp, front: ApiCore, routes: list[Route]) -> RemediedQuartTrio:
     """The Quart application of a door."""
     quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
     quart.config["MAX_CONTENT_LENGTH"] = front.limits.body_bytes
@@ -55,7 +55,7 @@ async def _quart_body() -> bytes:
         raise BodyTooLarge(quart_request.max_content_length or 0) from None
 
 
-def _view(door: Door, front: FrontEnd, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
+def _view(door: ApiApp, front: ApiCore, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
     async def view(**params: str) -> QuartResponse:
         began = perf_counter()
         request = Request(front, cast("Scope", quart_request.scope), _quart_body, params)

@@ -17,11 +17,11 @@ from hermes_trio.http.server import BodyTooLarge, InvalidJSON, Scope, decode_jso
 from .errors import ApiError, body_too_large, invalid_body
 
 if TYPE_CHECKING:
-    from .auth import Caller
-    from .core import FrontEnd
+    from .auth import Principal
+    from .core import ApiCore
     from .streams import StreamWriter
 
-__all__ = ["Answer", "EventStream", "Handler", "HeaderPairs", "Request", "Response", "encode_json"]
+__all__ = ["EventStream", "Handler", "HandlerResult", "HeaderPairs", "Request", "Response", "encode_json"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Request:
 
     def __init__(
         self,
-        front: FrontEnd,
+        front: ApiCore,
         scope: Scope,
         read_body: Callable[[], Awaitable[bytes]],
         params: Mapping[str, str],
@@ -49,7 +49,7 @@ class Request:
         self.front = front
         self.scope = scope
         self.params = params
-        self.caller: Caller
+        self.caller: Principal
         self._read_body = read_body
         self._body: bytes | None = None
         self._query: dict[str, str] | None = None
@@ -142,5 +142,5 @@ class EventStream:
         self.run = run
 
 
-Answer: TypeAlias = Response | EventStream
-Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+HandlerResult: TypeAlias = Response | EventStream
+Handler: TypeAlias = Callable[[Request], Awaitable[HandlerResult]]

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import msgspec
 
-from .auth import Access
+from .auth import RequiredScope
 from .requests import Handler
 
-__all__ = ["Parameter", "Route", "match_direct"]
+__all__ = ["Route", "RouteParameter", "match_direct"]
 
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class RouteParameter(msgspec.Struct, frozen=True):
     """A query parameter or header, for the OpenAPI document."""
 
     name: str
@@ -39,7 +39,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
     handler: Handler
-    access: Access = Access.ANY
+    access: RequiredScope = RequiredScope.ANY
     turns: bool = False
     streams: bool = False
     direct: bool = False
@@ -51,7 +51,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The type of the answer's body; None for something that is not JSON."""
     status: int = 200
     errors: tuple[int, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[RouteParameter, ...] = ()
     media: str = "application/json"
     tag: str = ""
     provides: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 
 __all__ = ["Limits", "ServerSettings"]
 
@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class ServerSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[server]`: address, key, origins, and how the server ends."""
 
     hidden: ClassVar[tuple[str, ...]] = ("key",)

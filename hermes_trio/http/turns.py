@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from types import TracebackType
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import msgspec
 
@@ -20,25 +20,18 @@ from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import Agent, Message, Reply, TurnInput
 from hermes_trio.runtime.run import Run
-from hermes_trio.runtime.stateless import StatelessFront
+from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.turn import EventSink, Turn
-from hermes_trio.store import SessionRecord
+from hermes_trio.store import SessionRow
+from hermes_trio.store.ports import SessionStore
 
-from .auth import Caller
+from .auth import Principal
 from .errors import not_found
 from .settings import Limits
 
-__all__ = ["PLATFORM", "Captured", "SessionClaim", "Turns"]
+__all__ = ["PLATFORM", "ApiTurns", "Captured", "SessionClaim"]
 
 PLATFORM: Final = "api_server"
-
-
-class SessionStore(Protocol):
-    """What is asked of the store about a session that a client named."""
-
-    async def get_session(self, session_id: str) -> SessionRecord | None: ...
-
-    async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]: ...
 
 
 class Captured(msgspec.Struct):
@@ -59,7 +52,7 @@ class SessionClaim(msgspec.Struct, frozen=True):
     """A session that a request may use. `record` is None for one that does not exist yet."""
 
     session_id: str
-    record: SessionRecord | None = None
+    record: SessionRow | None = None
     prompt: str = ""
 
 
@@ -106,10 +99,10 @@ class DerivedSession:
             del self._all[self._base]
 
 
-class Turns:
+class ApiTurns:
     """Starts turns for callers. It owns nothing: a turn belongs to its request, a run to the runtime."""
 
-    def __init__(self, stateless: StatelessFront, store: SessionStore, limits: Limits) -> None:
+    def __init__(self, stateless: StatelessEntry, store: SessionStore, limits: Limits) -> None:
         self._stateless = stateless
         self._store = store
         self._budget: Budget | None = Budget(seconds=limits.turn_seconds) if limits.turn_seconds else None
@@ -118,7 +111,7 @@ class Turns:
 
     # -- which session -----------------------------------------------------------------------------------------------------------
 
-    def derived(self, caller: Caller, opening: str) -> DerivedSession:
+    def derived(self, caller: Principal, opening: str) -> DerivedSession:
         """A session id from the tenant and the opening of a conversation, not used by another request meanwhile."""
         base = sha256(f"{caller.tenant}\0{opening}".encode("utf-8", "replace")).hexdigest()[:16]
         slots = self._derived.get(base)
@@ -127,7 +120,7 @@ class Turns:
         return DerivedSession(self._derived, base, slots)
 
     @asynccontextmanager
-    async def named(self, caller: Caller, session_id: str) -> AsyncIterator[SessionClaim]:
+    async def named(self, caller: Principal, session_id: str) -> AsyncIterator[SessionClaim]:
         """A session that the client named, for the body of the `async with`; 404 if it is somebody else's, now or in the making."""
         claims = self._claims.setdefault(session_id, [])
         try:
@@ -152,7 +145,7 @@ class Turns:
                 self._claims.pop(session_id, None)
 
     @staticmethod
-    def bound(caller: Caller, session_id: str, session_key: str) -> SessionContext:
+    def bound(caller: Principal, session_id: str, session_key: str) -> SessionContext:
         """What every turn of the HTTP front end is bound to. A key that a tenant chose cannot be another tenant's, nor a chat's."""
         if session_key and not caller.admin:
             session_key = f"api:{caller.tenant}:{session_key}"
@@ -168,7 +161,7 @@ class Turns:
 
     async def run(
         self,
-        caller: Caller,
+        caller: Principal,
         input: TurnInput,
         session_id: str,
         session_key: str = "",
@@ -178,7 +171,7 @@ class Turns:
         also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
         on_start: Callable[[Turn], None] | None = None,
     ) -> Outcome:
-        """Run a turn in this task; see `StatelessFront.run_turn`. Cancelling means that the client has left."""
+        """Run a turn in this task; see `StatelessEntry.run_turn`. Cancelling means that the client has left."""
         return await self._stateless.run_turn(
             input,
             self.bound(caller, session_id, session_key),
@@ -193,7 +186,7 @@ class Turns:
 
     async def start(
         self,
-        caller: Caller,
+        caller: Principal,
         input: TurnInput,
         session_id: str,
         session_key: str = "",
@@ -202,7 +195,7 @@ class Turns:
         idempotency_key: str = "",
         fingerprint: str = "",
     ) -> Run:
-        """Start a run; it is durable when this returns. See `StatelessFront.start_run`."""
+        """Start a run; it is durable when this returns. See `StatelessEntry.start_run`."""
         return await self._stateless.start_run(
             input,
             self.bound(caller, session_id, session_key),

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from hermes_trio.store.ports import Access
+from hermes_trio.store.ports import AccessStore
 
 from .session_keys import Source
 from .settings import PlatformSettings
 
-__all__ = ["Admittance", "Door", "make_code"]
+__all__ = ["AccessControl", "AccessStore", "make_code"]
 
 CODE_LENGTH: Final = 8
 CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -27,7 +27,7 @@ CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 CODE_SECONDS: Final = 3600.0
 
 
-class Admittance(Enum):
+class Access(Enum):
     """What the door says."""
 
     ALLOWED = "allowed"
@@ -35,10 +35,10 @@ class Admittance(Enum):
     IGNORED = "ignored"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AccessDecision(msgspec.Struct, frozen=True):
     """Whether somebody may come in, and the code that was made for them."""
 
-    admittance: Admittance
+    admittance: Access
     code: str = ""
 
 
@@ -47,10 +47,10 @@ def make_code() -> str:
     return "".join(secrets.choice(CODE_LETTERS) for _ in range(CODE_LENGTH))
 
 
-class Door:
+class AccessControl:
     """Asked for every message before anything else is done with it."""
 
-    def __init__(self, store: Access, code: Callable[[], str] = make_code) -> None:
+    def __init__(self, store: AccessStore, code: Callable[[], str] = make_code) -> None:
         self._store = store
         self._code = code
 
@@ -66,15 +66,15 @@ class Door:
                 return True
         return False
 
-    async def knock(self, source: Source, settings: PlatformSettings) -> Verdict:
+    async def knock(self, source: Source, settings: PlatformSettings) -> AccessDecision:
         """What happens to a message from this person. A code is shown once: whoever has an open one is not answered again."""
         if await self.allows(source, settings):
-            return Verdict(Admittance.ALLOWED)
+            return AccessDecision(Access.ALLOWED)
         person = source.user_id or source.user_id_alt
         if settings.unknown_dm == "ignore" or not source.is_direct or not person:
-            return Verdict(Admittance.IGNORED)
+            return AccessDecision(Access.IGNORED)
         code = self._code()
         offered = await self._store.offer_pairing(
             source.platform, code, user_id=person, user_name=source.user_name or "", ttl=CODE_SECONDS
         )
-        return Verdict(Admittance.OFFERED, code) if offered else Verdict(Admittance.IGNORED)
+        return AccessDecision(Access.OFFERED, code) if offered else AccessDecision(Access.IGNORED)

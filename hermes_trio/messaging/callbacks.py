@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-__all__ = ["Endpoint", "EndpointAnswer", "form_of", "headers_of"]
+__all__ = ["CallbackEndpoint", "CallbackResponse", "form_of", "headers_of"]
 
 
-class EndpointAnswer(NamedTuple):
+class CallbackResponse(NamedTuple):
     """An HTTP answer."""
 
     status: int
@@ -22,17 +22,17 @@ class EndpointAnswer(NamedTuple):
     body: bytes = b""
 
     @classmethod
-    def of(cls, status: int, body: Mapping[str, Any], *headers: tuple[str, str]) -> EndpointAnswer:
+    def of(cls, status: int, body: Mapping[str, Any], *headers: tuple[str, str]) -> CallbackResponse:
         """An answer in JSON."""
         return cls(status, (("Content-Type", "application/json"), *headers), msgspec.json.encode(body))
 
     @classmethod
-    def refusal(cls, status: int, error: str, *headers: tuple[str, str]) -> EndpointAnswer:
+    def refusal(cls, status: int, error: str, *headers: tuple[str, str]) -> CallbackResponse:
         """An answer that says what was wrong."""
         return cls.of(status, {"error": error}, *headers)
 
 
-class Endpoint(Protocol):
+class CallbackEndpoint(Protocol):
     """Something to mount: requests to `endpoint` go to `handle`. Bodies above `max_body_bytes` need not be read."""
 
     @property
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         """How much of a body is read at most."""
         ...
 
-    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> EndpointAnswer:
+    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
         """Answer one request. Cancelling it leaves what was accepted accepted."""
         ...
 

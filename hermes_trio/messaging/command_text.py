@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 __all__ = [
-    "Answer",
+    "ApprovalAnswer",
     "Choice",
     "Command",
     "CommandTextError",
@@ -91,7 +91,7 @@ class Choice(Enum):
     DENY = "deny"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ApprovalAnswer(msgspec.Struct, frozen=True):
     """An answer to the oldest waiting approval, or to all of them."""
 
     choice: Choice
@@ -127,16 +127,16 @@ _EDGES: Final = " \t\r\n.,!;:\"'`*_~()"
 _VARIATION: Final = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")
 
 
-def bare_answer(text: str | LiteralText, *, waiting: bool) -> Answer | None:
+def bare_answer(text: str | LiteralText, *, waiting: bool) -> ApprovalAnswer | None:
     """The answer in a single word like "yes" while an approval is waiting; otherwise, and for longer text, None."""
     if not waiting or isinstance(text, LiteralText):
         return None
     word = _VARIATION.sub("", text.strip(_EDGES)).casefold()
     choice = _BARE_WORDS.get(word)
-    return None if choice is None else Answer(choice)
+    return None if choice is None else ApprovalAnswer(choice)
 
 
-def approval_answer(command: Command) -> Answer:
+def approval_answer(command: Command) -> ApprovalAnswer:
     """The answer in an `approve` or `deny` command.
 
     `approve [all] [session|always|once]`; `deny [all] [reason]`, whose reason is cut at 280 characters.
@@ -145,7 +145,7 @@ def approval_answer(command: Command) -> Answer:
     if command.name == "deny":
         everything = bool(words) and words[0].casefold() == "all"
         reason = command.arguments[3:].strip() if everything else command.arguments
-        return Answer(Choice.DENY, everything, reason[:MAX_REASON])
+        return ApprovalAnswer(Choice.DENY, everything, reason[:MAX_REASON])
     if command.name != "approve":
         raise CommandTextError(f"/{command.name} does not answer an approval; use /approve or /deny")
     everything, choice = False, Choice.ONCE
@@ -157,7 +157,7 @@ def approval_answer(command: Command) -> Answer:
                 choice = Choice(scope)
             case _:
                 raise CommandTextError(f"/approve does not know {word!r}; write /approve [all] [once|session|always]")
-    return Answer(choice, everything)
+    return ApprovalAnswer(choice, everything)
 
 
 # Silence

@@ -14,19 +14,19 @@ import trio
 
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
 from hermes_trio.store.errors import StoreBusy
-from hermes_trio.store.records import Approval, ApprovalChoice, SessionRecord
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, SessionRow
 
-from .command_text import Answer, Choice, Command, CommandTextError, approval_answer
-from .core import Desk
+from .command_text import ApprovalAnswer, Choice, Command, CommandTextError, approval_answer
+from .core import MessagingCore
 from .session_keys import Source
 
-__all__ = ["Caller", "Commands", "receipt_text"]
+__all__ = ["CommandContext", "Commands", "receipt_text"]
 
 RECEIPT_LINES: Final = 12
 TREE_LINES: Final = 40
 
 
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
+class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
     """Who gave a command, and in which conversation."""
 
     platform: str
@@ -38,7 +38,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 class _Entry(msgspec.Struct, frozen=True):
     usage: str
     help: str
-    run: Callable[[Caller, Command], Awaitable[str]]
+    run: Callable[[CommandContext, Command], Awaitable[str]]
 
 
 def receipt_text(receipt: StopReceipt) -> str:
@@ -59,7 +59,7 @@ def receipt_text(receipt: StopReceipt) -> str:
 class Commands:
     """The commands that every chat understands."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: MessagingCore) -> None:
         self._desk = desk
         self._entries: Mapping[str, _Entry] = {
             "new": _Entry("new", "start a new conversation; what runs in the old one is stopped", self._new),
@@ -77,14 +77,14 @@ class Commands:
         """The commands and what they do, for platforms that show a menu."""
         return [(name, entry.help) for name, entry in self._entries.items()]
 
-    async def run(self, caller: Caller, command: Command) -> str:
+    async def run(self, caller: CommandContext, command: Command) -> str:
         """Carry a command out and return the answer. Cancelling it may leave a stop half waited for, never half done."""
         entry = self._entries.get(self._aliases.get(command.name, command.name))
         if entry is None:
             return f"There is no command {caller.prefix}{command.name}; {caller.prefix}help lists those that there are."
         return await entry.run(caller, command)
 
-    async def answer(self, key: str, answer: Answer, approval_id: str = "") -> list[Approval]:
+    async def answer(self, key: str, answer: ApprovalAnswer, approval_id: str = "") -> list[ApprovalRow]:
         """Answer an approval of a conversation: one by its id, the oldest, or all of them."""
         if self._desk.approvals is None:
             return []
@@ -98,11 +98,11 @@ class Commands:
 
     # -- the commands ----------------------------------------------------------------------------------------------------------------
 
-    async def _help(self, caller: Caller, command: Command) -> str:
+    async def _help(self, caller: CommandContext, command: Command) -> str:
         lines = [f"{caller.prefix}{entry.usage}: {entry.help}" for entry in self._entries.values()]
         return "\n".join(["Whatever is not a command is for the agent.", "", *lines])
 
-    async def _stop(self, caller: Caller, command: Command) -> str:
+    async def _stop(self, caller: CommandContext, command: Command) -> str:
         words = command.arguments.split()
         if words not in ([], ["all"]):
             return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
@@ -121,7 +121,7 @@ class Commands:
             said.append(f"{_count(queued, 'message')} waiting, and coming next.")
         return "\n".join(said)
 
-    async def _new(self, caller: Caller, command: Command) -> str:
+    async def _new(self, caller: CommandContext, command: Command) -> str:
         desk, key = self._desk, caller.session_key
         old = await self._session(caller)
         turn = desk.deliveries[caller.platform].current_turn(key)
@@ -143,7 +143,7 @@ class Commands:
             said += [f"Background {one.target}: {receipt_text(one)}" for one in stopped]
         return "\n".join(said)
 
-    async def _status(self, caller: Caller, command: Command) -> str:
+    async def _status(self, caller: CommandContext, command: Command) -> str:
         desk, key = self._desk, caller.session_key
         session = await self._session(caller)
         turn = desk.deliveries[caller.platform].current_turn(key)
@@ -175,7 +175,7 @@ class Commands:
             lines.append("The server is being stopped; new messages are kept for the next start.")
         return "\n".join(lines)
 
-    async def _tree(self, caller: Caller, command: Command) -> str:
+    async def _tree(self, caller: CommandContext, command: Command) -> str:
         """This conversation's part of the tree only: what other people do is not theirs to see."""
         tree = self._desk.runtime.tree
         session = await self._session(caller)
@@ -188,7 +188,7 @@ class Commands:
             lines = [*lines[:TREE_LINES], f"… and {len(lines) - TREE_LINES} more"]
         return "```\n" + "\n".join(lines).replace("```", "'''") + "\n```"
 
-    async def _answer(self, caller: Caller, command: Command) -> str:
+    async def _answer(self, caller: CommandContext, command: Command) -> str:
         try:
             answer = approval_answer(command)
         except CommandTextError as error:
@@ -197,7 +197,7 @@ class Commands:
 
     # -- what they look at ---------------------------------------------------------------------------------------------------------
 
-    async def _session(self, caller: Caller) -> SessionRecord | None:
+    async def _session(self, caller: CommandContext) -> SessionRow | None:
         found = await self._desk.store.session_of(caller.session_key)
         return None if found is None or found.ended_at is not None else found
 
@@ -205,7 +205,7 @@ class Commands:
         return len(await self._desk.store.take_inbox(key))
 
 
-def answered_text(answered: Sequence[Approval], answer: Answer) -> str:
+def answered_text(answered: Sequence[ApprovalRow], answer: ApprovalAnswer) -> str:
     """What an answer did."""
     if not answered:
         return "Nothing waits for approval here (any more)."
@@ -214,7 +214,7 @@ def answered_text(answered: Sequence[Approval], answer: Answer) -> str:
     return f"Approved ({answer.choice.value}): {_shown(answered)}"
 
 
-def _shown(approvals: Sequence[Approval]) -> str:
+def _shown(approvals: Sequence[ApprovalRow]) -> str:
     return "; ".join(f"`{approval.command[:120]}`" for approval in approvals)
 
 

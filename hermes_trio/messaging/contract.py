@@ -23,21 +23,21 @@ from hermes_trio.runtime.turn import Turn
 
 from .chunking import Limit, split_text
 from .command_text import Choice, LiteralText
-from .errors import ErrorKind, Missing, PlatformError
+from .errors import Missing, PlatformError, PlatformErrorKind
 from .session_keys import Source
 
 __all__ = [
     "Adapter",
     "AdapterState",
     "Button",
-    "ErrorKind",
-    "GatewayPort",
+    "Disposition",
+    "HubPort",
     "Incoming",
     "Missing",
     "Outgoing",
     "PlatformError",
-    "Receipt",
-    "Reception",
+    "PlatformErrorKind",
+    "Received",
     "SendResult",
 ]
 
@@ -68,7 +68,7 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
         return self.text.text if isinstance(self.text, LiteralText) else self.text
 
 
-class Receipt(Enum):
+class Disposition(Enum):
     """What became of something that came in. After any of these the adapter may move its cursor on."""
 
     ACCEPTED = "accepted"
@@ -88,10 +88,10 @@ class Receipt(Enum):
     """The conversation's mailbox is full; the person was told."""
 
 
-class Reception(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `GatewayPort.receive`."""
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `HubPort.receive`."""
 
-    receipt: Receipt
+    receipt: Disposition
     session_key: str = ""
     text: str = ""
 
@@ -100,7 +100,7 @@ class Reception(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Button(msgspec.Struct, frozen=True):
-    """A choice below a message. `value` comes back through `GatewayPort.approval_clicked`: an approval id and a choice."""
+    """A choice below a message. `value` comes back through `HubPort.approval_clicked`: an approval id and a choice."""
 
     label: str
     approval_id: str
@@ -146,7 +146,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     continuation_message_ids: tuple[str, ...] = ()
     error: str = ""
-    error_kind: ErrorKind | None = None
+    error_kind: PlatformErrorKind | None = None
     retryable: bool = False
     retry_after: float | None = None
     ambiguous: bool = False
@@ -184,10 +184,10 @@ class AdapterState(Enum):
     DISCONNECTED = "disconnected"
 
 
-class GatewayPort(Protocol):
+class HubPort(Protocol):
     """What an adapter may ask of the gateway. All of it is safe to cancel: what was committed stays, what was not leaves no trace."""
 
-    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """Hand over what came in. Durable when it returns; whatever must be said to the person is in the outbox."""
         ...
 
@@ -223,7 +223,7 @@ class Adapter:
     """Whether a person reads what is sent, and can answer an approval."""
     platform: str = ""
 
-    gateway: GatewayPort
+    gateway: HubPort
     """Put there by the gateway before `run` is called."""
 
     @asynccontextmanager
@@ -248,7 +248,9 @@ class Adapter:
 
     async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
         """Show `text` in a message that was sent before, while more of it is still being written. It is not the last word: that one comes by `send`."""
-        return SendResult(success=False, error="this platform cannot edit messages", error_kind=ErrorKind.UNKNOWN)
+        return SendResult(
+            success=False, error="this platform cannot edit messages", error_kind=PlatformErrorKind.UNKNOWN
+        )
 
     async def typing(self, chat_id: str, thread_id: str) -> None:
         """Show that the agent is working. Called every `typing_seconds` while a turn runs; errors are ignored."""

@@ -1,4 +1,4 @@
-"""A chat platform's conversations, as the runtime sees them: the `Front` behind every adapter.
+"""A chat platform's conversations, as the runtime sees them: the `Interface` behind every adapter.
 
 It says what a turn is given, which session a message belongs to now (reset policies are decided here, at the turn boundary), and what is to be sent
 after each outcome. The reply is committed with the turn; the senders bring it to the chat afterwards.
@@ -14,20 +14,20 @@ import trio
 
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.core import Core
-from hermes_trio.runtime.interface import Front
+from hermes_trio.runtime.core import RuntimeCore
+from hermes_trio.runtime.interface import Interface
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
-from hermes_trio.runtime.ports import InboxRow, OutboxEntry, TurnInput
+from hermes_trio.runtime.ports import InboxRow, NewReply, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.errors import StoreError
 
 from .command_text import is_silence_narration, is_silent_reply
-from .core import Desk
+from .core import MessagingCore
 from .feed import Previews, Prompts, TurnFeed
-from .platforms import Member
+from .platforms import Platform
 from .reset_policy import policy_for, reset_reason
 
-__all__ = ["NEWER_MESSAGE", "ConversationFront", "reply_text"]
+__all__ = ["NEWER_MESSAGE", "ChatInterface", "reply_text"]
 
 NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 """The cause of a turn that was interrupted by the next message of its own conversation."""
@@ -63,10 +63,10 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
             return "\n\n".join(part for part in (text, f"(Stopped: {outcome.cause})") if part)
 
 
-class ConversationFront(Front):
+class ChatInterface(Interface):
     """One for each adapter; registered with the runtime for as long as the gateway is open."""
 
-    def __init__(self, desk: Desk, member: Member, previews: Previews, prompts: Prompts) -> None:
+    def __init__(self, desk: MessagingCore, member: Platform, previews: Previews, prompts: Prompts) -> None:
         self.platform = member.platform
         self.interactive = member.adapter.interactive
         self._desk = desk
@@ -90,7 +90,7 @@ class ConversationFront(Front):
     def sink(self, context: SessionContext) -> EventSink | None:
         return TurnFeed(self._desk, self._member, context, self._previews, self._prompts)
 
-    async def session_for(self, core: Core, context: SessionContext) -> str:
+    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
         """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
         key = context.session_key
         policy = policy_for(self._member.settings, _chat_type(key))
@@ -109,7 +109,7 @@ class ConversationFront(Front):
                     return await self._desk.store.new_session(key, source=self.platform, reason=reason.value)
         return await super().session_for(core, context)
 
-    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
         feed = turn.sink
         assert isinstance(feed, TurnFeed)
         text = reply_text(turn, outcome)

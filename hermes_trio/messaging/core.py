@@ -12,15 +12,15 @@ from typing import Any, Final, Protocol, TypeVarTuple, cast
 import trio
 
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.runtime.interface import Delivery
+from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.store.ports import Store
 
 from .addresses import Address
-from .platforms import Directory
+from .platforms import Platforms
 from .senders import Senders
 
-__all__ = ["ConversationEnd", "Desk"]
+__all__ = ["ConversationEnd", "MessagingCore"]
 
 logger: Final = logging.getLogger("hermes_trio.messaging.hub")
 
@@ -41,13 +41,13 @@ class ConversationEnd(Protocol):
     async def __call__(self, session_key: str, session_id: str, reason: str) -> None: ...
 
 
-class Desk:
+class MessagingCore:
     """See the module. Without `ends`, a conversation has nothing but its approvals."""
 
     def __init__(
         self,
         runtime: Runtime,
-        directory: Directory,
+        directory: Platforms,
         senders: Senders,
         approvals: Approvals | None,
         ends: ConversationEnd | None = None,
@@ -57,7 +57,7 @@ class Desk:
         self.senders = senders
         self.approvals = approvals
         self._ends = ends
-        self.deliveries: dict[str, Delivery] = {}
+        self.deliveries: dict[str, Inbox] = {}
         self.steered: dict[str, list[tuple[int, str]]] = {}
         """Inbox rows that were handed to a running turn, by the turn's id, oldest first."""
         self.scope: trio.Nursery | None = None

@@ -14,10 +14,10 @@ from typing import cast, final
 
 import attrs
 
-__all__ = ["ErrorKind", "Missing", "PlatformError", "Redaction", "require_token", "single_failure"]
+__all__ = ["Missing", "PlatformError", "PlatformErrorKind", "Redaction", "require_token", "single_failure"]
 
 
-class ErrorKind(Enum):
+class PlatformErrorKind(Enum):
     """What went wrong, in the words that senders decide by (GW-5)."""
 
     TOO_LONG = "too_long"
@@ -41,11 +41,11 @@ class Missing(Enum):
 
 PERMANENT_KINDS = frozenset(
     {
-        ErrorKind.TOO_LONG,
-        ErrorKind.BAD_FORMAT,
-        ErrorKind.FORBIDDEN,
-        ErrorKind.NOT_FOUND,
-        ErrorKind.UNAUTHORIZED,
+        PlatformErrorKind.TOO_LONG,
+        PlatformErrorKind.BAD_FORMAT,
+        PlatformErrorKind.FORBIDDEN,
+        PlatformErrorKind.NOT_FOUND,
+        PlatformErrorKind.UNAUTHORIZED,
     }
 )
 
@@ -61,7 +61,7 @@ class PlatformError(Exception):
 
     def __init__(
         self,
-        kind: ErrorKind,
+        kind: PlatformErrorKind,
         message: str,
         *,
         retry_after: float | None = None,
@@ -113,7 +113,7 @@ def require_token(name: str, token: str) -> str:
     """
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         message = f"the {name} is empty, or has spaces or other characters that no token has"
-        raise PlatformError(ErrorKind.UNAUTHORIZED, message)
+        raise PlatformError(PlatformErrorKind.UNAUTHORIZED, message)
     return token
 
 

@@ -16,8 +16,8 @@ from hermes_trio.runtime.tree import working
 
 from .addresses import Address
 from .contract import Outgoing, PlatformError, SendResult
-from .core import Desk
-from .platforms import Member
+from .core import MessagingCore
+from .platforms import Platform
 
 __all__ = ["Preview", "Previews", "Prompts", "TurnFeed"]
 
@@ -33,7 +33,7 @@ COMMAND_SHOWN: Final = 1500
 class Preview:
     """An answer that is shown while it is being written. `done` is set when nothing of it is under way any more."""
 
-    def __init__(self, member: Member, address: Address, reply_to: str) -> None:
+    def __init__(self, member: Platform, address: Address, reply_to: str) -> None:
         self._member = member
         self._address = address
         self._reply_to = reply_to
@@ -148,7 +148,7 @@ class TurnFeed:
     """See the module. Called with each event of the turn."""
 
     def __init__(
-        self, desk: Desk, member: Member, context: SessionContext, previews: Previews, prompts: Prompts
+        self, desk: MessagingCore, member: Platform, context: SessionContext, previews: Previews, prompts: Prompts
     ) -> None:
         self._desk = desk
         self._member = member

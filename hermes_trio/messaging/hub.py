@@ -16,31 +16,31 @@ from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.store.records import OutboxRow
 
-from .access import Door
+from .access import AccessControl
 from .addresses import Address
 from .command_text import Choice
 from .commands import Commands
-from .contract import Adapter, AdapterState, Incoming, Reception, SendResult
-from .conversations import ConversationFront
-from .core import ConversationEnd, Desk
+from .contract import Adapter, AdapterState, Incoming, Received, SendResult
+from .conversations import ChatInterface
+from .core import ConversationEnd, MessagingCore
 from .feed import Previews, Prompts
-from .inbound import Pipeline
-from .platforms import Directory
+from .inbound import Inbound
+from .platforms import Platforms
 from .reset_policy import check_reset
 from .senders import Senders
 from .session_keys import Source
 from .supervision import Supervised, receiving
 
-__all__ = ["MessageGateway"]
+__all__ = ["MessageHub"]
 
 
-class MessageGateway:
+class MessageHub:
     """See the module. It is the `GatewayPort` of its adapters, and the hooks of the senders."""
 
     def __init__(
         self,
         runtime: Runtime,
-        directory: Directory,
+        directory: Platforms,
         senders: Senders,
         approvals: Approvals | None = None,
         *,
@@ -51,24 +51,24 @@ class MessageGateway:
                 check_reset(policy, member.platform)
         self.runtime = runtime
         self.directory = directory
-        self.desk = Desk(runtime, directory, senders, approvals, ends)
+        self.desk = MessagingCore(runtime, directory, senders, approvals, ends)
         self.commands = Commands(self.desk)
-        self.door = Door(self.desk.store)
+        self.door = AccessControl(self.desk.store)
         self.supervised: dict[str, Supervised] = {
             member.platform: Supervised(member.adapter, runtime.core.clock) for member in directory.members
         }
-        self._pipeline = Pipeline(self.desk, self.door, self.commands)
+        self._pipeline = Inbound(self.desk, self.door, self.commands)
         self._previews = Previews()
         self._prompts = Prompts()
         senders.hooks = self
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[MessageGateway]:
+    async def open(self) -> AsyncIterator[MessageHub]:
         """Everything is registered and running for the body of the `async with`; leaving it stops receiving, and nothing else."""
         async with AsyncExitStack() as fronts:
             for member in self.directory.members:
                 member.adapter.gateway = self
-                front = ConversationFront(self.desk, member, self._previews, self._prompts)
+                front = ChatInterface(self.desk, member, self._previews, self._prompts)
                 self.desk.deliveries[member.platform] = await fronts.enter_async_context(self.runtime.delivering(front))
             ready = trio.Event()
             async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
@@ -98,7 +98,7 @@ class MessageGateway:
 
     # -- for the adapters ------------------------------------------------------------------------------------------------------------
 
-    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `GatewayPort`."""
         return await self._pipeline.receive(adapter, incoming)
 

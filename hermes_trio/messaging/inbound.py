@@ -15,22 +15,22 @@ import trio
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.errors import Draining, MailboxFull
-from hermes_trio.runtime.interface import Delivery
+from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.ports import NewMessage
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import StoreBusy
 
-from .access import Admittance, Door
+from .access import Access, AccessControl
 from .addresses import Address
-from .command_text import Answer, Choice, Command, LiteralText, bare_answer, parse_command
-from .commands import Caller, Commands, answered_text
-from .contract import Adapter, Incoming, Receipt, Reception
+from .command_text import ApprovalAnswer, Choice, Command, LiteralText, bare_answer, parse_command
+from .commands import CommandContext, Commands, answered_text
+from .contract import Adapter, Disposition, Incoming, Received
 from .conversations import NEWER_MESSAGE
-from .core import Desk
-from .platforms import Member
+from .core import MessagingCore
+from .platforms import Platform
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
-__all__ = ["Pipeline"]
+__all__ = ["Inbound"]
 
 REMEMBERED: Final = 4096
 """Events of one platform that are remembered so that a command is not carried out twice. Messages are remembered by the store."""
@@ -38,31 +38,31 @@ REMEMBERED: Final = 4096
 ACK_SECONDS: Final = 30.0
 
 
-class Pipeline:
+class Inbound:
     """See the module. It owns no task."""
 
-    def __init__(self, desk: Desk, door: Door, commands: Commands) -> None:
+    def __init__(self, desk: MessagingCore, door: AccessControl, commands: Commands) -> None:
         self._desk = desk
         self._door = door
         self._commands = commands
         self._seen: dict[str, OrderedDict[str, None]] = {}
         self._acknowledged: OrderedDict[str, float] = OrderedDict()
 
-    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `GatewayPort.receive`."""
         member = self._desk.directory.find(adapter.platform)
         if member is None:
             raise LookupError(f"the adapter {adapter.platform!r} is not one of this gateway's")
         source, settings = incoming.source, member.settings
         if not incoming.addressed or (source.is_bot and not settings.allow_bots):
-            return Reception(receipt=Receipt.IGNORED)
+            return Received(receipt=Disposition.IGNORED)
         seen = self._seen.setdefault(member.platform, OrderedDict())
         if incoming.event_id and incoming.event_id in seen:
-            return Reception(receipt=Receipt.DUPLICATE)
+            return Received(receipt=Disposition.DUPLICATE)
         try:
             key = session_key(source, settings.isolation)
         except SessionKeyError:
-            return Reception(receipt=Receipt.IGNORED)
+            return Received(receipt=Disposition.IGNORED)
         # Claimed before the first await, so that a redelivery that overlaps is a duplicate; given back if this attempt fails.
         if incoming.event_id:
             seen[incoming.event_id] = None
@@ -83,24 +83,24 @@ class Pipeline:
         approval = await self._desk.store.get_approval(approval_id)
         if approval is None or not _same_chat(approval.session_key, source, member):
             return "Nothing waits for approval here (any more)."
-        answer = Answer(choice)
+        answer = ApprovalAnswer(choice)
         return answered_text(await self._commands.answer(approval.scope, answer, approval_id), answer)
 
     # -- one message -----------------------------------------------------------------------------------------------------------------
 
-    async def _judge(self, member: Member, incoming: Incoming, key: str) -> Reception:
+    async def _judge(self, member: Platform, incoming: Incoming, key: str) -> Received:
         source = incoming.source
         verdict = await self._door.knock(source, member.settings)
-        if verdict.admittance is Admittance.OFFERED:
+        if verdict.admittance is Access.OFFERED:
             await self._say(incoming, pairing_text(member.platform, verdict.code))
-            return Reception(receipt=Receipt.PAIRING, session_key=key)
-        if verdict.admittance is Admittance.IGNORED:
-            return Reception(receipt=Receipt.UNAUTHORISED, session_key=key)
+            return Received(receipt=Disposition.PAIRING, session_key=key)
+        if verdict.admittance is Access.IGNORED:
+            return Received(receipt=Disposition.UNAUTHORISED, session_key=key)
         adapter = member.adapter
         command = parse_command(incoming.text, prefix=adapter.command_prefix)
         if command is not None:
             if command.addressee and adapter.bot_name and command.addressee.lower() != adapter.bot_name.lower():
-                return Reception(receipt=Receipt.IGNORED, session_key=key)
+                return Received(receipt=Disposition.IGNORED, session_key=key)
             return await self._command(member, incoming, key, command)
         answer = bare_answer(incoming.text, waiting=True)
         if answer is not None and self._desk.approvals is not None:
@@ -109,20 +109,20 @@ class Pipeline:
                 said = answered_text(answered, answer)
                 if not adapter.supports_edit:
                     await self._say(incoming, said)
-                return Reception(receipt=Receipt.ANSWERED, session_key=key, text=said)
+                return Received(receipt=Disposition.ANSWERED, session_key=key, text=said)
         if not incoming.plain_text.strip() and "content" not in incoming.payload:
-            return Reception(receipt=Receipt.IGNORED, session_key=key)
+            return Received(receipt=Disposition.IGNORED, session_key=key)
         return await self._accept(member, incoming, key)
 
-    async def _command(self, member: Member, incoming: Incoming, key: str, command: Command) -> Reception:
-        caller = Caller(
+    async def _command(self, member: Platform, incoming: Incoming, key: str, command: Command) -> Received:
+        caller = CommandContext(
             platform=member.platform, session_key=key, source=incoming.source, prefix=member.adapter.command_prefix
         )
         said = await self._commands.run(caller, command)
         await self._say(incoming, said)
-        return Reception(receipt=Receipt.COMMAND, session_key=key, text=said)
+        return Received(receipt=Disposition.COMMAND, session_key=key, text=said)
 
-    async def _accept(self, member: Member, incoming: Incoming, key: str) -> Reception:
+    async def _accept(self, member: Platform, incoming: Incoming, key: str) -> Received:
         desk, settings = self._desk, member.settings
         message = self._message(member, incoming, key)
         delivery = desk.deliveries[member.platform]
@@ -134,7 +134,7 @@ class Pipeline:
                 if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
                     return await self._steer(delivery, turn, message, key)
                 if not await delivery.accept(message):
-                    return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+                    return Received(receipt=Disposition.DUPLICATE, session_key=key)
             if bound.cancelled_caught:
                 raise StoreBusy(
                     "the message could not be written down in time; it is taken when the platform brings it again"
@@ -142,32 +142,32 @@ class Pipeline:
         except Draining:
             # Not refused: it is written down, and the next start begins a turn with it (SC-9).
             if await desk.store.accept_message(message) is None:
-                return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+                return Received(receipt=Disposition.DUPLICATE, session_key=key)
             await self._say(incoming, "I am being restarted. Your message is kept, and answered afterwards.")
-            return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+            return Received(receipt=Disposition.ACCEPTED, session_key=key)
         except MailboxFull as error:
             await self._say(incoming, f"That was too much at once: {error}.")
-            return Reception(receipt=Receipt.REFUSED, session_key=key)
+            return Received(receipt=Disposition.REFUSED, session_key=key)
         if turn is not None:
             if settings.busy == "interrupt" and not _has_children(turn):
                 turn.cancel(NEWER_MESSAGE)
             elif settings.busy_ack and self._may_acknowledge(key):
                 await self._say(incoming, "I am still working; your message waits and comes next.")
-        return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+        return Received(receipt=Disposition.ACCEPTED, session_key=key)
 
-    async def _steer(self, delivery: Delivery, turn: Turn, message: NewMessage, key: str) -> Reception:
+    async def _steer(self, delivery: Inbox, turn: Turn, message: NewMessage, key: str) -> Received:
         """Hand a message to the running turn. It is in the inbox all the same, until that turn has ended and took it up."""
         number = await self._desk.store.accept_message(message)
         if number is None:
-            return Reception(receipt=Receipt.DUPLICATE, session_key=key)
+            return Received(receipt=Disposition.DUPLICATE, session_key=key)
         delivery.channel.wake(key)
         if delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
-            return Reception(receipt=Receipt.ACCEPTED, session_key=key)
+            return Received(receipt=Disposition.ACCEPTED, session_key=key)
         turn.steering.append(message.text)
         self._desk.steered.setdefault(turn.id, []).append((number, message.text))
-        return Reception(receipt=Receipt.STEERED, session_key=key)
+        return Received(receipt=Disposition.STEERED, session_key=key)
 
-    def _message(self, member: Member, incoming: Incoming, key: str) -> NewMessage:
+    def _message(self, member: Platform, incoming: Incoming, key: str) -> NewMessage:
         source = incoming.source
         text = attributed_text(source, incoming.plain_text, member.settings.isolation)
         anchor = source.message_id if incoming.anchor is None else incoming.anchor
@@ -221,7 +221,7 @@ def _has_children(turn: Turn) -> bool:
     return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
 
 
-def _same_chat(key: str, source: Source, member: Member) -> bool:
+def _same_chat(key: str, source: Source, member: Platform) -> bool:
     """Whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
     own = session_key(source, member.settings.isolation)
     place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), member.settings.isolation)

@@ -15,7 +15,7 @@ import trio
 
 from hermes_trio.store.errors import StoreError
 
-from .contract import Adapter, Incoming, Receipt, Reception
+from .contract import Adapter, Disposition, Incoming, Received
 
 __all__ = ["HEARD", "Intake", "hand_over"]
 
@@ -29,7 +29,7 @@ AT_ONCE: Final = 256
 STORE_DELAYS: Final = (0.2, 1.0, 4.0)
 """How long a store that fails is waited for before the connection is given up: not every platform tells a thing twice."""
 
-HEARD: Final = frozenset({Receipt.ACCEPTED, Receipt.STEERED, Receipt.COMMAND, Receipt.ANSWERED})
+HEARD: Final = frozenset({Disposition.ACCEPTED, Disposition.STEERED, Disposition.COMMAND, Disposition.ANSWERED})
 """What becomes of something that was said to the agent by somebody who may."""
 
 
@@ -65,7 +65,7 @@ class Intake:
         del self._chats[chat]
 
 
-async def hand_over(adapter: Adapter, incoming: Incoming) -> Reception:
+async def hand_over(adapter: Adapter, incoming: Incoming) -> Received:
     """Give something to the gateway, patiently if the store fails. When this returns, the platform may be told that it is safe."""
     for delay in STORE_DELAYS:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Recollection"]
+__all__ = ["LruMap"]
 
 REMEMBERED: Final = 10_000
 
@@ -16,7 +16,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recollection(Generic[K, V]):
+class LruMap(Generic[K, V]):
     """A map with a bound."""
 
     def __init__(self, size: int = REMEMBERED) -> None:

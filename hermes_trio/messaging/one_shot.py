@@ -15,17 +15,17 @@ import msgspec
 import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.interface import Delivery, Front
+from hermes_trio.runtime.interface import Inbox, Interface
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
-from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.ports import NewReply
 from hermes_trio.runtime.tree import working
 from hermes_trio.runtime.turn import Turn
 
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
-from .core import Desk
+from .core import MessagingCore
 
-__all__ = ["OneShotFront", "delivery_address", "delivery_fields"]
+__all__ = ["OneShotInterface", "delivery_address", "delivery_fields"]
 
 logger: Final = logging.getLogger("hermes_trio.messaging.one_shot")
 
@@ -57,15 +57,15 @@ def delivery_address(context: SessionContext) -> Address | None:
     )
 
 
-class OneShotFront(Front):
+class OneShotInterface(Interface):
     """The base. A subclass says how long a session may linger, and where and how an outcome is told."""
 
     interactive = False
 
-    def __init__(self, desk: Desk, platform: str, reason: str) -> None:
+    def __init__(self, desk: MessagingCore, platform: str, reason: str) -> None:
         self.platform = platform
         self.one_shot = reason
-        self.delivery: Delivery
+        self.delivery: Inbox
         self._desk = desk
         self._turns: dict[str, Turn] = {}
         self._lingering: set[str] = set()
@@ -98,8 +98,8 @@ class OneShotFront(Front):
 
     # -- the front -------------------------------------------------------------------------------------------------------------------
 
-    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
-        entries: list[OutboxEntry] = []
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
+        entries: list[NewReply] = []
         for place in self.places(turn):
             text = "" if place.platform == LOG else self.told(turn, outcome, place)
             if text:

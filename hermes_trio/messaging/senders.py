@@ -18,17 +18,17 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 import trio
 
-from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.ports import NewReply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.store.errors import StoreError
-from hermes_trio.store.ports import Outbox
+from hermes_trio.store.ports import OutboxStore
 from hermes_trio.store.records import OutboxRow
 
 from .addresses import Address
 from .command_text import Choice
-from .contract import Adapter, Button, ErrorKind, Outgoing, PlatformError, SendResult
+from .contract import Adapter, Button, Outgoing, PlatformError, PlatformErrorKind, SendResult
 from .settings import OutboxSettings
 
 __all__ = ["DUPLICATE_LABEL", "SenderHooks", "Senders", "compose_entries", "target_of"]
@@ -67,13 +67,13 @@ def target_of(address: Address) -> dict[str, str]:
 
 def compose_entries(
     adapter: Adapter | None, address: Address, text: str, payload: Mapping[str, Any] | None = None
-) -> list[OutboxEntry]:
+) -> list[NewReply]:
     """The outbox rows of one text: one a message, so that a retry never repeats a part that has arrived.
 
     The first one carries the reply anchor and replaces a preview, the last one has the buttons.
     """
     pieces = [text] if adapter is None else adapter.split(text)
-    entries: list[OutboxEntry] = []
+    entries: list[NewReply] = []
     first, last = ("reply_to", "edits", "preview"), ("approval_id", "choices")
     for index, piece in enumerate(pieces):
         own = {
@@ -81,7 +81,7 @@ def compose_entries(
             for name, value in (payload or {}).items()
             if value and (name not in first or index == 0) and (name not in last or index == len(pieces) - 1)
         }
-        entries.append(OutboxEntry(platform=address.platform, target=target_of(address), text=piece, payload=own))
+        entries.append(NewReply(platform=address.platform, target=target_of(address), text=piece, payload=own))
     return entries
 
 
@@ -157,8 +157,8 @@ class Senders:
     # -- one sender ------------------------------------------------------------------------------------------------------------------
 
     @property
-    def _store(self) -> Outbox:
-        return cast("Outbox", self._runtime.store)
+    def _store(self) -> OutboxStore:
+        return cast("OutboxStore", self._runtime.store)
 
     def _now(self) -> float:
         return self._runtime.core.clock()
@@ -251,7 +251,7 @@ class Senders:
         if message.edits and not result.success and not result.retryable:
             message = msgspec.structs.replace(message, edits="")
             result = await self._send(adapter, message, label)
-        if result.error_kind in (ErrorKind.BAD_FORMAT, ErrorKind.TOO_LONG) and not message.plain:
+        if result.error_kind in (PlatformErrorKind.BAD_FORMAT, PlatformErrorKind.TOO_LONG) and not message.plain:
             message = msgspec.structs.replace(message, plain=True)
             result = await self._send(adapter, message, label)
         return result
@@ -277,12 +277,12 @@ class Senders:
             except Exception as error:
                 logger.exception("sending to %s failed in a way that the adapter does not know", adapter.platform)
                 return SendResult(
-                    success=False, error=type(error).__name__, error_kind=ErrorKind.UNKNOWN, retryable=True
+                    success=False, error=type(error).__name__, error_kind=PlatformErrorKind.UNKNOWN, retryable=True
                 )
         return SendResult(
             success=False,
             error=f"{adapter.platform} did not answer within {seconds:g} s",
-            error_kind=ErrorKind.TRANSIENT,
+            error_kind=PlatformErrorKind.TRANSIENT,
             retryable=True,
             ambiguous=True,
         )
@@ -314,7 +314,9 @@ class Senders:
     def _delay(self, row: OutboxRow, result: SendResult) -> float | None:
         """Seconds until the next attempt, or None if there is none."""
         settings = self.settings
-        if not result.retryable or (result.error_kind is ErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS):
+        if not result.retryable or (
+            result.error_kind is PlatformErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS
+        ):
             return None
         if result.retry_after is not None:
             delay = result.retry_after

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.base.settings import SettingsError, near, read_table
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.settings import SettingsError, near, read_settings
+from hermes_trio.base.structs import RedactedStruct
 
 from .addresses import Address
 from .session_keys import Isolation
@@ -106,7 +106,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     look_seconds: Seconds = 60.0
 
 
-class RouteSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[webhook.routes.NAME]`. Several secrets are alternatives, for rotation. `linger` is how long a delivery's session waits for its background work."""
 
     hidden: ClassVar[tuple[str, ...]] = ("secret",)
@@ -124,7 +124,7 @@ class RouteSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str = ""
 
 
-class WebhookSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhookSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[webhook]`. `rate_limit` is requests a minute and route; `max_pending` bounds deliveries that are accepted and not finished."""
 
     hidden: ClassVar[tuple[str, ...]] = ("secret",)
@@ -169,4 +169,4 @@ def split_settings(table: Mapping[str, Any], where: str, own: type[S]) -> tuple[
             raise SettingsError(
                 f"{where}.{name} is not a setting{near(name, known)}; [{where}] takes {', '.join(known)}"
             )
-    return read_table(shared, PlatformSettings, where), read_table(rest, own, where)
+    return read_settings(shared, PlatformSettings, where), read_settings(rest, own, where)

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import trio
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 
 __all__ = ["ConnectFailed", "Dialer", "InvalidURL", "Origin", "Proxies", "Proxy", "parse_base_url"]
 
@@ -103,7 +103,7 @@ def _is_literal(host: str) -> bool:
     return True
 
 
-class Proxy(Discreet, frozen=True):
+class Proxy(RedactedStruct, frozen=True):
     """An HTTP proxy. Its credentials show up in no `repr`."""
 
     hidden: ClassVar[tuple[str, ...]] = ("authorization",)

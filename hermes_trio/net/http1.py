@@ -1,6 +1,6 @@
 """HTTP/1.1 over Trio for streaming calls, at a cost that does not depend on how many are under way.
 
-`Transport` owns the idle connections; a `Connection` that is in use belongs to the call that took it, which gives
+`ConnectionPool` owns the idle connections; a `ClientConnection` that is in use belongs to the call that took it, which gives
 it back or aborts it. There is no background task, no lock and no scan: taking and giving back are one list
 operation. `make bench-model` shows the figures against a shared HTTP client. Closing the transport closes the idle
 connections, and those in use when they are given back.
@@ -19,7 +19,7 @@ import trio
 
 from .dial import ConnectFailed, Dialer, Origin, Proxy
 
-__all__ = ["Connection", "ResponseBroken", "Transport"]
+__all__ = ["ClientConnection", "ConnectionPool", "ResponseBroken"]
 
 HEAD_LIMIT: Final = 64 * 1024
 """Bytes of a response's status line and headers."""
@@ -49,7 +49,7 @@ class _Parser(Protocol):
 
 
 @final
-class Connection:
+class ClientConnection:
     """One HTTP/1.1 connection, used for one exchange at a time: `send`, then `read` until it returns nothing."""
 
     __slots__ = (
@@ -238,7 +238,7 @@ def _cause(error: BaseException) -> str:
 
 
 @final
-class Transport:
+class ConnectionPool:
     """A pool of connections, by origin.
 
     An async context manager; it may be shared by any number of models and tasks.
@@ -246,10 +246,10 @@ class Transport:
 
     def __init__(self, dialer: Dialer | None = None) -> None:
         self._dialer = dialer if dialer is not None else Dialer()
-        self._idle: dict[Origin, list[Connection]] = {}
+        self._idle: dict[Origin, list[ClientConnection]] = {}
         self._closed = False
 
-    async def __aenter__(self) -> Transport:
+    async def __aenter__(self) -> ConnectionPool:
         return self
 
     async def __aexit__(
@@ -265,7 +265,7 @@ class Transport:
                 connection.abort()
         self._idle.clear()
 
-    async def take(self, origin: Origin, *, fresh: bool = False) -> Connection:
+    async def take(self, origin: Origin, *, fresh: bool = False) -> ClientConnection:
         """A connection to the origin: an idle one, or a new one. Cancelling leaves nothing open.
 
         `fresh` is for a call whose idle connection turned out to be dead: its siblings are closed with it, as they
@@ -282,9 +282,9 @@ class Transport:
                 return connection
             connection.abort()
         stream, sock = await self._dialer.connect(origin)
-        return Connection(origin, stream, sock, self._dialer.proxy_for(origin))
+        return ClientConnection(origin, stream, sock, self._dialer.proxy_for(origin))
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ClientConnection) -> None:
         """End a call's use of a connection: keep it if another call can use it, close it if not."""
         idle = self._idle.setdefault(connection.origin, [])
         if not connection.reusable or self._closed or len(idle) >= IDLE_LIMIT:

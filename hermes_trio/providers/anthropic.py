@@ -14,9 +14,9 @@ from typing import Any, Final, Unpack, final
 import msgspec
 
 from hermes_trio.agent.model import (
-    ErrorKind,
     Finished,
     ModelError,
+    ModelErrorKind,
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -29,7 +29,7 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Content, Message
 
 from .failures import failure_error
-from .http_model import ANTHROPIC_URL, Limits, WireModel, WireOptions
+from .http_model import ANTHROPIC_URL, AnswerLimits, HttpModel, HttpModelOptions
 from .tool_calls import CallAssembler
 from .transcript import arguments_object, paired, result_text
 
@@ -107,7 +107,7 @@ _wholes: Final = msgspec.json.Decoder(_Whole)
 class MessagesDecoder:
     """One answer of the Messages API, streamed or whole."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
         self._calls = CallAssembler(name, limits)
         self._stop_reason = ""
@@ -151,7 +151,9 @@ class MessagesDecoder:
         try:
             read = _wholes.decode(body.decode("utf-8", "replace"))
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ModelError(ErrorKind.BROKEN_STREAM, f"{self._name}: the answer cannot be read: {error}") from None
+            raise ModelError(
+                ModelErrorKind.BROKEN_STREAM, f"{self._name}: the answer cannot be read: {error}"
+            ) from None
         events: list[ModelEvent] = []
         for index, block in enumerate(read.content):
             events.extend(self._start(index, block))
@@ -162,7 +164,9 @@ class MessagesDecoder:
     def end(self) -> Sequence[ModelEvent]:
         """The stream has ended: hand out the tool calls and the end, or say that it was cut off."""
         if not self._stop_reason:
-            raise ModelError(ErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished")
+            raise ModelError(
+                ModelErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished"
+            )
         self._finished = True
         calls = self._calls.finish()
         reason = _FINISH.get(self._stop_reason, "stop")
@@ -176,7 +180,7 @@ class MessagesDecoder:
             return _events.decode(data.decode("utf-8", "replace"))
         except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(
-                ErrorKind.BROKEN_STREAM, f"{self._name}: an event of the answer cannot be read: {error}"
+                ModelErrorKind.BROKEN_STREAM, f"{self._name}: an event of the answer cannot be read: {error}"
             ) from None
 
     def _start(self, index: int, block: _Block | None) -> Sequence[ModelEvent]:
@@ -232,7 +236,7 @@ def _read_usage(usage: _Usage) -> Usage:
 
 
 @final
-class AnthropicModel(WireModel):
+class AnthropicModel(HttpModel):
     """A model behind an Anthropic Messages endpoint.
 
     `cache` marks the prompt so that the next call of a conversation reads it from the cache. `bearer` is
@@ -243,7 +247,9 @@ class AnthropicModel(WireModel):
     default_url = ANTHROPIC_URL
     default_window = CONTEXT_WINDOW
 
-    def __init__(self, model: str, *, cache: bool = True, bearer: bool = False, **options: Unpack[WireOptions]) -> None:
+    def __init__(
+        self, model: str, *, cache: bool = True, bearer: bool = False, **options: Unpack[HttpModelOptions]
+    ) -> None:
         self._cache = cache
         self._bearer = bearer
         super().__init__(model, **options)
@@ -266,7 +272,7 @@ class AnthropicModel(WireModel):
         """The request's body."""
         messages = _encode_messages(request.messages)
         if not messages:
-            raise ModelError(ErrorKind.BAD_REQUEST, f"{self.name}: a request needs at least one message of a user")
+            raise ModelError(ModelErrorKind.BAD_REQUEST, f"{self.name}: a request needs at least one message of a user")
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.max_tokens or self._max_tokens or MAX_TOKENS,
@@ -367,7 +373,7 @@ def _image_source(part: Mapping[str, Any]) -> Block:
     if url.startswith(("https://", "http://")):
         return {"type": "url", "url": url}
     raise ModelError(
-        ErrorKind.BAD_REQUEST,
+        ModelErrorKind.BAD_REQUEST,
         "an image is given as an https:// address or as data:image/png;base64,…; this one begins with "
         + repr(url[:30]),
     )

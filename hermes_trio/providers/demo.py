@@ -20,9 +20,9 @@ import trio
 
 from hermes_trio.agent.model import (
     DEFAULT_CONTEXT_WINDOW,
-    ErrorKind,
     Finished,
     ModelError,
+    ModelErrorKind,
     ModelEvent,
     ModelRequest,
     ModelStream,
@@ -142,7 +142,7 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
         sent += len(piece)
         yield TextDelta(piece)
     if plan.failure is not None:
-        raise ModelError(ErrorKind.UNAVAILABLE, plan.failure, retryable=False)
+        raise ModelError(ModelErrorKind.UNAVAILABLE, plan.failure, retryable=False)
     calls = _calls(request, plan)
     for call in calls:
         sent += len(call.arguments)

@@ -14,44 +14,44 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from hermes_trio.agent.model import ErrorKind, ModelError
+from hermes_trio.agent.model import ModelError, ModelErrorKind
 
 __all__ = ["Failure", "failure_error", "read_failure", "response_error", "retry_after"]
 
-_BY_WORD: Final[Mapping[str, ErrorKind]] = {
-    "authentication_error": ErrorKind.AUTH,
-    "permission_error": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "invalid_api_key": ErrorKind.AUTH,
-    "insufficient_quota": ErrorKind.RATE_LIMITED,
-    "rate_limit_error": ErrorKind.RATE_LIMITED,
-    "rate_limit_exceeded": ErrorKind.RATE_LIMITED,
-    "overloaded_error": ErrorKind.OVERLOADED,
-    "server_error": ErrorKind.UNAVAILABLE,
-    "api_error": ErrorKind.UNAVAILABLE,
-    "timeout_error": ErrorKind.TIMEOUT,
-    "request_too_large": ErrorKind.CONTEXT_OVERFLOW,
-    "context_length_exceeded": ErrorKind.CONTEXT_OVERFLOW,
-    "string_above_max_length": ErrorKind.CONTEXT_OVERFLOW,
-    "content_filter": ErrorKind.CONTENT_FILTER,
-    "content_policy_violation": ErrorKind.CONTENT_FILTER,
-    "not_found_error": ErrorKind.BAD_REQUEST,
-    "model_not_found": ErrorKind.BAD_REQUEST,
+_BY_WORD: Final[Mapping[str, ModelErrorKind]] = {
+    "authentication_error": ModelErrorKind.AUTH,
+    "permission_error": ModelErrorKind.AUTH,
+    "billing_error": ModelErrorKind.AUTH,
+    "invalid_api_key": ModelErrorKind.AUTH,
+    "insufficient_quota": ModelErrorKind.RATE_LIMITED,
+    "rate_limit_error": ModelErrorKind.RATE_LIMITED,
+    "rate_limit_exceeded": ModelErrorKind.RATE_LIMITED,
+    "overloaded_error": ModelErrorKind.OVERLOADED,
+    "server_error": ModelErrorKind.UNAVAILABLE,
+    "api_error": ModelErrorKind.UNAVAILABLE,
+    "timeout_error": ModelErrorKind.TIMEOUT,
+    "request_too_large": ModelErrorKind.CONTEXT_OVERFLOW,
+    "context_length_exceeded": ModelErrorKind.CONTEXT_OVERFLOW,
+    "string_above_max_length": ModelErrorKind.CONTEXT_OVERFLOW,
+    "content_filter": ModelErrorKind.CONTENT_FILTER,
+    "content_policy_violation": ModelErrorKind.CONTENT_FILTER,
+    "not_found_error": ModelErrorKind.BAD_REQUEST,
+    "model_not_found": ModelErrorKind.BAD_REQUEST,
 }
 
-_BY_STATUS: Final[Mapping[int, ErrorKind]] = {
-    401: ErrorKind.AUTH,
-    402: ErrorKind.AUTH,
-    403: ErrorKind.AUTH,
-    407: ErrorKind.AUTH,
-    408: ErrorKind.TIMEOUT,
-    409: ErrorKind.UNAVAILABLE,
-    413: ErrorKind.CONTEXT_OVERFLOW,
-    425: ErrorKind.UNAVAILABLE,
-    429: ErrorKind.RATE_LIMITED,
-    503: ErrorKind.OVERLOADED,
-    504: ErrorKind.TIMEOUT,
-    529: ErrorKind.OVERLOADED,
+_BY_STATUS: Final[Mapping[int, ModelErrorKind]] = {
+    401: ModelErrorKind.AUTH,
+    402: ModelErrorKind.AUTH,
+    403: ModelErrorKind.AUTH,
+    407: ModelErrorKind.AUTH,
+    408: ModelErrorKind.TIMEOUT,
+    409: ModelErrorKind.UNAVAILABLE,
+    413: ModelErrorKind.CONTEXT_OVERFLOW,
+    425: ModelErrorKind.UNAVAILABLE,
+    429: ModelErrorKind.RATE_LIMITED,
+    503: ModelErrorKind.OVERLOADED,
+    504: ModelErrorKind.TIMEOUT,
+    529: ModelErrorKind.OVERLOADED,
 }
 
 # A too long prompt is a plain 400 in most servers, told apart only by its words.
@@ -135,19 +135,21 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _kind(status: int, failure: Failure) -> ErrorKind:
+def _kind(status: int, failure: Failure) -> ModelErrorKind:
     for word in (failure.code, failure.type):
         if word in _BY_WORD:
             kind = _BY_WORD[word]
             break
     else:
-        kind = _BY_STATUS.get(status, ErrorKind.UNAVAILABLE if status >= 500 or status == 0 else ErrorKind.BAD_REQUEST)
+        kind = _BY_STATUS.get(
+            status, ModelErrorKind.UNAVAILABLE if status >= 500 or status == 0 else ModelErrorKind.BAD_REQUEST
+        )
         if not status and failure.code.isdigit():
             return _kind(int(failure.code), Failure(message=failure.message))
         if not status and failure.type == "invalid_request_error":
-            kind = ErrorKind.BAD_REQUEST
-    if kind is ErrorKind.BAD_REQUEST and _OVERFLOW.search(failure.message):
-        return ErrorKind.CONTEXT_OVERFLOW
+            kind = ModelErrorKind.BAD_REQUEST
+    if kind is ModelErrorKind.BAD_REQUEST and _OVERFLOW.search(failure.message):
+        return ModelErrorKind.CONTEXT_OVERFLOW
     return kind
 
 
@@ -157,7 +159,7 @@ def response_error(name: str, status: int, headers: Mapping[str, str], body: byt
     if 300 <= status < 400:
         where = headers.get("location", "another address")
         return ModelError(
-            ErrorKind.BAD_REQUEST,
+            ModelErrorKind.BAD_REQUEST,
             f"{name}: the base URL redirects to {where}; configure that address instead",
             status=status,
         )

@@ -1,8 +1,8 @@
 """One model call over HTTP: attempts, deadlines, and the stream of events that the agent reads.
 
-`WireStream` is the receive channel of a call and the only owner of its connection. It has no task of its own:
+`HttpModelStream` is the receive channel of a call and the only owner of its connection. It has no task of its own:
 whoever receives drives the socket, so back pressure, cancellation and errors need no plumbing. A call is repeated
-only while none of its events has been seen. What differs between providers is a `WireModel`: how a request is written
+only while none of its events has been seen. What differs between providers is a `HttpModel`: how a request is written
 and how the events of the answer are read.
 """
 
@@ -20,18 +20,34 @@ from typing import ClassVar, Final, Protocol, Required, TypedDict, Unpack, final
 import msgspec
 import trio
 
-from hermes_trio.agent.model import DEFAULT_CONTEXT_WINDOW, ErrorKind, ModelError, ModelEvent, ModelRequest, ModelStream
+from hermes_trio.agent.model import (
+    DEFAULT_CONTEXT_WINDOW,
+    ModelError,
+    ModelErrorKind,
+    ModelEvent,
+    ModelRequest,
+    ModelStream,
+)
 from hermes_trio.base.redaction import Secret
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.net.dial import ConnectFailed, Origin, parse_base_url
-from hermes_trio.net.http1 import Connection, ResponseBroken, Transport
+from hermes_trio.net.http1 import ClientConnection, ConnectionPool, ResponseBroken
 from hermes_trio.net.sse import EventReader, EventTooLarge, ServerEvent
 from hermes_trio.runtime.tree import waiting
 
 from .failures import response_error
 from .network_switch import check_network_allowed
 
-__all__ = ["Decoder", "Endpoint", "Limits", "Retries", "Timeouts", "WireModel", "WireOptions", "WireStream"]
+__all__ = [
+    "AnswerLimits",
+    "HttpModel",
+    "HttpModelOptions",
+    "HttpModelStream",
+    "ModelEndpoint",
+    "Retries",
+    "StreamDecoder",
+    "Timeouts",
+]
 
 log = logging.getLogger("hermes_trio.model")
 
@@ -71,7 +87,7 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
     """A provider that asks for a longer pause than this is reported, not waited for."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that one answer may have, in all and in the arguments of its tool calls, and how many tool calls."""
 
     answer: int = 64 * 1024 * 1024
@@ -79,7 +95,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 128
 
 
-class Endpoint(Discreet, frozen=True, kw_only=True):
+class ModelEndpoint(RedactedStruct, frozen=True, kw_only=True):
     """Where a model is and how it is called. `name` is what users call the model; the key is in no `repr`."""
 
     hidden: ClassVar[tuple[str, ...]] = ("transport", "headers")
@@ -87,14 +103,14 @@ class Endpoint(Discreet, frozen=True, kw_only=True):
     origin: Origin
     path: str
     key: Secret
-    transport: Transport
+    transport: ConnectionPool
     headers: tuple[tuple[str, str], ...] = ()
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
-    limits: Limits = Limits()
+    limits: AnswerLimits = AnswerLimits()
 
 
-class Decoder(Protocol):
+class StreamDecoder(Protocol):
     """Reads the events of one answer.
 
     Every method returns what has become ready and raises `ModelError` for what is wrong.
@@ -123,20 +139,20 @@ class _State(Enum):
 
 
 @final
-class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
+class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
     """The events of one call.
 
     One task receives at a time; leaving its `async with` block closes the connection at once.
     """
 
-    def __init__(self, endpoint: Endpoint, wire: WireModel, request: ModelRequest) -> None:
+    def __init__(self, endpoint: ModelEndpoint, wire: HttpModel, request: ModelRequest) -> None:
         check_network_allowed(endpoint.name, endpoint.origin)
         self._endpoint = endpoint
         self._wire = wire
         self._request = request
         self._state = _State.CALLING
-        self._connection: Connection | None = None
-        self._decoder: Decoder = wire.decoder()
+        self._connection: ClientConnection | None = None
+        self._decoder: StreamDecoder = wire.decoder()
         self._reader: EventReader | None = None
         self._whole = bytearray()
         self._events: deque[ModelEvent] = deque()
@@ -149,7 +165,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         self._deadline = 0.0
         self._waiting = waiting(f"model {endpoint.name}")
 
-    async def __aenter__(self) -> WireStream:
+    async def __aenter__(self) -> HttpModelStream:
         self._waiting.__enter__()
         return self
 
@@ -215,7 +231,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
             else:
                 await self._pause(error)
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> ClientConnection:
         endpoint = self._endpoint
         self._attempt += 1
         self._decoder = self._wire.decoder()
@@ -229,7 +245,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         encoding = connection.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             raise self._error(
-                ErrorKind.BROKEN_STREAM,
+                ModelErrorKind.BROKEN_STREAM,
                 f"the answer is {encoding}-encoded although plain text was asked for",
                 retryable=False,
             )
@@ -237,7 +253,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         self._reader = EventReader() if streams else None
         return connection
 
-    async def _request_once(self, body: bytes) -> Connection:
+    async def _request_once(self, body: bytes) -> ClientConnection:
         endpoint = self._endpoint
         headers = [
             ("Content-Type", "application/json"),
@@ -252,7 +268,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
                 try:
                     self._connection = await endpoint.transport.take(endpoint.origin, fresh=fresh)
                 except ConnectFailed as error:
-                    raise self._error(ErrorKind.UNAVAILABLE, str(error)) from None
+                    raise self._error(ModelErrorKind.UNAVAILABLE, str(error)) from None
             if scope.cancelled_caught or self._connection is None:
                 raise self._timeout("connect", endpoint.timeouts.connect)
             connection = self._connection
@@ -266,12 +282,12 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
                         self._drop()
                         fresh = True
                         continue
-                    raise self._error(ErrorKind.BROKEN_STREAM, str(error)) from None
+                    raise self._error(ModelErrorKind.BROKEN_STREAM, str(error)) from None
             if scope.cancelled_caught:
                 raise self._timeout("idle", endpoint.timeouts.idle)
             return connection
 
-    async def _error_body(self, connection: Connection) -> bytes:
+    async def _error_body(self, connection: ClientConnection) -> bytes:
         body = bytearray()
         with trio.move_on_after(ERROR_BODY_SECONDS):
             try:
@@ -284,7 +300,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
                 pass
         return bytes(body[:ERROR_BODY_LIMIT])
 
-    async def _read(self, connection: Connection) -> None:
+    async def _read(self, connection: ClientConnection) -> None:
         """One read from the socket, and the events that it completes."""
         endpoint = self._endpoint
         piece = b""
@@ -299,12 +315,14 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         self._received += len(piece)
         if self._received > endpoint.limits.answer:
             raise self._error(
-                ErrorKind.BROKEN_STREAM, f"the answer is longer than {endpoint.limits.answer} bytes", retryable=False
+                ModelErrorKind.BROKEN_STREAM,
+                f"the answer is longer than {endpoint.limits.answer} bytes",
+                retryable=False,
             )
         try:
             self._decode(piece, broken)
         except EventTooLarge as error:
-            raise self._error(ErrorKind.BROKEN_STREAM, str(error), retryable=False) from None
+            raise self._error(ModelErrorKind.BROKEN_STREAM, str(error), retryable=False) from None
         except ModelError as error:
             raise self._scrubbed(error) from None
         self._emitted = self._emitted or bool(self._events)
@@ -315,7 +333,7 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
             if piece:
                 self._whole += piece
             elif broken is not None:
-                raise ModelError(ErrorKind.BROKEN_STREAM, f"{self._endpoint.name}: {broken}")
+                raise ModelError(ModelErrorKind.BROKEN_STREAM, f"{self._endpoint.name}: {broken}")
             else:
                 self._events.extend(decoder.whole(bytes(self._whole)))
             return
@@ -375,17 +393,19 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
     def _until(self, seconds: float) -> float:
         return min(self._deadline, trio.current_time() + seconds)
 
-    def _error(self, kind: ErrorKind, message: str, *, retryable: bool | None = None) -> ModelError:
+    def _error(self, kind: ModelErrorKind, message: str, *, retryable: bool | None = None) -> ModelError:
         return ModelError(kind, self._endpoint.key.scrub(f"{self._endpoint.name}: {message}"), retryable=retryable)
 
     def _timeout(self, which: str, seconds: float) -> ModelError:
         timeouts = self._endpoint.timeouts
         if trio.current_time() >= self._deadline:
             return self._error(
-                ErrorKind.TIMEOUT, f"no complete answer within {timeouts.total:g} s (timeouts.total)", retryable=False
+                ModelErrorKind.TIMEOUT,
+                f"no complete answer within {timeouts.total:g} s (timeouts.total)",
+                retryable=False,
             )
         words = "no connection" if which == "connect" else "the provider was silent"
-        return self._error(ErrorKind.TIMEOUT, f"{words} for {seconds:g} s (timeouts.{which})")
+        return self._error(ModelErrorKind.TIMEOUT, f"{words} for {seconds:g} s (timeouts.{which})")
 
     def _scrubbed(self, error: ModelError) -> ModelError:
         message = self._endpoint.key.scrub(error.message)
@@ -394,10 +414,10 @@ class WireStream(trio.abc.ReceiveChannel[ModelEvent]):
         )
 
 
-class WireOptions(TypedDict, total=False):
-    """What a model behind a wire can be told; see `WireModel`."""
+class HttpModelOptions(TypedDict, total=False):
+    """What a model behind a wire can be told; see `HttpModel`."""
 
-    transport: Required[Transport]
+    transport: Required[ConnectionPool]
     base_url: str
     key: Secret | None
     name: str
@@ -406,20 +426,20 @@ class WireOptions(TypedDict, total=False):
     headers: Sequence[tuple[str, str]]
     timeouts: Timeouts | None
     retries: Retries | None
-    limits: Limits | None
+    limits: AnswerLimits | None
 
 
-class WireModel(ABC):
+class HttpModel(ABC):
     """A model behind a provider's protocol; subclasses are the protocol. It owns nothing but its settings."""
 
     provider: ClassVar[str]
     default_url: ClassVar[str]
     default_window: ClassVar[int] = DEFAULT_CONTEXT_WINDOW
 
-    def __init__(self, model: str, **options: Unpack[WireOptions]) -> None:
+    def __init__(self, model: str, **options: Unpack[HttpModelOptions]) -> None:
         origin, path = parse_base_url(options.get("base_url") or self.default_url)
         key = options.get("key") or Secret("")
-        self._endpoint = Endpoint(
+        self._endpoint = ModelEndpoint(
             name=options.get("name") or f"{self.provider}/{model}",
             origin=origin,
             path=self._address(path),
@@ -428,7 +448,7 @@ class WireModel(ABC):
             headers=(*self._headers(key), *options.get("headers", ())),
             timeouts=options.get("timeouts") or Timeouts(),
             retries=options.get("retries") or Retries(),
-            limits=options.get("limits") or Limits(),
+            limits=options.get("limits") or AnswerLimits(),
         )
         check_network_allowed(self.name, origin)
         self._model = model
@@ -455,7 +475,7 @@ class WireModel(ABC):
 
     def stream(self, request: ModelRequest) -> ModelStream:
         """Open a stream of the answer's events; see `hermes_trio.agent.model.Model`."""
-        return WireStream(self._endpoint, self, request)
+        return HttpModelStream(self._endpoint, self, request)
 
     @abstractmethod
     def _address(self, base: str) -> str:
@@ -470,7 +490,7 @@ class WireModel(ABC):
         """The request's body."""
 
     @abstractmethod
-    def decoder(self) -> Decoder:
+    def decoder(self) -> StreamDecoder:
         """A reader for one answer."""
 
     @abstractmethod

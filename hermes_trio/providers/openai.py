@@ -14,9 +14,9 @@ from typing import Any, Final, Unpack, final
 import msgspec
 
 from hermes_trio.agent.model import (
-    ErrorKind,
     Finished,
     ModelError,
+    ModelErrorKind,
     ModelEvent,
     ModelRequest,
     ReasoningDelta,
@@ -29,7 +29,7 @@ from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
 
 from .failures import failure_error
-from .http_model import OPENAI_URL, Limits, WireModel, WireOptions
+from .http_model import OPENAI_URL, AnswerLimits, HttpModel, HttpModelOptions
 from .tool_calls import CallAssembler
 from .transcript import paired, result_text
 
@@ -92,7 +92,9 @@ def _decode_chunk(name: str, data: bytes) -> _Chunk:
     try:
         return _chunks.decode(data.decode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ModelError(ErrorKind.BROKEN_STREAM, f"{name}: an event of the answer cannot be read: {error}") from None
+        raise ModelError(
+            ModelErrorKind.BROKEN_STREAM, f"{name}: an event of the answer cannot be read: {error}"
+        ) from None
 
 
 def _text(content: str | list[dict[str, Any]] | None) -> str:
@@ -105,7 +107,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 class ChatDecoder:
     """One answer of the chat completions API, streamed or whole."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
         self._calls = CallAssembler(name, limits)
         self._finish_reason = ""
@@ -137,7 +139,9 @@ class ChatDecoder:
     def end(self) -> Sequence[ModelEvent]:
         """The stream has ended: hand out the tool calls and the end, or say that it was cut off."""
         if not self._finish_reason:
-            raise ModelError(ErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished")
+            raise ModelError(
+                ModelErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished"
+            )
         self._finished = True
         calls = self._calls.finish()
         reason = "tool_calls" if calls and self._finish_reason in ("stop", "function_call") else self._finish_reason
@@ -196,13 +200,13 @@ class _Dialect(msgspec.Struct):
 
 
 @final
-class OpenAIModel(WireModel):
+class OpenAIModel(HttpModel):
     """A model behind an OpenAI-compatible chat completions endpoint."""
 
     provider = "openai"
     default_url = OPENAI_URL
 
-    def __init__(self, model: str, **options: Unpack[WireOptions]) -> None:
+    def __init__(self, model: str, **options: Unpack[HttpModelOptions]) -> None:
         super().__init__(model, **options)
         self._dialect = _Dialect()
 

@@ -14,12 +14,12 @@ import msgspec
 
 from hermes_trio.agent.model import DEFAULT_CONTEXT_WINDOW, Model
 from hermes_trio.base.redaction import Secret
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.net.dial import Dialer, InvalidURL, Proxies, parse_base_url
-from hermes_trio.net.http1 import Transport
+from hermes_trio.net.http1 import ConnectionPool
 
 from .demo import DemoModel
-from .http_model import ANTHROPIC_URL, OPENAI_URL, Retries, Timeouts, WireModel
+from .http_model import ANTHROPIC_URL, OPENAI_URL, HttpModel, Retries, Timeouts
 
 __all__ = ["InvalidRoute", "ModelRoutes", "UnknownRoute", "build_routes"]
 
@@ -82,7 +82,7 @@ class ModelRoutes:
     Made by `build_routes`; an async context manager that closes their connections.
     """
 
-    def __init__(self, default: str, models: Mapping[str, Model], transport: Transport) -> None:
+    def __init__(self, default: str, models: Mapping[str, Model], transport: ConnectionPool) -> None:
         self._default = default
         self._models = dict(models)
         self._transport = transport
@@ -103,7 +103,7 @@ class ModelRoutes:
     def served(self, name: str) -> str:
         """What the provider calls the model of a route; the route's own name where there is no provider."""
         model = self.get(name)
-        return model.served if isinstance(model, WireModel) else name
+        return model.served if isinstance(model, HttpModel) else name
 
     def get(self, name: str = "") -> Model:
         """The model of that name, or the default for an empty one; `UnknownRoute` if there is none."""
@@ -145,7 +145,7 @@ def build_routes(
             dialer = Dialer(proxies=Proxies.from_environment(environment))
         except (InvalidURL, ValueError) as error:
             raise InvalidRoute(str(error)) from None
-    builder = _Builder(environment, Transport(dialer))
+    builder = _Builder(environment, ConnectionPool(dialer))
     models: dict[str, Model] = {DEMO: DemoModel()}
     routes = _table(spec.get("routes", {}), "models.routes")
     for name, route in routes.items():
@@ -158,10 +158,10 @@ def build_routes(
     return ModelRoutes(default, models, builder.transport)
 
 
-class _Builder(Discreet, frozen=True):
+class _Builder(RedactedStruct, frozen=True):
     hidden: ClassVar[tuple[str, ...]] = ("environment",)
     environment: Mapping[str, str]
-    transport: Transport
+    transport: ConnectionPool
 
     def route(self, name: str, route: object, where: str) -> Model:
         """A route from its table, or from its short form."""

@@ -7,10 +7,10 @@ from typing import final
 
 import msgspec
 
-from hermes_trio.agent.model import ErrorKind, ModelError
+from hermes_trio.agent.model import ModelError, ModelErrorKind
 from hermes_trio.runtime.ports import ToolCall
 
-from .http_model import Limits
+from .http_model import AnswerLimits
 
 __all__ = ["CallAssembler"]
 
@@ -25,7 +25,7 @@ class _Piecewise(msgspec.Struct):
 class CallAssembler:
     """The tool calls of one answer. Its size is bounded however the stream goes on."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
         self._limits = limits
         self._calls: dict[int, _Piecewise] = {}
@@ -81,4 +81,4 @@ class CallAssembler:
         return last + 1 if begins else last
 
     def _too_much(self, what: str) -> ModelError:
-        return ModelError(ErrorKind.BROKEN_STREAM, f"{self._name}: {what}", retryable=False)
+        return ModelError(ModelErrorKind.BROKEN_STREAM, f"{self._name}: {what}", retryable=False)

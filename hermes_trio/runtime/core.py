@@ -16,22 +16,22 @@ from .context import SessionContext
 from .ids import Ids
 from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
-from .settlement import Root, Roots
+from .settlement import Settlement, Settlements
 from .threads import Threads
 from .tree import Node, Tree
-from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnPlan
+from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnSpec
 
 if TYPE_CHECKING:
-    from .event_writer import Journal
+    from .event_writer import EventWriter
     from .supervisor import Supervisor
 
-__all__ = ["SUBAGENT", "Core", "Settings"]
+__all__ = ["SUBAGENT", "RuntimeCore", "RuntimeSettings"]
 
 SUBAGENT: Final = "subagent"
 """The source of the sessions of child turns."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a runtime, all in one place. Seconds where a time is meant."""
 
     max_turns: int = 1000
@@ -58,11 +58,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the loop that lasts longer is named in the log and in the tree; 0 switches the watchdog off."""
 
 
-class Core:
+class RuntimeCore:
     """Shared by reference; its parts do not know `Runtime`."""
 
     def __init__(
-        self, *, agent: Agent, store: RuntimeStore, settings: Settings, ids: Ids, clock: Callable[[], float]
+        self, *, agent: Agent, store: RuntimeStore, settings: RuntimeSettings, ids: Ids, clock: Callable[[], float]
     ) -> None:
         self.agent = agent
         self.store = store
@@ -76,28 +76,28 @@ class Core:
         )
         self.locks = SessionLocks()
         self.admission = Admission(settings.max_turns)
-        self.roots = Roots()
+        self.roots = Settlements()
         self.live_turns: dict[str, Turn] = {}
         self.draining: bool = False
         self.epoch: str = ids.hex(8)
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
-        self.journal: Journal
+        self.journal: EventWriter
         self._forgets: list[Callable[[str], None]] = []
 
     def make_turn(
         self,
-        plan: TurnPlan,
+        plan: TurnSpec,
         channel: CompletionChannel | None,
         *,
-        root: Root | None = None,
+        root: Settlement | None = None,
         below: Node | None = None,
         allowance: Allowance | None = None,
     ) -> Turn:
         """A turn that is about to be conducted; its node is in the tree from now on."""
         id = self.ids.make("turn_", 16)
         if root is None:
-            root = Root(id if plan.run is None else plan.run.run_id)
+            root = Settlement(id if plan.run is None else plan.run.run_id)
         node = self.turns_node if below is None else below
         if allowance is None:
             allowance = root.allowance
@@ -125,7 +125,7 @@ class Core:
             context = msgspec.structs.replace(
                 owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}"
             )
-        plan = TurnPlan(
+        plan = TurnSpec(
             input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
             context=context,
             agent=self.agent if agent is None else agent,

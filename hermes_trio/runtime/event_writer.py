@@ -16,10 +16,10 @@ from .ports import EventRow
 from .turn import Turn
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .core import RuntimeCore
     from .run import Run
 
-__all__ = ["COALESCE_SECONDS", "Journal"]
+__all__ = ["COALESCE_SECONDS", "EventWriter"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.event_writer")
 
@@ -29,10 +29,10 @@ COALESCE_SECONDS: Final = 0.05
 RETRY_SECONDS: Final = 1.0
 
 
-class Journal:
+class EventWriter:
     """Collects events of live runs; `run` is its one task, ended by the runtime after the last run."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._runs: dict[str, Run] = {}
         self._waiting: dict[str, list[EventRow]] = {}

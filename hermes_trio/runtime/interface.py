@@ -1,6 +1,7 @@
 """Delivery: how what waits in an inbox becomes a turn of the session that it is for.
 
-A `Front` is what a delivering adapter tells the runtime about itself; registering it gives a `Delivery`, with the channel that its turns carry. A finishing job
+An `Interface` is what a delivering adapter tells the runtime about itself; registering it gives an `Inbox`, with the channel that its turns carry. A finishing
+job
 commits its notice and wakes; the lane of that session reads the inbox when it is idle, and the rows leave by the commit of the turn that told them.
 """
 
@@ -14,23 +15,23 @@ import trio
 from .budget import Budget
 from .channel import CompletionChannel, mint
 from .context import SessionContext, check_id
-from .core import Core
+from .core import RuntimeCore
 from .errors import Draining, RuntimeProblem
 from .outcome import Cause, Outcome, StopReceipt
-from .ports import Agent, InboxKind, InboxRow, NewMessage, OutboxEntry, TurnInput
+from .ports import Agent, InboxKind, InboxRow, NewMessage, NewReply, TurnInput
 from .tree import waiting
 from .turn import EventSink, Turn
 
 if TYPE_CHECKING:
     from .lane import Lanes
 
-__all__ = ["IN_PROCESS", "Completions", "Delivery", "Front"]
+__all__ = ["IN_PROCESS", "Completions", "Inbox", "Interface"]
 
 IN_PROCESS: Final = "in-process"
 """The name of the runtime's own inbox."""
 
 
-class Front:
+class Interface:
     """What an adapter that can be reached later says about itself. Subclass it; every method has a working default.
 
     `one_shot` is the end reason of sessions that end when their work has settled (a webhook delivery, a cron slot); empty for conversations.
@@ -59,11 +60,11 @@ class Front:
         """Who follows the events of this session's turns."""
         return None
 
-    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[OutboxEntry]:
+    def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
         """What is to be sent after this outcome. Pure: it is committed with the turn, and sent afterwards."""
         return ()
 
-    async def session_for(self, core: Core, context: SessionContext) -> str:
+    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
         """The session behind a key: asked at each turn boundary, so `/new` and `/resume` take effect there and never inside a turn."""
         return await core.store.resolve_session(context, source=self.platform)
 
@@ -74,10 +75,10 @@ class Front:
         """Called once for each turn, after its commit."""
 
 
-class Delivery:
+class Inbox:
     """A registered front. `channel` names its inbox and outlives reconnects."""
 
-    def __init__(self, core: Core, lanes: Lanes, front: Front) -> None:
+    def __init__(self, core: RuntimeCore, lanes: Lanes, front: Interface) -> None:
         self._core = core
         self._lanes = lanes
         self.front = front
@@ -118,7 +119,7 @@ class Completions:
     A notice counts as delivered when it is handed over: each is told once. Several readers share what there is.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._keys: dict[str, None] = {}
         self._wake = trio.Event()

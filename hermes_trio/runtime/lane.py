@@ -13,15 +13,15 @@ from typing import Final
 import msgspec
 import trio
 
-from .core import Core
+from .core import RuntimeCore
 from .errors import BudgetExhausted, MailboxFull, RuntimeClosed
-from .interface import Delivery, Front
+from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage
-from .settlement import Root
+from .settlement import Settlement
 from .tree import Node, waiting
-from .turn import Turn, TurnPlan
-from .turn_lifecycle import conduct
+from .turn import Turn, TurnSpec
+from .turn_lifecycle import run_turn
 
 __all__ = ["Lanes"]
 
@@ -43,7 +43,7 @@ class Lane:
         self.flag = True
         self.current: Turn | None = None
         self.waiting_messages = 0
-        self.root: Root | None = None
+        self.root: Settlement | None = None
         self.context_session = ""
         self.wake = trio.Event()
 
@@ -51,24 +51,24 @@ class Lane:
 class Lanes:
     """All lanes of a runtime, and the fronts that they work for."""
 
-    def __init__(self, core: Core, nursery: Callable[[], trio.Nursery | None]) -> None:
+    def __init__(self, core: RuntimeCore, nursery: Callable[[], trio.Nursery | None]) -> None:
         self._core = core
         self._nursery = nursery
         self._lanes: dict[str, Lane] = {}
-        self._deliveries: dict[str, Delivery] = {}
+        self._deliveries: dict[str, Inbox] = {}
         self._accepting: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def register(self, delivery: Delivery) -> None:
+    def register(self, delivery: Inbox) -> None:
         """A front is there: its inbox can be worked on."""
         platform = delivery.front.platform
         if platform in self._deliveries:
             raise ValueError(f"a delivering front for {platform!r} is registered already")
         self._deliveries[platform] = delivery
 
-    def unregister(self, delivery: Delivery) -> None:
+    def unregister(self, delivery: Inbox) -> None:
         """The front is gone; what waits for it keeps waiting."""
         del self._deliveries[delivery.front.platform]
 
@@ -164,7 +164,7 @@ class Lanes:
             burst.append(row)
         return burst
 
-    async def _run(self, lane: Lane, delivery: Delivery, rows: Sequence[InboxRow]) -> None:
+    async def _run(self, lane: Lane, delivery: Inbox, rows: Sequence[InboxRow]) -> None:
         core, front = self._core, delivery.front
         routing = rows[-1].routing
         try:
@@ -181,7 +181,7 @@ class Lanes:
             except BudgetExhausted as error:
                 await self._give_up(session_id, str(error))
                 return
-        plan = TurnPlan(
+        plan = TurnSpec(
             input=front.prepare(rows),
             context=msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id),
             agent=front.agent or core.agent,
@@ -208,26 +208,26 @@ class Lanes:
                 await front.on_turn_start(lane.current)
             except Exception:
                 logger.exception("the hook before a turn of %s failed", lane.key)
-            await conduct(core, lane.current)
+            await run_turn(core, lane.current)
         finally:
             lane.current = None
             core.admission.release()
         if front.one_shot and root.promised <= 0:
             await self._end(session_id, front.one_shot)
 
-    async def _session(self, front: Front, rows: Sequence[InboxRow]) -> str:
+    async def _session(self, front: Interface, rows: Sequence[InboxRow]) -> str:
         """A notice goes to the session that started the work; a message to the one that the key stands for now."""
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.session_id:
             return first.session_id
         return await front.session_for(self._core, first.routing)
 
-    def _root(self, rows: Sequence[InboxRow]) -> Root:
+    def _root(self, rows: Sequence[InboxRow]) -> Settlement:
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.root_id:
             found = self._core.roots.find(first.root_id)
-            return Root(first.root_id) if found is None else found
-        return Root(self._core.ids.make("root_", 16))
+            return Settlement(first.root_id) if found is None else found
+        return Settlement(self._core.ids.make("root_", 16))
 
     async def _give_up(self, session_id: str, reason: str) -> None:
         """The wakes are used up: what waits is abandoned with the reason, and the jobs behind it are stopped."""
@@ -235,7 +235,7 @@ class Lanes:
             self._core.told(root_id, notice)
         await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
 
-    async def _linger(self, lane: Lane, front: Front) -> None:
+    async def _linger(self, lane: Lane, front: Interface) -> None:
         """A one-shot session waits for its watched jobs, but not for ever."""
         assert lane.root is not None
         seconds = self._core.settings.linger_seconds if front.linger is None else front.linger

@@ -10,9 +10,20 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 
-__all__ = ["CancelCause", "Cause", "JobState", "Outcome", "ReceiptLine", "StopReceipt", "TurnState", "Usage"]
+__all__ = [
+    "TERMINAL_STATUSES",
+    "CancelCause",
+    "Cause",
+    "JobState",
+    "Outcome",
+    "ReceiptLine",
+    "RunStatus",
+    "StopReceipt",
+    "TurnState",
+    "Usage",
+]
 
 
 class CancelCause(Enum):
@@ -93,7 +104,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Outcome(Discreet, frozen=True, kw_only=True):
+class Outcome(RedactedStruct, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
@@ -162,3 +173,23 @@ class StopReceipt(msgspec.Struct, frozen=True, kw_only=True):
             ],
             "remaining": list(self.remaining),
         }
+
+
+class RunStatus(Enum):
+    """The statuses of a run, by their names on the wire."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING_FOR_APPROVAL = "waiting_for_approval"
+    STOPPING = "stopping"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run's turn has ended."""
+        return self in TERMINAL_STATUSES
+
+
+TERMINAL_STATUSES: Final = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})

@@ -30,11 +30,11 @@ __all__ = [
     "Message",
     "NewMessage",
     "NewNotice",
+    "NewReply",
+    "NewRun",
     "NoticeKind",
-    "OutboxEntry",
     "Recovery",
     "Reply",
-    "RunRecord",
     "RuntimeStore",
     "ToolCall",
     "TurnFinish",
@@ -137,7 +137,7 @@ class NewNotice(msgspec.Struct, frozen=True, kw_only=True):
     payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
+class NewReply(msgspec.Struct, frozen=True, kw_only=True):
     """A reply that waits for a platform. `target` is what the platform's sender needs to find the chat again after a restart."""
 
     platform: str
@@ -146,7 +146,7 @@ class OutboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """The row behind a run: made by `begin_turn` before the run is promised to anybody."""
 
     run_id: str
@@ -179,7 +179,7 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     model: str = ""
     parent_session_id: str = ""
-    run: RunRecord | None = None
+    run: NewRun | None = None
     inbox_ids: tuple[int, ...] = ()
     one_shot: bool = False
     began_at: float = 0.0
@@ -201,7 +201,7 @@ class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     error_code: str = ""
     model: str = ""
-    outbox: tuple[OutboxEntry, ...] = ()
+    outbox: tuple[NewReply, ...] = ()
     acknowledged: tuple[int, ...] = ()
     events: tuple[EventRow, ...] = ()
     end_session: str = ""

@@ -6,46 +6,27 @@ It is its own small state machine with one writer. It leaves memory when it has 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, Final
 
 import trio
 
-from .core import Core
+from .core import RuntimeCore
 from .event_log import EventLog, LogEvent
 from .event_writer import COALESCE_SECONDS
-from .outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
-from .ports import EventRow, RunRecord
-from .settlement import Root
-from .turn import Turn, TurnPlan
-from .turn_lifecycle import conduct
+from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, StopReceipt, TurnState
+from .ports import EventRow, NewRun
+from .settlement import Settlement
+from .turn import Turn, TurnSpec
+from .turn_lifecycle import run_turn
 
-__all__ = ["Run", "RunStatus", "Runs"]
-
-
-class RunStatus(Enum):
-    """The statuses of a run, by their names on the wire."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    WAITING_FOR_APPROVAL = "waiting_for_approval"
-    STOPPING = "stopping"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the run's turn has ended."""
-        return self in _TERMINAL
+__all__ = ["Run", "Runs"]
 
 
-_TERMINAL: Final = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
 _LEGAL: Final[Mapping[RunStatus, frozenset[RunStatus]]] = {
-    RunStatus.QUEUED: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *_TERMINAL}),
-    RunStatus.RUNNING: frozenset({RunStatus.WAITING_FOR_APPROVAL, RunStatus.STOPPING, *_TERMINAL}),
-    RunStatus.WAITING_FOR_APPROVAL: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *_TERMINAL}),
-    RunStatus.STOPPING: _TERMINAL,
+    RunStatus.QUEUED: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *TERMINAL_STATUSES}),
+    RunStatus.RUNNING: frozenset({RunStatus.WAITING_FOR_APPROVAL, RunStatus.STOPPING, *TERMINAL_STATUSES}),
+    RunStatus.WAITING_FOR_APPROVAL: frozenset({RunStatus.RUNNING, RunStatus.STOPPING, *TERMINAL_STATUSES}),
+    RunStatus.STOPPING: TERMINAL_STATUSES,
 }
 _ENDS: Final = {
     TurnState.COMPLETED: RunStatus.COMPLETED,
@@ -58,7 +39,7 @@ _UNLOGGED: Final = frozenset({"message.delta"})
 class Run:
     """A live run. `log` holds its events; `ended` and `settled` can be waited for."""
 
-    def __init__(self, core: Core, record: RunRecord) -> None:
+    def __init__(self, core: RuntimeCore, record: NewRun) -> None:
         self._core = core
         self.record = record
         self.id: str = record.run_id
@@ -180,7 +161,7 @@ class Run:
         if self.turn.cause is None:
             self.move(RunStatus.RUNNING)
         try:
-            outcome = await conduct(self._core, self.turn)
+            outcome = await run_turn(self._core, self.turn)
         finally:
             self._core.admission.release()
         self.conclude(outcome)
@@ -200,7 +181,7 @@ class Run:
         self.log.append(event)
         self.ended.set()
 
-    def _settle(self, root: Root) -> None:
+    def _settle(self, root: Settlement) -> None:
         if not self.ended.is_set() or self.settled.is_set():
             return
         self.log.append(self._event({"event": "run.settled"}))
@@ -212,7 +193,7 @@ class Run:
 class Runs:
     """The live runs. One that has settled is only in the store."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._live: dict[str, Run] = {}
 
@@ -227,17 +208,17 @@ class Runs:
         """All live runs, oldest first."""
         return list(self._live.values())
 
-    def make(self, plan: TurnPlan) -> Run:
+    def make(self, plan: TurnSpec) -> Run:
         """A run that is about to start; the caller has admitted it and written its row."""
         assert plan.run is not None
         run = Run(self._core, plan.run)
         plan.sink = plan.asks = run.emit
-        run.turn = self._core.make_turn(plan, None, root=Root(run.id, lambda root: self._settled(run, root)))
+        run.turn = self._core.make_turn(plan, None, root=Settlement(run.id, lambda root: self._settled(run, root)))
         self._live[run.id] = run
         self._core.journal.open(run)
         return run
 
-    def _settled(self, run: Run, root: Root) -> None:
+    def _settled(self, run: Run, root: Settlement) -> None:
         run._settle(root)
         if run.settled.is_set():
             self._live.pop(run.id, None)

@@ -19,22 +19,22 @@ import trio
 from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding, check_id
-from .core import Core, Settings
+from .core import RuntimeCore, RuntimeSettings
 from .errors import AlreadyOpen, NoRuntime, RuntimeClosed, RuntimeProblem
-from .event_writer import Journal
+from .event_writer import EventWriter
 from .ids import Ids
-from .interface import Completions, Delivery, Front
+from .interface import Completions, Inbox, Interface
 from .lane import Lanes
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
 from .ports import Agent, Recovery, RuntimeStore, TurnInput
 from .run import Runs
-from .settlement import Root
-from .stateless import StatelessFront
+from .settlement import Settlement
+from .stateless import StatelessEntry
 from .supervisor import Supervisor
 from .threads import Threads, virtual_clock_of
 from .tree import EMPTY_CONTEXT, Tree, waiting
-from .turn import EventSink, Owner, Turn, TurnPlan
-from .turn_lifecycle import conduct
+from .turn import EventSink, Owner, Turn, TurnSpec
+from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
 
 __all__ = ["DrainReport", "Runtime", "Stage", "current_runtime", "use_default_store"]
@@ -78,13 +78,13 @@ class Runtime:
         *,
         agent: Agent,
         store: AbstractAsyncContextManager[RuntimeStore] | None = None,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         stages: Sequence[Stage] = (),
         seed: int | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.agent = agent
-        self.settings: Settings = Settings() if settings is None else settings
+        self.settings: RuntimeSettings = RuntimeSettings() if settings is None else settings
         self.recovery: Recovery | None = None
         self._store = store
         self._stages = tuple(stages)
@@ -97,11 +97,11 @@ class Runtime:
         self._turns: trio.Nursery | None = None
         self._receivers: trio.Nursery | None = None
         self._scopes: list[trio.CancelScope] = []
-        self._core: Core | None = None
+        self._core: RuntimeCore | None = None
         self._lanes: Lanes
         self._completions: Completions
         self._watchdog: Watchdog | None = None
-        self.stateless: StatelessFront
+        self.stateless: StatelessEntry
 
     # -- the life of a runtime ---------------------------------------------------------------------------------------------------
 
@@ -178,16 +178,16 @@ class Runtime:
         async with opened as store:
             yield store
 
-    def _make_core(self, store: RuntimeStore) -> Core:
+    def _make_core(self, store: RuntimeStore) -> RuntimeCore:
         clock = self._clock or _wall_clock()
-        core = Core(agent=self.agent, store=store, settings=self.settings, ids=self._ids, clock=clock)
+        core = RuntimeCore(agent=self.agent, store=store, settings=self.settings, ids=self._ids, clock=clock)
         core.tree.runtime = self
         core.supervisor = Supervisor(core)
-        core.journal = Journal(core)
+        core.journal = EventWriter(core)
         self._core = core
         self._lanes = Lanes(core, lambda: self._turns)
         self._completions = Completions(core)
-        self.stateless = StatelessFront(core, Runs(core), lambda: self._turns)
+        self.stateless = StatelessEntry(core, Runs(core), lambda: self._turns)
         return core
 
     @asynccontextmanager
@@ -207,7 +207,7 @@ class Runtime:
     # -- what can be seen --------------------------------------------------------------------------------------------------------
 
     @property
-    def core(self) -> Core:
+    def core(self) -> RuntimeCore:
         """The shared parts; `RuntimeClosed` before the runtime has been opened."""
         if self._core is None:
             raise RuntimeClosed("the runtime is not open; use `async with Runtime(...) as rt:`")
@@ -273,7 +273,7 @@ class Runtime:
             where = msgspec.structs.replace(where, session_key=where.session_id)
         await core.admission.admit()
         try:
-            plan = TurnPlan(
+            plan = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
                 agent=core.agent if agent is None else agent,
@@ -287,7 +287,7 @@ class Runtime:
             turn = core.make_turn(plan, self._completions.channel)
             if on_start is not None:
                 on_start(turn)
-            return await conduct(core, turn)
+            return await run_turn(core, turn)
         finally:
             core.admission.release()
 
@@ -303,14 +303,14 @@ class Runtime:
     def owner(self, context: SessionContext | None = None) -> Owner:
         """An owner for jobs that are started outside any turn."""
         where = SessionContext(session_id="(program)", session_key="(program)") if context is None else context
-        return Owner(context=where, turn_id="", root=Root(self.core.ids.make("root_", 16)), channel=self.channel)
+        return Owner(context=where, turn_id="", root=Settlement(self.core.ids.make("root_", 16)), channel=self.channel)
 
     @asynccontextmanager
-    async def delivering(self, front: Front) -> AsyncIterator[Delivery]:
+    async def delivering(self, front: Interface) -> AsyncIterator[Inbox]:
         """Register a delivering front for the body of the `async with`. Entering sweeps its inbox."""
-        check_id(front.platform, "Front.platform", 64)
+        check_id(front.platform, "Interface.platform", 64)
         self.stateless.check()
-        delivery = Delivery(self.core, self._lanes, front)
+        delivery = Inbox(self.core, self._lanes, front)
         self._lanes.register(delivery)
         try:
             await delivery.sweep()
@@ -411,7 +411,7 @@ def use_default_store(factory: Callable[[], AbstractAsyncContextManager[RuntimeS
     _default_store = factory
 
 
-def _family(core: Core, asking: Turn | None) -> frozenset[str]:
+def _family(core: RuntimeCore, asking: Turn | None) -> frozenset[str]:
     """The asking turn and the turns around it."""
     if asking is None:
         return frozenset()

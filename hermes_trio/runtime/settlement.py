@@ -1,4 +1,4 @@
-"""When is everything that one input started over? A `Root` counts it: turns, jobs, and notices that nobody has been told yet.
+"""When is everything that one input started over? A `Settlement` counts it: turns, jobs, and notices that nobody has been told yet.
 
 A run has two ends: its turn has ended, and it has *settled* (no descendant is alive and nothing of it is undelivered).
 """
@@ -11,16 +11,16 @@ import trio
 
 from .budget import UNLIMITED, Allowance
 
-__all__ = ["Root", "Roots"]
+__all__ = ["Settlement", "Settlements"]
 
 
-class Root:
+class Settlement:
     """The count of what is alive below one input. Changed only by the scopes that open and close those things."""
 
     __slots__ = ("_early", "_event", "_on_settled", "allowance", "id", "jobs", "notices", "turns", "watched")
 
     def __init__(
-        self, id: str, on_settled: Callable[[Root], None] | None = None, allowance: Allowance = UNLIMITED
+        self, id: str, on_settled: Callable[[Settlement], None] | None = None, allowance: Allowance = UNLIMITED
     ) -> None:
         self.id = id
         self.turns = 0
@@ -74,24 +74,24 @@ class Root:
             await self._event.wait()
 
 
-class Roots:
-    """Finds the `Root` of a notice again by its id, while one is open."""
+class Settlements:
+    """Finds the `Settlement` of a notice again by its id, while one is open."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Root] = {}
+        self._open: dict[str, Settlement] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def keep(self, root: Root) -> None:
+    def keep(self, root: Settlement) -> None:
         """Remember a root that has a job; forgotten when it has settled (see `forget`)."""
         self._open[root.id] = root
 
-    def find(self, id: str) -> Root | None:
+    def find(self, id: str) -> Settlement | None:
         """The open root of this id."""
         return self._open.get(id)
 
-    def forget_settled(self, root: Root) -> None:
+    def forget_settled(self, root: Settlement) -> None:
         """Drop a root that has settled."""
         if root.settled:
             self._open.pop(root.id, None)

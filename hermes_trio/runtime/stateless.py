@@ -13,23 +13,23 @@ import trio
 
 from .budget import Budget
 from .context import SessionContext, check_id
-from .core import Core
+from .core import RuntimeCore
 from .errors import Draining, RuntimeClosed
 from .outcome import CancelCause, Cause, Outcome
-from .ports import Agent, RunRecord, TurnInput, TurnStart
+from .ports import Agent, NewRun, TurnInput, TurnStart
 from .run import Run, Runs
-from .turn import EventSink, Turn, TurnPlan
-from .turn_lifecycle import conduct
+from .turn import EventSink, Turn, TurnSpec
+from .turn_lifecycle import run_turn
 
-__all__ = ["StatelessFront"]
+__all__ = ["StatelessEntry"]
 
 
-class StatelessFront:
+class StatelessEntry:
     """Made by the runtime. `supports_async_delivery` is a fact about the type; nobody sets it."""
 
     supports_async_delivery: ClassVar[Literal[False]] = False
 
-    def __init__(self, core: Core, runs: Runs, nursery: Callable[[], trio.Nursery | None]) -> None:
+    def __init__(self, core: RuntimeCore, runs: Runs, nursery: Callable[[], trio.Nursery | None]) -> None:
         self._core = core
         self._nursery = nursery
         self.runs = runs
@@ -74,7 +74,7 @@ class StatelessFront:
         core = self._core
         core.admission.admit_nowait()
         try:
-            plan = TurnPlan(
+            plan = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=context,
                 agent=core.agent if agent is None else agent,
@@ -90,7 +90,7 @@ class StatelessFront:
             turn = core.make_turn(plan, None)
             if on_start is not None:
                 on_start(turn)
-            return await conduct(core, turn)
+            return await run_turn(core, turn)
         finally:
             core.admission.release()
 
@@ -117,7 +117,7 @@ class StatelessFront:
         core = self._core
         core.admission.admit_nowait()
         try:
-            run_record = RunRecord(
+            run_record = NewRun(
                 run_id=check_id(run_id, "run_id", 128) or core.ids.make("run_"),
                 session_id=context.session_id,
                 model=input.model,
@@ -127,7 +127,7 @@ class StatelessFront:
                 fingerprint=fingerprint,
                 **record,
             )
-            plan = TurnPlan(
+            plan = TurnSpec(
                 input=input,
                 context=context,
                 agent=core.agent if agent is None else agent,

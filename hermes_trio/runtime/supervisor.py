@@ -18,13 +18,13 @@ import trio
 from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
-from .core import Core
+from .core import RuntimeCore
 from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
 from .tree import Node, stop_node
 from .turn import EventSink, Owner
-from .turn_lifecycle import conduct, first_cause
+from .turn_lifecycle import first_cause, run_turn
 
 __all__ = ["Job", "JobSpec", "Supervisor"]
 
@@ -50,7 +50,7 @@ class Job:
     """A running job, as its own task and its owner see it. The fields below are what its row and its notice will say."""
 
     def __init__(
-        self, core: Core, spec: JobSpec, owner: Owner, channel: CompletionChannel | None, node: Node, id: str
+        self, core: RuntimeCore, spec: JobSpec, owner: Owner, channel: CompletionChannel | None, node: Node, id: str
     ) -> None:
         self._core = core
         self.spec = spec
@@ -134,7 +134,7 @@ class Job:
         child.plan.on_end = on_end
         if on_context is not None:
             on_context(child.context)
-        outcome = await conduct(self._core, child)
+        outcome = await run_turn(self._core, child)
         await trio.lowlevel.checkpoint_if_cancelled()
         return outcome
 
@@ -184,7 +184,7 @@ class _Session(msgspec.Struct, eq=False):
 class Supervisor:
     """Owns every job. Opened by the runtime around everything that can start one."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._nursery: trio.Nursery | None = None
         self._jobs: dict[str, Job] = {}

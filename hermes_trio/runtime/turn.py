@@ -18,14 +18,14 @@ from .budget import UNLIMITED, Allowance, Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
-from .ports import Agent, InboxRow, Message, OutboxEntry, Reply, RunRecord, TurnInput
-from .settlement import Root
+from .ports import Agent, InboxRow, Message, NewReply, NewRun, Reply, TurnInput
+from .settlement import Settlement
 from .tree import Node, ended_as, stop_node
 
 if TYPE_CHECKING:
-    from .core import Core
+    from .core import RuntimeCore
 
-__all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnPlan", "TurnScope"]
+__all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnScope", "TurnSpec"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -40,7 +40,7 @@ DEFAULT_STOP_TIMEOUT = 30.0
 PARENT_GONE = Cause(CancelCause.PARENT_GONE)
 
 
-class TurnPlan(msgspec.Struct, kw_only=True, eq=False):
+class TurnSpec(msgspec.Struct, kw_only=True, eq=False):
     """Everything about a turn that is known before it starts. `replies`, `also` and `on_end` belong to the interface that handles the turn.
 
     `replies(turn, outcome)` and `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after
@@ -55,13 +55,13 @@ class TurnPlan(msgspec.Struct, kw_only=True, eq=False):
     tenant: str = ""
     budget: Budget | None = None
     sink: EventSink | None = None
-    run: RunRecord | None = None
+    run: NewRun | None = None
     rows: tuple[InboxRow, ...] = ()
     parent_session_id: str = ""
     one_shot: str = ""
     asks: EventSink | None = None
     outer_cause: Cause = PARENT_GONE
-    replies: Callable[[Turn, Outcome], Sequence[OutboxEntry]] | None = None
+    replies: Callable[[Turn, Outcome], Sequence[NewReply]] | None = None
     also: Callable[[Turn, Outcome], Sequence[object]] | None = None
     on_end: Callable[[Outcome], Awaitable[None]] | None = None
 
@@ -74,7 +74,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     context: SessionContext
     turn_id: str
-    root: Root
+    root: Settlement
     allowance: Allowance = UNLIMITED
     tenant: str = ""
     channel: CompletionChannel | None = None
@@ -113,7 +113,9 @@ class Turn:
         "steering",
     )
 
-    def __init__(self, core: Core, plan: TurnPlan, node: Node, *, id: str, root: Root, allowance: Allowance) -> None:
+    def __init__(
+        self, core: RuntimeCore, plan: TurnSpec, node: Node, *, id: str, root: Settlement, allowance: Allowance
+    ) -> None:
         self.core = core
         self.plan = plan
         self.id = id
@@ -184,7 +186,7 @@ class Turn:
 
         Cancelling this turn cancels the child, whose end is still written down. A child that fails does not raise: its outcome says so.
         """
-        from .turn_lifecycle import conduct
+        from .turn_lifecycle import run_turn
 
         child = self.core.make_child(
             input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
@@ -192,7 +194,7 @@ class Turn:
         child.plan.on_end = on_end
         if on_context is not None:
             on_context(child.context)
-        outcome = await conduct(self.core, child)
+        outcome = await run_turn(self.core, child)
         await trio.lowlevel.checkpoint_if_cancelled()
         return outcome
 
@@ -248,12 +250,12 @@ class DeliveringTurn(Turn):
 
     def __init__(
         self,
-        core: Core,
-        plan: TurnPlan,
+        core: RuntimeCore,
+        plan: TurnSpec,
         node: Node,
         *,
         id: str,
-        root: Root,
+        root: Settlement,
         allowance: Allowance,
         channel: CompletionChannel,
     ) -> None:

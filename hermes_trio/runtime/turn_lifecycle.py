@@ -12,19 +12,19 @@ from typing import Final, cast
 import msgspec
 import trio
 
-from .core import SUBAGENT, Core
+from .core import SUBAGENT, RuntimeCore
 from .errors import AgentFailed, BudgetExhausted
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
 from .tree import split_cancelled
 from .turn import Turn, TurnScope
 
-__all__ = ["conduct", "first_cause"]
+__all__ = ["first_cause", "run_turn"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
 
 
-async def conduct(core: Core, turn: Turn) -> Outcome:
+async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     """Run a turn to its end and return its outcome; it does not raise for what the agent does.
 
     The caller has admitted the turn (a child runs on its parent's token) and gives the token back afterwards. If the task is cancelled from outside, the
@@ -82,7 +82,7 @@ async def conduct(core: Core, turn: Turn) -> Outcome:
 
 
 async def _end(
-    core: Core,
+    core: RuntimeCore,
     turn: Turn,
     start: TurnStart,
     reply: Reply | None,
@@ -94,7 +94,7 @@ async def _end(
     return await _commit(core, turn, start, reply, _judge(turn, reply, failure, outside, trio.current_time() - began))
 
 
-async def _stop_orphans(core: Core, session_id: str) -> None:
+async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
     """A child's session ends with the child, and a session's end stops its jobs."""
     if core.supervisor.jobs(session_id):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
@@ -218,7 +218,7 @@ def _messages(turn: Turn, reply: Reply | None, outcome: Outcome, now: float) -> 
     return asked if prompt else ()
 
 
-async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
+async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
     """Write the end down, all of it or nothing. If that fails the row stays open, and boot ends it."""
     plan = turn.plan
     drained = outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN
@@ -264,7 +264,7 @@ async def _commit(core: Core, turn: Turn, start: TurnStart, reply: Reply | None,
 _NO_EVENTS: Final[tuple[EventRow, ...]] = ()
 
 
-def _count_delivered(core: Core, turn: Turn, outcome: Outcome) -> None:
+def _count_delivered(core: RuntimeCore, turn: Turn, outcome: Outcome) -> None:
     """Notices that this turn told are off their roots' accounts."""
     if not outcome.committed or (outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN):
         return
@@ -273,7 +273,7 @@ def _count_delivered(core: Core, turn: Turn, outcome: Outcome) -> None:
             core.told(row.root_id, row.id)
 
 
-async def _call_hook(core: Core, turn: Turn, outcome: Outcome) -> None:
+async def _call_hook(core: RuntimeCore, turn: Turn, outcome: Outcome) -> None:
     assert turn.plan.on_end is not None
     with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.hook_seconds) as bound:
         try:

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hermes_trio.runtime.ports import EventRow, Message, NewMessage, OutboxEntry, RuntimeStore
+from hermes_trio.runtime.outcome import RunStatus
+from hermes_trio.runtime.ports import EventRow, Message, NewMessage, NewReply, RuntimeStore
 
 from .records import (
     EVERYBODY,
     AllowedUser,
     ApiKey,
-    Approval,
     ApprovalChoice,
+    ApprovalRow,
     ApprovalState,
     CronExecution,
     CronJob,
     CronState,
     IdempotentReply,
-    JobRecord,
+    JobRow,
     MaintenanceReport,
     NewApproval,
     NewSession,
@@ -31,41 +32,40 @@ from .records import (
     OutboxState,
     PairingRequest,
     RunRow,
-    RunStatus,
     SearchHit,
     SearchOrder,
-    SessionRecord,
+    SessionRow,
     StoredMessage,
     StoredResponse,
 )
 
 __all__ = [
-    "Access",
-    "Approvals",
-    "CronTable",
-    "Deliveries",
-    "Inbox",
-    "Jobs",
-    "Keys",
-    "Maintenance",
-    "Notes",
-    "Outbox",
-    "Responses",
-    "Runs",
-    "Search",
-    "Sessions",
+    "AccessStore",
+    "ApprovalStore",
+    "CronStore",
+    "CursorStore",
+    "DeliveryStore",
+    "InboxStore",
+    "JobStore",
+    "KeyStore",
+    "MaintenanceStore",
+    "OutboxStore",
+    "ResponseStore",
+    "RunStore",
+    "SearchStore",
+    "SessionStore",
     "Store",
 ]
 
 
-class Sessions(Protocol):
+class SessionStore(Protocol):
     """Sessions, their transcripts and the keys that lead to them."""
 
-    async def get_session(self, session_id: str) -> SessionRecord | None:
+    async def get_session(self, session_id: str) -> SessionRow | None:
         """A session by its id, or None."""
         ...
 
-    async def session_of(self, session_key: str) -> SessionRecord | None:
+    async def session_of(self, session_key: str) -> SessionRow | None:
         """The session behind a key, open or ended, or None."""
         ...
 
@@ -78,17 +78,17 @@ class Sessions(Protocol):
         tenant: str | None = None,
         include_children: bool = False,
         open_only: bool = False,
-    ) -> list[SessionRecord]:
+    ) -> list[SessionRow]:
         """Sessions, the newest activity first; sub-agents' sessions only if asked for."""
         ...
 
-    async def create_session(self, new: NewSession) -> SessionRecord:
+    async def create_session(self, new: NewSession) -> SessionRow:
         """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
         ...
 
     async def patch_session(
         self, session_id: str, *, title: str | None = None, set_title: bool = False, end_reason: str | None = None
-    ) -> SessionRecord:
+    ) -> SessionRow:
         """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither."""
         ...
 
@@ -100,7 +100,7 @@ class Sessions(Protocol):
         """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted."""
         ...
 
-    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRecord:
+    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRow:
         """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
         ...
 
@@ -108,9 +108,7 @@ class Sessions(Protocol):
         """End the session behind a key and start another one there; returns the new id."""
         ...
 
-    async def switch_session(
-        self, session_key: str, session_id: str, *, reason: str = "session_switch"
-    ) -> SessionRecord:
+    async def switch_session(self, session_key: str, session_id: str, *, reason: str = "session_switch") -> SessionRow:
         """Point a key to another session: the one behind it ends, the other is reopened."""
         ...
 
@@ -137,7 +135,7 @@ class Sessions(Protocol):
         ...
 
 
-class Search(Protocol):
+class SearchStore(Protocol):
     """Full-text search."""
 
     async def search_messages(
@@ -164,7 +162,7 @@ class Search(Protocol):
         ...
 
 
-class Runs(Protocol):
+class RunStore(Protocol):
     """Runs and their event logs."""
 
     async def update_run_status(self, run_id: str, status: RunStatus, last_event: str | None = None) -> None:
@@ -200,25 +198,25 @@ class Runs(Protocol):
         ...
 
 
-class Jobs(Protocol):
+class JobStore(Protocol):
     """Background jobs."""
 
     async def note_job_output(self, job_id: str, tail: str) -> None:
         """Keep the last output of a live job, so that a notice after a crash can show it."""
         ...
 
-    async def get_job(self, job_id: str) -> JobRecord | None:
+    async def get_job(self, job_id: str) -> JobRow | None:
         """A job by its id, or None."""
         ...
 
     async def list_jobs(
         self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
-    ) -> list[JobRecord]:
+    ) -> list[JobRow]:
         """Jobs of one session or of all, the newest first."""
         ...
 
 
-class Inbox(Protocol):
+class InboxStore(Protocol):
     """What waits for a session."""
 
     async def inbox_states(self, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
@@ -234,10 +232,10 @@ class Inbox(Protocol):
         ...
 
 
-class Outbox(Protocol):
+class OutboxStore(Protocol):
     """What waits for a platform."""
 
-    async def add_outbox(self, entries: Sequence[OutboxEntry], *, session_id: str = "") -> list[int]:
+    async def add_outbox(self, entries: Sequence[NewReply], *, session_id: str = "") -> list[int]:
         """Queue replies outside any turn; return their ids."""
         ...
 
@@ -276,24 +274,26 @@ class Outbox(Protocol):
         ...
 
 
-class Approvals(Protocol):
+class ApprovalStore(Protocol):
     """Requests that wait for a human, and grants."""
 
-    async def create_approval(self, new: NewApproval) -> Approval:
+    async def create_approval(self, new: NewApproval) -> ApprovalRow:
         """Write a request down before anybody is asked."""
         ...
 
-    async def get_approval(self, approval_id: str) -> Approval | None:
+    async def get_approval(self, approval_id: str) -> ApprovalRow | None:
         """A request by its id, or None."""
         ...
 
-    async def answer_approval(self, approval_id: str, choice: ApprovalChoice, *, reason: str = "") -> Approval | None:
+    async def answer_approval(
+        self, approval_id: str, choice: ApprovalChoice, *, reason: str = ""
+    ) -> ApprovalRow | None:
         """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
         ...
 
     async def answer_approvals(
         self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
-    ) -> list[Approval]:
+    ) -> list[ApprovalRow]:
         """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
         ...
 
@@ -313,7 +313,7 @@ class Approvals(Protocol):
         tenant: str | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[Approval]:
+    ) -> list[ApprovalRow]:
         """Requests, oldest first; by default those that are pending."""
         ...
 
@@ -338,7 +338,7 @@ class Approvals(Protocol):
         ...
 
 
-class Responses(Protocol):
+class ResponseStore(Protocol):
     """Stored responses, conversations, idempotent replies."""
 
     async def put_response(self, response: StoredResponse) -> None:
@@ -366,7 +366,7 @@ class Responses(Protocol):
         ...
 
 
-class Deliveries(Protocol):
+class DeliveryStore(Protocol):
     """Webhook deliveries."""
 
     async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
@@ -382,7 +382,7 @@ class Deliveries(Protocol):
         ...
 
 
-class CronTable(Protocol):
+class CronStore(Protocol):
     """Cron jobs and their executions."""
 
     async def put_cron_job(self, job: CronJob) -> CronJob:
@@ -437,7 +437,7 @@ class CronTable(Protocol):
         ...
 
 
-class Keys(Protocol):
+class KeyStore(Protocol):
     """API keys."""
 
     async def create_api_key(
@@ -459,7 +459,7 @@ class Keys(Protocol):
         ...
 
 
-class Access(Protocol):
+class AccessStore(Protocol):
     """Who may talk to the agent on a platform."""
 
     async def offer_pairing(
@@ -493,7 +493,7 @@ class Access(Protocol):
         ...
 
 
-class Notes(Protocol):
+class CursorStore(Protocol):
     """Cursors and single values."""
 
     async def get_cursor(self, adapter: str) -> str | None:
@@ -513,7 +513,7 @@ class Notes(Protocol):
         ...
 
 
-class Maintenance(Protocol):
+class MaintenanceStore(Protocol):
     """Retention, and the space that it frees."""
 
     async def prune_sessions(
@@ -548,20 +548,20 @@ class Maintenance(Protocol):
 
 class Store(
     RuntimeStore,
-    Sessions,
-    Search,
-    Runs,
-    Jobs,
-    Inbox,
-    Outbox,
-    Approvals,
-    Responses,
-    Deliveries,
-    CronTable,
-    Keys,
-    Access,
-    Notes,
-    Maintenance,
+    SessionStore,
+    SearchStore,
+    RunStore,
+    JobStore,
+    InboxStore,
+    OutboxStore,
+    ApprovalStore,
+    ResponseStore,
+    DeliveryStore,
+    CronStore,
+    KeyStore,
+    AccessStore,
+    CursorStore,
+    MaintenanceStore,
     Protocol,
 ):
     """Everything that is written down."""

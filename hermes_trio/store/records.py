@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.outcome import JobState
+from hermes_trio.runtime.outcome import JobState, RunStatus
 from hermes_trio.runtime.ports import Message
 
 __all__ = [
@@ -17,15 +17,15 @@ __all__ = [
     "EVERYBODY",
     "AllowedUser",
     "ApiKey",
-    "Approval",
     "ApprovalChoice",
+    "ApprovalRow",
     "ApprovalState",
     "CronExecution",
     "CronJob",
     "CronState",
     "IdempotentReply",
     "InboxState",
-    "JobRecord",
+    "JobRow",
     "Lineage",
     "MaintenanceReport",
     "NewApproval",
@@ -35,10 +35,9 @@ __all__ = [
     "PairingRequest",
     "Retention",
     "RunRow",
-    "RunStatus",
     "SearchHit",
     "SearchOrder",
-    "SessionRecord",
+    "SessionRow",
     "StoredMessage",
     "StoredResponse",
 ]
@@ -63,7 +62,7 @@ class InboxState(Enum):
     INTERRUPTED = "interrupted"
 
 
-class SessionRecord(msgspec.Struct, frozen=True):
+class SessionRow(msgspec.Struct, frozen=True):
     """A session's row."""
 
     id: str
@@ -145,23 +144,6 @@ class SearchOrder(Enum):
     OLDEST = "oldest"
 
 
-class RunStatus(Enum):
-    """The states of a run, by the names that clients know."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    WAITING_FOR_APPROVAL = "waiting_for_approval"
-    STOPPING = "stopping"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the run has ended."""
-        return self in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
-
-
 class RunRow(msgspec.Struct, frozen=True):
     """A run's row."""
 
@@ -184,7 +166,7 @@ class RunRow(msgspec.Struct, frozen=True):
     error_code: str
 
 
-class JobRecord(msgspec.Struct, frozen=True):
+class JobRow(msgspec.Struct, frozen=True):
     """A job's row."""
 
     job_id: str
@@ -270,7 +252,7 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
 
-class Approval(msgspec.Struct, frozen=True):
+class ApprovalRow(msgspec.Struct, frozen=True):
     """An approval's row."""
 
     id: str

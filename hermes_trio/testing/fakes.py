@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.interface import Delivery, Front
+from hermes_trio.runtime.interface import Inbox, Interface
 from hermes_trio.runtime.outcome import JobState, Outcome
 from hermes_trio.runtime.ports import InboxRow, NewMessage, Reply
 from hermes_trio.runtime.runtime import Runtime
@@ -60,7 +60,7 @@ class Sent:
     notices: tuple[InboxRow, ...] = ()
 
 
-class FakeAdapter(Front):
+class FakeAdapter(Interface):
     """A delivering adapter without a platform. `sent` holds one entry for each turn that ended, in order."""
 
     def __init__(self, platform: str = "fake", *, one_shot: str = "", linger: float | None = None) -> None:
@@ -71,7 +71,7 @@ class FakeAdapter(Front):
         self.started: list[Turn] = []
         self._turns: dict[str, Turn] = {}
         self._changed = trio.Event()
-        self.delivery: Delivery
+        self.delivery: Inbox
 
     @asynccontextmanager
     async def connect(self, runtime: Runtime) -> AsyncIterator[FakeAdapter]:

@@ -20,7 +20,7 @@ import trio.testing
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import Node
 
-__all__ = ["LeakError", "Watch", "watching"]
+__all__ = ["LeakError", "LeakWatch", "watching"]
 
 OS_GRACE: Final = 1.0
 """Real seconds that a thread, process or descriptor which is just ending may take to disappear."""
@@ -34,7 +34,7 @@ class LeakError(AssertionError):
 
 
 @attrs.frozen
-class Watch:
+class LeakWatch:
     """How things were before the body of the test."""
 
     tasks: frozenset[trio.lowlevel.Task]
@@ -45,7 +45,7 @@ class Watch:
     runtimes: tuple[Runtime, ...]
 
     @classmethod
-    def take(cls, runtimes: tuple[Runtime, ...]) -> Watch:
+    def take(cls, runtimes: tuple[Runtime, ...]) -> LeakWatch:
         """Look at everything."""
         gc.collect()
         return cls(
@@ -89,9 +89,9 @@ class Watch:
 
 
 @contextmanager
-def watching(runtimes: tuple[Runtime, ...]) -> Iterator[Watch]:
+def watching(runtimes: tuple[Runtime, ...]) -> Iterator[LeakWatch]:
     """The state before, for a later `check`."""
-    yield Watch.take(runtimes)
+    yield LeakWatch.take(runtimes)
 
 
 def _system_tasks() -> set[trio.lowlevel.Task]:

@@ -15,7 +15,7 @@ import trio
 
 from hermes_trio.messaging.chunking import Limit
 from hermes_trio.messaging.command_text import Choice, LiteralText
-from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, PlatformError, Reception, SendResult
+from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, PlatformError, Received, SendResult
 from hermes_trio.messaging.session_keys import Source
 
 __all__ = ["Delivered", "MemoryPlatform"]
@@ -149,7 +149,7 @@ class MemoryPlatform(Adapter):
         event_id: str | None = None,
         addressed: bool = True,
         **payload: Any,
-    ) -> Reception:
+    ) -> Received:
         """Somebody writes. Each call is another event, unless it says which one it repeats."""
         self._events += 1
         # A platform that was restarted has other events than before.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from hermes_trio.runtime.runtime import Runtime
-    from hermes_trio.runtime.stateless import StatelessFront
+    from hermes_trio.runtime.stateless import StatelessEntry
 
     from .fakes import FakeAdapter, ScriptedAgent
 
@@ -112,10 +112,10 @@ def _leak_checked(test: Callable[..., Any]) -> Callable[..., Any]:
     async def checked(*args: Any, **kwargs: Any) -> None:
         from hermes_trio.runtime.runtime import Runtime
 
-        from .leaks import Watch
+        from .leaks import LeakWatch
 
         runtimes = tuple(value for value in kwargs.values() if isinstance(value, Runtime))
-        watch = Watch.take(runtimes)
+        watch = LeakWatch.take(runtimes)
         await test(*args, **kwargs)
         await watch.check()
 
@@ -157,7 +157,7 @@ async def fake_adapter(runtime: Runtime) -> AsyncIterator[FakeAdapter]:
 
 
 @pytest.fixture
-def stateless(runtime: Runtime) -> StatelessFront:
+def stateless(runtime: Runtime) -> StatelessEntry:
     """The stateless entry of the `runtime` fixture. Resolved when the test runs: see `runtime.stateless`."""
     return _Later(runtime)  # pyright: ignore[reportReturnType]
 

@@ -6,11 +6,11 @@ import msgspec
 
 from hermes_trio.runtime.channel import CompletionChannel
 from hermes_trio.runtime.context import SessionContext, current_context
-from hermes_trio.runtime.core import SUBAGENT, Core
+from hermes_trio.runtime.core import SUBAGENT, RuntimeCore
 from hermes_trio.runtime.runtime import current_runtime
 from hermes_trio.runtime.turn import DeliveringTurn, Owner, Turn
 
-__all__ = ["Place"]
+__all__ = ["ToolContext"]
 
 STATELESS: str = (
     "this interface cannot deliver anything after the turn: the process runs, but nobody will be told of it;"
@@ -22,10 +22,10 @@ CHILD: str = (
 )
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """`channel` is what a promise needs; without one, `unsupported` says why and what to do instead."""
 
-    core: Core
+    core: RuntimeCore
     owner: Owner
     turn: Turn | None = None
     channel: CompletionChannel | None = None
@@ -42,7 +42,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.owner.context.session_id
 
     @classmethod
-    def of(cls, turn: Turn | None) -> Place:
+    def of(cls, turn: Turn | None) -> ToolContext:
         """The place of a turn; outside any, that of the open Runtime, whose own channel carries what is promised. Raises `NoRuntime`."""
         if turn is None:
             return cls._in_program()
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return cls(core=turn.core, owner=turn.owner, turn=turn, unsupported=STATELESS)
 
     @classmethod
-    def _in_program(cls) -> Place:
+    def _in_program(cls) -> ToolContext:
         runtime = current_runtime()
         context = current_context()
         if context is not None and context.session_id:

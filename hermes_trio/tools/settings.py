@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.base.settings import read_table
+from hermes_trio.base.settings import read_settings
 
 __all__ = ["DelegationTable", "TerminalSettings", "ToolSettings"]
 
@@ -61,4 +61,4 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> ToolSettings:
         """From `[tools]` of a configuration; raises `SettingsError`."""
-        return read_table(table, cls, "tools")
+        return read_settings(table, cls, "tools")

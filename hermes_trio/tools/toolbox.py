@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.command_policy import Consent, ConsentSettings, ModelReviewer
+from hermes_trio.agent.command_policy import ApprovalSettings, CommandPolicy, ModelReviewer
 from hermes_trio.agent.tool import Tool
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
@@ -27,7 +27,7 @@ from .settings import ToolSettings
 from .terminal.output import mask_secrets
 from .terminal.process import ProcessTool
 from .terminal.processes import OutputLog, Processes
-from .terminal.shell_state import Shells, base_environment, open_shells
+from .terminal.shell_state import ShellStates, base_environment, open_shells
 from .terminal.terminal import Terminal
 from .warden import Warden, open_warden
 
@@ -44,8 +44,8 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     process: ProcessTool
     delegation: Delegation
     processes: Processes
-    shells: Shells
-    consent: Consent
+    shells: ShellStates
+    consent: CommandPolicy
     warden: Warden
     links: McpLinks
     tools: Tools
@@ -72,7 +72,7 @@ async def open_toolbox(
     settings: ToolSettings | None = None,
     *,
     approvals: Approvals | None = None,
-    consent: ConsentSettings | None = None,
+    consent: ApprovalSettings | None = None,
     reviewer: ModelReviewer | None = None,
     bypass: bool = False,
     mcp: McpSettings | None = None,
@@ -97,7 +97,9 @@ async def open_toolbox(
             runtime.core.at_session_end(shells.forget),
         ):
             processes = Processes(warden, shells, terminal, log)
-            judge = Consent(approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass)
+            judge = CommandPolicy(
+                approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass
+            )
             delegation = Delegation(
                 DelegationSettings(
                     max_concurrent_children=settings.delegation.max_concurrent_children,

@@ -11,36 +11,35 @@ from typing import Any, cast
 
 import trio
 
-from hermes_trio import Agent, Runtime, Settings
+from hermes_trio import Agent, Runtime, RuntimeSettings
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.messaging.callbacks import Endpoint
-from hermes_trio.messaging.contract import Adapter, AdapterState, Incoming, Receipt, Reception
-from hermes_trio.messaging.hub import MessageGateway
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.callbacks import CallbackEndpoint
+from hermes_trio.messaging.contract import Adapter, AdapterState, Disposition, Incoming, Received
+from hermes_trio.messaging.hub import MessageHub
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import Runner, Store, open_store
-from hermes_trio.testing.platforms.server import LoopbackServer, Reply, Request, open_loopback_server
-
-from .harness import World, scripted
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, LoopbackServer, open_loopback_server
+from tests.messaging.harness import World, scripted
 
 QUICK = OutboxSettings(first_delay=0.02, longest_delay=0.1, flush_seconds=1.0)
 
 
 @asynccontextmanager
-async def open_bench(member: Member, agent: Agent | None = None) -> AsyncIterator[World]:
+async def open_bench(member: Platform, agent: Agent | None = None) -> AsyncIterator[World]:
     """A gateway that is connected to one platform, in real time, for the body of the `async with`."""
     senders = Senders([member.adapter], QUICK)
     runtime = Runtime(
         agent=agent or scripted(),
         store=open_store(None, runner=Runner.INLINE),
-        settings=Settings(watchdog_seconds=0),
+        settings=RuntimeSettings(watchdog_seconds=0),
         stages=[senders.stage],
     )
     async with runtime:
         store = cast("Store", runtime.store)
         approvals = Approvals(store)
-        gateway = MessageGateway(runtime, Directory([member]), senders, approvals)
+        gateway = MessageHub(runtime, Platforms([member]), senders, approvals)
         async with gateway.open():
             with trio.fail_after(10):
                 while gateway.supervised[member.platform].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
@@ -49,16 +48,16 @@ async def open_bench(member: Member, agent: Agent | None = None) -> AsyncIterato
 
 
 @asynccontextmanager
-async def open_mount(endpoint: Endpoint) -> AsyncIterator[LoopbackServer]:
+async def open_mount(endpoint: CallbackEndpoint) -> AsyncIterator[LoopbackServer]:
     """A server that brings requests to an adapter, as the product's own server does."""
 
-    async def answer(request: Request) -> Reply:
+    async def answer(request: FakeRequest) -> FakeReply:
         if request.path != endpoint.endpoint:
-            return Reply(404)
+            return FakeReply(404)
         status, headers, body = await endpoint.handle(
             request.method, request.path, request.headers.items(), request.body
         )
-        return Reply(status, body, dict(headers))
+        return FakeReply(status, body, dict(headers))
 
     async with open_loopback_server(answer) as server:
         yield server
@@ -72,11 +71,11 @@ class Gate:
         self.opened = trio.Event()
         self.arrived = trio.Event()
 
-    async def receive(self, adapter: Adapter, incoming: Incoming) -> Reception:
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         self.received.append(incoming)
         self.arrived.set()
         await self.opened.wait()
-        return Reception(receipt=Receipt.ACCEPTED)
+        return Received(receipt=Disposition.ACCEPTED)
 
     async def approval_clicked(self, adapter: Adapter, source: Any, approval_id: str, choice: Any) -> str:
         return ""

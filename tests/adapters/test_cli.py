@@ -17,8 +17,7 @@ from hermes_trio.adapters.cli.once import ExitCode, run_once
 from hermes_trio.adapters.cli.screen import BlockStream, Screen
 from hermes_trio.messaging.contract import Outgoing
 from hermes_trio.runtime.outcome import CancelCause, Cause
-
-from .harness import memory_store, open_world, scripted, starts_job, works
+from tests.messaging.harness import memory_store, open_world, scripted, starts_job, works
 
 
 class Typed:

@@ -16,16 +16,15 @@ import trio
 
 from hermes_trio import Agent, Turn, get_session_env
 from hermes_trio.adapters.cron import jobs as cron_jobs
-from hermes_trio.adapters.cron.jobs import Job
+from hermes_trio.adapters.cron.jobs import ScheduledJob
 from hermes_trio.adapters.cron.schedule import slots
 from hermes_trio.adapters.cron.scheduler import CRON_COMPLETE, CronScheduler
 from hermes_trio.http.api import jobs as http_jobs
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
 from hermes_trio.store import CronExecution, CronState
 from hermes_trio.testing.memory_platform import MemoryPlatform
-
-from .harness import World, asks, open_world, scripted, starts_job, works
+from tests.messaging.harness import World, asks, open_world, scripted, starts_job, works
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -81,7 +80,7 @@ async def open_cron(
     """A scheduler with one platform in memory."""
     chat = MemoryPlatform()
     wall = WallClock() if clock is None else clock
-    async with open_world(agent, Member(chat, HOME), path=path, clock=wall) as world:
+    async with open_world(agent, Platform(chat, HOME), path=path, clock=wall) as world:
         scheduler = CronScheduler(world.gateway.desk, CronSettings(**settings), check_seconds=check_seconds)
         async with scheduler.open():
             yield Scheduled(world, scheduler, chat)
@@ -466,7 +465,7 @@ async def test_a_year_of_cron(tmp_path: Path) -> None:
             row = await cron.world.store.get_cron_job(job_id)
             assert row is not None
             expected: list[float] = []
-            for slot in slots(Job.read(row).schedule, datetime.fromtimestamp(START, UTC)):
+            for slot in slots(ScheduledJob.read(row).schedule, datetime.fromtimestamp(START, UTC)):
                 if slot > datetime.fromtimestamp(end, UTC):
                     break
                 expected.append(slot.timestamp())

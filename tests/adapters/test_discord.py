@@ -11,12 +11,12 @@ import trio
 from hermes_trio import Turn
 from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
 from hermes_trio.messaging.menu import MENU
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, open_fake_discord
+from tests.messaging.harness import World, asks, scripted, works
 
-from .harness import World, asks, scripted, works
 from .platform_bench import open_bench, tables_of
 
 CHANNEL = "700"
@@ -29,14 +29,14 @@ async def fake() -> AsyncIterator[FakeDiscord]:
         yield opened
 
 
-def member(fake: FakeDiscord, **more: Any) -> Member:
+def member(fake: FakeDiscord, **more: Any) -> Platform:
     """The adapter for it."""
     made = discord_member({"token": fake.token, "base_url": fake.base_url, "allow_all": True, **more}, {})
     assert made is not None
     return made
 
 
-def adapter_of(made: Member) -> DiscordAdapter:
+def adapter_of(made: Platform) -> DiscordAdapter:
     assert isinstance(made.adapter, DiscordAdapter)
     return made.adapter
 
@@ -187,7 +187,7 @@ async def test_when_both_attempts_fail_the_doubt_of_the_first_stays(fake: FakeDi
     adapter, place = adapter_of(member(fake)), fake.say("hello")["channel_id"]
     async with adapter.open():
         result = await adapter.send(Outgoing(chat_id=place, text="hi"))
-    assert (result.success, result.ambiguous, result.error_kind) == (False, True, ErrorKind.RATE_LIMITED)
+    assert (result.success, result.ambiguous, result.error_kind) == (False, True, PlatformErrorKind.RATE_LIMITED)
     assert result.retry_after == 30
 
 
@@ -201,7 +201,7 @@ async def test_what_cannot_be_sent_says_why(fake: FakeDiscord) -> None:
             await adapter.send(Outgoing(chat_id=CHANNEL, text="hi"))
         with pytest.raises(PlatformError) as missing:
             await adapter.send(Outgoing(chat_id="1", text="hi"))
-    assert (forbidden.value.kind, missing.value.kind) == (ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND)
+    assert (forbidden.value.kind, missing.value.kind) == (PlatformErrorKind.FORBIDDEN, PlatformErrorKind.NOT_FOUND)
 
 
 async def test_a_long_answer_is_cut_at_two_thousand_characters(fake: FakeDiscord) -> None:

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from hermes_trio.adapters.github import GithubComments, comment_address
-from hermes_trio.messaging.contract import ErrorKind, Outgoing
-from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
+from hermes_trio.messaging.contract import Outgoing, PlatformErrorKind
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server
 
 TOKEN = "ghp_secret"
 
@@ -26,13 +26,13 @@ class FakeGithub:
         self.headers: dict[str, str] = {}
         self.seconds = 0.0
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: FakeRequest) -> FakeReply:
         """Answer as it was told to."""
         await trio.sleep(self.seconds)
         assert request.headers["authorization"] == f"Bearer {TOKEN}"
         if self.status == 201:
             self.comments.append((request.path, msgspec.json.decode(request.body)["body"]))
-        return Reply(status=self.status, body=msgspec.json.encode(self.answer), headers=self.headers)
+        return FakeReply(status=self.status, body=msgspec.json.encode(self.answer), headers=self.headers)
 
 
 @asynccontextmanager
@@ -62,23 +62,25 @@ async def test_a_comment_is_made() -> None:
 @pytest.mark.parametrize(
     ("status", "message", "kind", "retryable"),
     [
-        (401, "Bad credentials", ErrorKind.UNAUTHORIZED, False),
-        (403, "Resource not accessible", ErrorKind.FORBIDDEN, False),
-        (403, "API rate limit exceeded", ErrorKind.RATE_LIMITED, True),
-        (404, "Not Found", ErrorKind.NOT_FOUND, False),
-        (422, "Validation Failed", ErrorKind.BAD_FORMAT, False),
-        (429, "slow down", ErrorKind.RATE_LIMITED, True),
-        (502, "oops", ErrorKind.TRANSIENT, True),
+        (401, "Bad credentials", PlatformErrorKind.UNAUTHORIZED, False),
+        (403, "Resource not accessible", PlatformErrorKind.FORBIDDEN, False),
+        (403, "API rate limit exceeded", PlatformErrorKind.RATE_LIMITED, True),
+        (404, "Not Found", PlatformErrorKind.NOT_FOUND, False),
+        (422, "Validation Failed", PlatformErrorKind.BAD_FORMAT, False),
+        (429, "slow down", PlatformErrorKind.RATE_LIMITED, True),
+        (502, "oops", PlatformErrorKind.TRANSIENT, True),
     ],
 )
-async def test_a_refusal_says_whether_to_try_again(status: int, message: str, kind: ErrorKind, retryable: bool) -> None:
+async def test_a_refusal_says_whether_to_try_again(
+    status: int, message: str, kind: PlatformErrorKind, retryable: bool
+) -> None:
     """And never holds the token."""
     async with open_comments() as (adapter, fake):
         fake.status, fake.answer, fake.headers = status, {"message": message}, {"retry-after": "9"}
         result = await adapter.send(comment())
     assert (result.success, result.error_kind, result.retryable) == (False, kind, retryable)
     assert TOKEN not in result.error
-    assert result.retry_after == (9.0 if kind is ErrorKind.RATE_LIMITED else None)
+    assert result.retry_after == (9.0 if kind is PlatformErrorKind.RATE_LIMITED else None)
 
 
 async def test_a_slow_answer_holds_up_nobody_else() -> None:

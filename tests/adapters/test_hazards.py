@@ -8,11 +8,10 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
-
-from .harness import open_world, scripted, starts_job, works
+from tests.messaging.harness import open_world, scripted, starts_job, works
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -32,7 +31,7 @@ async def test_whatever_happens_to_a_turn_its_helpers_end_with_it() -> None:
 
     chat = MemoryPlatform(edits=True, typing=1)
     settings = PlatformSettings(allow_all=True, stream=True)
-    async with open_world(busy, Member(chat, settings)) as world:
+    async with open_world(busy, Platform(chat, settings)) as world:
         for number, text in enumerate(("fail", "stop me", "go on"), 1):
             await chat.say(text)
             await trio.sleep(2)

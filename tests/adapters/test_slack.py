@@ -13,11 +13,11 @@ from hermes_trio.adapters.slack.adapter import SlackAdapter, slack_member
 from hermes_trio.adapters.slack.events import plain_text
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.contract import Outgoing
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.testing.platforms import FakeSlack, RateLimited, open_fake_slack
 from hermes_trio.testing.platforms.callback import post
+from tests.messaging.harness import World, asks, scripted, works
 
-from .harness import World, asks, scripted, works
 from .platform_bench import Gate, open_bench, open_mount, tables_of
 
 CHANNEL = "C700"
@@ -30,7 +30,7 @@ async def fake() -> AsyncIterator[FakeSlack]:
         yield opened
 
 
-def member(fake: FakeSlack, **more: Any) -> Member:
+def member(fake: FakeSlack, **more: Any) -> Platform:
     """The adapter for it."""
     table = {"token": fake.token, "app_token": fake.app_token, "base_url": fake.base_url, "allow_all": True, **more}
     made = slack_member(table, {})
@@ -38,7 +38,7 @@ def member(fake: FakeSlack, **more: Any) -> Member:
     return made
 
 
-def adapter_of(made: Member) -> SlackAdapter:
+def adapter_of(made: Platform) -> SlackAdapter:
     assert isinstance(made.adapter, SlackAdapter)
     return made.adapter
 

@@ -15,11 +15,11 @@ from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.contract import Outgoing
 from hermes_trio.messaging.menu import MENU
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.testing.platforms import FakeTelegram, RateLimited, ServerError, open_fake_telegram
 from hermes_trio.testing.platforms.callback import Callback, post
+from tests.messaging.harness import scripted, works
 
-from .harness import scripted, works
 from .platform_bench import Gate, open_bench, open_mount, tables_of
 
 GROUP = -1_001_234_567_890
@@ -32,7 +32,7 @@ async def fake() -> AsyncIterator[FakeTelegram]:
         yield opened
 
 
-def member(fake: FakeTelegram, **more: Any) -> Member:
+def member(fake: FakeTelegram, **more: Any) -> Platform:
     """The adapter for it."""
     table = {"token": fake.token, "base_url": fake.base_url, "allow_all": True, "poll_seconds": 5, **more}
     made = telegram_member(table, {})
@@ -40,7 +40,7 @@ def member(fake: FakeTelegram, **more: Any) -> Member:
     return made
 
 
-def adapter_of(made: Member) -> TelegramAdapter:
+def adapter_of(made: Platform) -> TelegramAdapter:
     assert isinstance(made.adapter, TelegramAdapter)
     return made.adapter
 

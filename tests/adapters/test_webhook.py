@@ -13,17 +13,17 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio import Agent, Settings
-from hermes_trio.adapters.webhook.receiver import WEBHOOK_COMPLETE, WebhookFrontDoor
-from hermes_trio.base.settings import SettingsError, read_table
-from hermes_trio.messaging.contract import ErrorKind, PlatformError
-from hermes_trio.messaging.core import Desk
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio import Agent, RuntimeSettings
+from hermes_trio.adapters.webhook.receiver import WEBHOOK_COMPLETE, WebhookReceiver
+from hermes_trio.base.settings import SettingsError, read_settings
+from hermes_trio.messaging.contract import PlatformError, PlatformErrorKind
+from hermes_trio.messaging.core import MessagingCore
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import HomeChannel, PlatformSettings, WebhookSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
+from tests.messaging.harness import World, asks, memory_store, open_world, scripted, starts_job, works
 
-from .harness import World, asks, memory_store, open_world, scripted, starts_job, works
 from .webhook_requests import SECRET, signed
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
@@ -36,7 +36,7 @@ class Hooked:
     """A gateway with a front door."""
 
     world: World
-    door: WebhookFrontDoor
+    door: WebhookReceiver
     chat: MemoryPlatform
 
     async def post(self, route: str, payload: Any, **options: Any) -> tuple[int, dict[str, Any]]:
@@ -58,16 +58,16 @@ async def open_hooks(
     path: Path | None = None,
     host: str | None = "127.0.0.1",
     chat: MemoryPlatform | None = None,
-    runtime_settings: Settings | None = None,
+    runtime_settings: RuntimeSettings | None = None,
     **table: Any,
 ) -> AsyncIterator[Hooked]:
     """A gateway with one platform in memory and these routes."""
     chat = MemoryPlatform() if chat is None else chat
-    settings = read_table(
+    settings = read_settings(
         {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, WebhookSettings, "webhook"
     )
-    async with open_world(agent, Member(chat, HOME), path=path, runtime_settings=runtime_settings) as world:
-        door = WebhookFrontDoor(world.gateway.desk, settings, host=host, home=path.parent if path else None)
+    async with open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings) as world:
+        door = WebhookReceiver(world.gateway.desk, settings, host=host, home=path.parent if path else None)
         async with door.open():
             yield Hooked(world, door, chat)
 
@@ -264,7 +264,7 @@ async def test_direct_delivery_is_delivered_within_the_request_without_a_session
     """200 when it has arrived; 502 without a detail when it has not, and then the retry is welcome (SC-5)."""
     routes = {"a": {"prompt": "{text}", "deliver": "memory", "deliver_only": True}}
     async with open_hooks(scripted(), routes) as hooked:
-        hooked.chat.send_faults.append(PlatformError(ErrorKind.FORBIDDEN, "kicked out of secret-chat"))
+        hooked.chat.send_faults.append(PlatformError(PlatformErrorKind.FORBIDDEN, "kicked out of secret-chat"))
         assert await hooked.post("a", {"text": "hi"}, delivery="x") == (
             502,
             {"status": "error", "error": "the delivery failed", "delivery_id": "x"},
@@ -339,7 +339,7 @@ async def test_a_route_that_must_not_be_served_is_refused_at_start(
 ) -> None:
     """With the name of the route and what would be right (GW-119)."""
     secret = "" if routes.get("a", {}).get("secret") == "" else SECRET
-    directory = Directory([Member(MemoryPlatform(), HOME)])
+    directory = Platforms([Platform(MemoryPlatform(), HOME)])
     async with memory_store() as store:
 
         class Stub:
@@ -348,8 +348,8 @@ async def test_a_route_that_must_not_be_served_is_refused_at_start(
         stub: Any = Stub()
         stub.store = store
         with pytest.raises(SettingsError, match=message):
-            WebhookFrontDoor(
-                Desk(stub, directory, Senders([]), None),
-                read_table({"secret": secret, "routes": routes}, WebhookSettings, "webhook"),
+            WebhookReceiver(
+                MessagingCore(stub, directory, Senders([]), None),
+                read_settings({"secret": secret, "routes": routes}, WebhookSettings, "webhook"),
                 host=host,
             )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_trio.adapters.webhook.filters import (
-    Delivery,
+    DeliveryId,
     PayloadError,
     WebhookEvent,
     delivery_of,
@@ -236,14 +236,14 @@ def never() -> str:
 )
 def test_the_delivery_id_is_the_senders(headers: dict[str, str], delivery: str) -> None:
     """The id that a sender repeats when it retries identifies the delivery, within its route."""
-    assert Delivery("gh", delivery) == delivery_of("gh", headers, {"id": "evt_1"}, never)
+    assert DeliveryId("gh", delivery) == delivery_of("gh", headers, {"id": "evt_1"}, never)
 
 
 def test_requests_without_an_id_never_collide() -> None:
     """SC-5: each request without an id gets one of its own, and routes have separate ids."""
     fresh = iter(["a", "b"])
     first, second = (delivery_of("gh", {}, {"id": "x"}, lambda: next(fresh)) for _ in range(2))
-    assert first == Delivery("gh", "a", generated=True)
+    assert first == DeliveryId("gh", "a", generated=True)
     assert first != second
     given_id = {"x-request-id": "1"}
     assert delivery_of("one", given_id, {}, never) != delivery_of("two", given_id, {}, never)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import trio
 
 from hermes_trio import Runtime, SessionContext, Turn
-from hermes_trio.agent.approvals import Answer, Approvals, ApprovalStore, Question
+from hermes_trio.agent.approvals import ApprovalResult, Approvals, ApprovalStore, Question
 
 QUESTION = Question(shown="rm -rf build", description="deletes recursively", categories=("recursive delete",))
 
@@ -21,7 +21,7 @@ class Asker:
         self.runtime = runtime
         self.approvals = approvals
         self.events: list[Mapping[str, Any]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[ApprovalResult] = []
         self.turns: list[Turn] = []
         self._nursery = nursery
         self._count = 0

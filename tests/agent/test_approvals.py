@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import Runtime, SessionContext, Turn
-from hermes_trio.agent.approvals import Answer, Approvals
+from hermes_trio.agent.approvals import ApprovalResult, Approvals
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 
@@ -156,7 +156,7 @@ async def test_a_question_that_cannot_be_shown_is_refused_at_once(runtime: Runti
 async def test_a_sink_that_fails_is_a_refusal(runtime: Runtime) -> None:
     """H26: a sink that raises while the question is shown refuses it, and the row is closed."""
     approvals = Approvals(store_of(runtime))
-    answers: list[Answer] = []
+    answers: list[ApprovalResult] = []
 
     def broken(event: object) -> None:
         raise OSError("no connection")

@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 from hermes_trio import Outcome, Runtime, SessionContext, Turn, TurnInput, TurnState
 from hermes_trio.agent.compaction import SUMMARY_HEADING, estimate_tokens, split_for_compaction, trim_results
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
-from hermes_trio.agent.model import ErrorKind, ModelError, ToolSpec
+from hermes_trio.agent.model import ModelError, ModelErrorKind, ToolSpec
 from hermes_trio.runtime.ports import Message, ToolCall
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.registry import Tools, tool
@@ -18,7 +18,7 @@ from hermes_trio.tools.registry import Tools, tool
 from .scripted import Routes, ScriptedModel, tool_call
 
 CONTEXT = SessionContext(session_id="s1", session_key="s1")
-OVERFLOW = ModelError(ErrorKind.CONTEXT_OVERFLOW, "too long")
+OVERFLOW = ModelError(ModelErrorKind.CONTEXT_OVERFLOW, "too long")
 
 
 @tool()
@@ -88,7 +88,7 @@ async def test_an_overflow_that_the_model_reports_is_answered_with_a_summary(run
 async def test_a_model_that_cannot_summarise(runtime: Runtime) -> None:
     """If the summary fails the oldest part is dropped, and the text says so; the turn goes on."""
     await fill(runtime, 10)
-    model = ScriptedModel([ModelError(ErrorKind.UNAVAILABLE, "down")], ["go on"], window=4000)
+    model = ScriptedModel([ModelError(ModelErrorKind.UNAVAILABLE, "down")], ["go on"], window=4000)
     outcome = await run(runtime, model, "now?")
     assert outcome.text == "go on"
     assert "could not be summarised" in model.requests[1].messages[1].text

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import Budget, CancelCause, Outcome, Runtime, SessionContext, Turn, TurnInput, TurnState
 from hermes_trio.agent.loop import RESULT_LIMIT, AgentSettings, ModelAgent
-from hermes_trio.agent.model import ErrorKind, Finished, ModelError, ReasoningDelta
+from hermes_trio.agent.model import Finished, ModelError, ModelErrorKind, ReasoningDelta
 from hermes_trio.agent.tool import add_usage, keep_partial_result
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message
@@ -270,7 +270,7 @@ async def test_a_stop_in_the_middle_of_an_answer_keeps_its_text(runtime: Runtime
 
 async def test_a_failing_model_fails_the_turn(runtime: Runtime) -> None:
     """Only the model's own failure fails the turn: with its kind, its text, and what had been said."""
-    model = ScriptedModel(["so far", ModelError(ErrorKind.OVERLOADED, "too busy, sorry")])
+    model = ScriptedModel(["so far", ModelError(ModelErrorKind.OVERLOADED, "too busy, sorry")])
     outcome = await run(runtime, model)
     assert (outcome.state, outcome.error_code, outcome.error) == (
         TurnState.FAILED,

@@ -15,16 +15,16 @@ from typing import Any, cast
 import attrs
 import trio
 
-from hermes_trio import Runtime, Settings
+from hermes_trio import Runtime, RuntimeSettings
 from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
 from hermes_trio.adapters.slack.adapter import slack_member
 from hermes_trio.adapters.telegram.adapter import telegram_member
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.messaging.contract import AdapterState
-from hermes_trio.messaging.hub import MessageGateway
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.hub import MessageHub
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.providers.routes import build_routes
@@ -52,7 +52,7 @@ class ChatWorld:
 
     runtime: Runtime
     store: Store
-    gateway: MessageGateway
+    gateway: MessageHub
 
     async def connected(self, *platforms: str) -> None:
         """Wait until these platforms (or all) are connected."""
@@ -85,7 +85,7 @@ class ChatWorld:
         return sum(node.kind in ("process", "delegation") for node in self.runtime.tree.root.walk())
 
 
-def members_of(tables: Tables) -> list[Member]:
+def members_of(tables: Tables) -> list[Platform]:
     """The adapters of these tables, by the same functions that the product uses."""
     makers = {"telegram": telegram_member, "discord": discord_member, "slack": slack_member}
     found = [makers[name](table, {}) for name, table in tables.items()]
@@ -102,7 +102,7 @@ async def open_gateway_with(
     database: Path | None = None,
     *,
     approval_seconds: float = 60.0,
-    settings: Settings | None = None,
+    settings: RuntimeSettings | None = None,
     directory: Path | None = None,
     processes: int = 256,
 ) -> AsyncIterator[ChatWorld]:
@@ -122,7 +122,7 @@ async def open_gateway_with(
         async with (
             routes,
             open_toolbox(
-                runtime, tools, approvals=brokers[0], consent=ConsentSettings(timeout=approval_seconds)
+                runtime, tools, approvals=brokers[0], consent=ApprovalSettings(timeout=approval_seconds)
             ) as box,
         ):
             runtime.core.agent = ModelAgent(routes, box, history=store, directives=lambda turn: True)
@@ -131,11 +131,11 @@ async def open_gateway_with(
     runtime = Runtime(
         agent=_nobody,
         store=open_store(database),
-        settings=settings or Settings(watchdog_seconds=0),
+        settings=settings or RuntimeSettings(watchdog_seconds=0),
         stages=[assemble, senders.stage],
     )
     async with runtime:
-        gateway = MessageGateway(runtime, Directory(members), senders, brokers[0])
+        gateway = MessageHub(runtime, Platforms(members), senders, brokers[0])
         async with gateway.open():
             yield ChatWorld(runtime, cast("Store", runtime.store), gateway)
 

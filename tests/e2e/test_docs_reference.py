@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hermes_trio.adapters.discord.events import DiscordSettings
 from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
 from hermes_trio.gateway.host import AgentTable
 from hermes_trio.gateway.wiring import open_gateway
@@ -46,7 +46,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[limits]": Limits,
     "[log]": LogSettings,
     "[retention]": RetentionSettings,
-    "[approvals]": ConsentSettings,
+    "[approvals]": ApprovalSettings,
     "[tools]": ToolSettings,
     "[tools.terminal]": TerminalSettings,
     "[tools.delegation]": DelegationTable,

@@ -13,11 +13,11 @@ import h11
 import httpx2
 import trio
 
-from hermes_trio.http.app import Door, make_app
-from hermes_trio.http.core import CronPort, FrontEnd
+from hermes_trio.http.app import ApiApp, make_app
+from hermes_trio.http.core import ApiCore, CronPort
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.http.settings import Limits, ServerSettings
-from hermes_trio.runtime.core import Settings
+from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Reply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
@@ -51,8 +51,8 @@ class Gateway:
     """What a test talks to. `http` is a client with the admin key."""
 
     runtime: Runtime
-    front: FrontEnd
-    door: Door
+    front: ApiCore
+    door: ApiApp
     url: str
     http: httpx2.AsyncClient
 
@@ -209,10 +209,10 @@ async def open_gateway(
         runtime = Runtime(
             agent=agent,
             store=open_store(path),
-            settings=Settings(max_turns=limits.concurrent_turns, watchdog_seconds=0),
+            settings=RuntimeSettings(max_turns=limits.concurrent_turns, watchdog_seconds=0),
         )
         async with runtime, trio.open_nursery() as nursery:
-            front = FrontEnd(
+            front = ApiCore(
                 runtime,
                 runtime.store,  # type: ignore[arg-type]
                 admin_key=KEY,

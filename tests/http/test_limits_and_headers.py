@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.http.app import Door
+from hermes_trio.http.app import ApiApp
 from hermes_trio.http.errors import ApiError
 from hermes_trio.http.inputs import loose_bool, path_safe_id
 from hermes_trio.http.settings import Limits, ServerSettings
@@ -350,7 +350,7 @@ async def test_every_route_that_starts_a_turn_is_stateless() -> None:
 
 
 def _quart(gateway: Gateway) -> Any:
-    assert isinstance(gateway.door, Door)
+    assert isinstance(gateway.door, ApiApp)
     return gateway.door.quart
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from hermes_trio.agent.approvals import Answer, Approvals, Question
+from hermes_trio.agent.approvals import ApprovalResult, Approvals, Question
 from hermes_trio.runtime.turn import Turn
 
 from .gateway import Gateway, eventually, open_gateway
@@ -32,7 +32,7 @@ class Asking:
     async def __call__(self, turn: Turn) -> str:
         if self.broker is None:
             self.broker = Approvals(turn.core.store, seconds=self.seconds)  # type: ignore[arg-type]
-        answers: dict[int, Answer] = {}
+        answers: dict[int, ApprovalResult] = {}
 
         async def ask(number: int) -> None:
             assert self.broker is not None

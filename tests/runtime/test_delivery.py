@@ -17,15 +17,15 @@ from hermes_trio import (
     Owner,
     Runtime,
     RuntimeProblem,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     StatelessTurn,
     Turn,
     TurnState,
     async_delivery_supported,
     current_runtime,
 )
-from hermes_trio.runtime.settlement import Root
+from hermes_trio.runtime.settlement import Settlement
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 
 
@@ -217,7 +217,10 @@ async def test_a_full_mailbox_is_a_refusal_and_never_a_silent_drop(virtual_clock
         await gate.wait()
         return turn.input.text
 
-    async with Runtime(agent=agent, settings=Settings(mailbox=3)) as runtime, FakeAdapter().connect(runtime) as adapter:
+    async with (
+        Runtime(agent=agent, settings=RuntimeSettings(mailbox=3)) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
         await adapter.say("current")
         await trio.testing.wait_all_tasks_blocked()
         for number in range(3):
@@ -261,7 +264,7 @@ async def test_a_failing_turn_does_not_stop_its_lane(fake_adapter: FakeAdapter, 
 
 async def test_jobs_of_a_session_are_bounded(virtual_clock, scripted_agent: ScriptedAgent):
     """The refusal says what to do."""
-    async with Runtime(agent=scripted_agent, settings=Settings(max_jobs_per_session=2)) as runtime:
+    async with Runtime(agent=scripted_agent, settings=RuntimeSettings(max_jobs_per_session=2)) as runtime:
         owner = runtime.owner(SessionContext(session_id="s", session_key="s"))
         for _ in range(2):
             await runtime.supervisor.start(fake_job(50), owner)
@@ -335,7 +338,7 @@ async def test_wakes_are_a_budget_too(fake_adapter: FakeAdapter, runtime: Runtim
     from hermes_trio.runtime.budget import UNLIMITED
 
     stopped: list[Cause] = []
-    root = Root("root_x", allowance=UNLIMITED.child(Budget(wakes=2), stopped.append))
+    root = Settlement("root_x", allowance=UNLIMITED.child(Budget(wakes=2), stopped.append))
     context = SessionContext(platform="fake", session_id="s", session_key=fake_adapter.key("1"), chat_id="1")
     owner = Owner(context=context, turn_id="", root=root, channel=fake_adapter.delivery.channel)
     for seconds in (1, 2, 3, 4):
@@ -370,7 +373,7 @@ async def test_a_message_that_waits_for_a_slot_when_a_drain_begins_is_kept(virtu
         return turn.input.text
 
     async with (
-        Runtime(agent=agent, settings=Settings(max_turns=1)) as runtime,
+        Runtime(agent=agent, settings=RuntimeSettings(max_turns=1)) as runtime,
         FakeAdapter().connect(runtime) as adapter,
     ):
         await adapter.say("first", chat="1")

@@ -17,8 +17,8 @@ from hermes_trio import (
     Cause,
     DeliveringTurn,
     Runtime,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     Turn,
 )
 from hermes_trio.store import open_store
@@ -161,7 +161,7 @@ def test_every_watched_start_is_told_once_or_superseded_or_abandoned(program: li
         world = World(program)
         async with open_store(None, runner="inline", clock=trio.current_time) as store:
             async with Runtime(
-                agent=world.agent, store=_lend(store), seed=seed, settings=Settings(mailbox=100)
+                agent=world.agent, store=_lend(store), seed=seed, settings=RuntimeSettings(mailbox=100)
             ) as runtime:
                 await world.play(runtime)
                 assert {node.kind for node in runtime.tree.root.walk()} == {

@@ -7,8 +7,8 @@ from hermes_trio import (
     Budget,
     DeliveringTurn,
     Runtime,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     Turn,
     TurnInput,
 )
@@ -112,7 +112,7 @@ async def test_a_one_shot_session_never_becomes_a_ghost(virtual_clock, end: str)
 
     async with open_store(None, runner="inline", clock=lambda: 1e9 + trio.current_time()) as store:
         async with (
-            Runtime(agent=agent, store=_already_open(store), settings=Settings(drain_seconds=1)) as runtime,
+            Runtime(agent=agent, store=_already_open(store), settings=RuntimeSettings(drain_seconds=1)) as runtime,
             Adapter("hook", one_shot="webhook_complete").connect(runtime) as adapter,
         ):
             await adapter.say("event")

@@ -10,8 +10,8 @@ from hermes_trio import (
     Cause,
     Reply,
     Runtime,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     Turn,
     TurnInput,
     TurnState,
@@ -200,7 +200,7 @@ async def test_a_thread_that_stays_deaf_is_shown_as_abandoned(virtual_clock):
         await turn.run_sync(release.wait, name="deaf")
         return ""
 
-    async with Runtime(agent=agent, settings=Settings(thread_grace=0.05)) as runtime:
+    async with Runtime(agent=agent, settings=RuntimeSettings(thread_grace=0.05)) as runtime:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: runtime.run_turn("x", on_start=turns.append))
             await trio.testing.wait_all_tasks_blocked()

@@ -6,11 +6,11 @@ import hermes_trio
 def test_public_names_are_exactly_these():
     """An embedder imports from `hermes_trio`; a name added or lost is a decision, not an accident."""
     assert set(hermes_trio.__all__) == {
-        "Agent", "AgentFailed", "Budget", "BudgetExhausted", "CancelCause", "Cause", "CompletionChannel", "Delivery",
-        "DeliveringTurn", "DrainReport", "Draining", "Front", "InboxRow", "InvalidContext", "Job", "JobRefused",
+        "Agent", "AgentFailed", "Budget", "BudgetExhausted", "CancelCause", "Cause", "CompletionChannel", "Inbox",
+        "DeliveringTurn", "DrainReport", "Draining", "Interface", "InboxRow", "InvalidContext", "Job", "JobRefused",
         "JobSpec", "JobState", "MailboxFull", "Message", "NewMessage", "NoRuntime", "Node", "NoticeKind",
-        "OutboxEntry", "Outcome", "Owner", "Reply", "Run", "RunStatus", "Runtime", "RuntimeClosed", "RuntimeProblem",
-        "RuntimeStore", "SessionContext", "Settings", "StatelessFront", "StatelessTurn", "StopReceipt", "Supervisor",
+        "NewReply", "Outcome", "Owner", "Reply", "Run", "RunStatus", "Runtime", "RuntimeClosed", "RuntimeProblem",
+        "RuntimeStore", "SessionContext", "RuntimeSettings", "StatelessEntry", "StatelessTurn", "StopReceipt", "Supervisor",
         "TooBusy", "Tree", "Turn", "TurnInput", "TurnState", "UnknownJob", "Usage", "__version__",
         "async_delivery_supported", "asyncio_agent", "bind", "current_context", "current_runtime", "current_turn",
         "get_session_env", "sync_agent", "waiting", "working",

@@ -6,7 +6,7 @@ import time
 
 import trio
 
-from hermes_trio import Budget, Runtime, SessionContext, Settings, Turn, waiting, working
+from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, waiting, working
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.tree import WATCHER_BUFFER
@@ -172,7 +172,7 @@ async def test_the_loop_is_watched_and_whoever_blocks_it_is_named(caplog):
             time.sleep(0.01)  # noqa: ASYNC251 - rudeness is what is tested
         return ""
 
-    async with Runtime(agent=rude, settings=Settings(watchdog_seconds=0.05)) as runtime:
+    async with Runtime(agent=rude, settings=RuntimeSettings(watchdog_seconds=0.05)) as runtime:
         assert runtime.watchdog is not None
         with caplog.at_level(logging.WARNING):
             await runtime.run_turn("x", SessionContext(session_id="rude-one"))

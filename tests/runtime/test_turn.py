@@ -14,8 +14,8 @@ from hermes_trio import (
     Reply,
     Runtime,
     RuntimeClosed,
+    RuntimeSettings,
     SessionContext,
-    Settings,
     StatelessTurn,
     TooBusy,
     Turn,
@@ -234,7 +234,7 @@ async def test_two_turns_never_share_a_transcript(runtime: Runtime):
 
 async def test_the_limit_of_turns_refuses_stateless_clients_and_makes_the_others_wait():
     """HTTP answers 429; the program's own turn waits for a token, which is freed when the work has really ended."""
-    async with Runtime(agent=ScriptedAgent(), settings=Settings(max_turns=1)) as runtime:
+    async with Runtime(agent=ScriptedAgent(), settings=RuntimeSettings(max_turns=1)) as runtime:
         gate = trio.Event()
 
         async def hold(turn: Turn) -> str:

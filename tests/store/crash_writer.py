@@ -14,7 +14,7 @@ from itertools import count
 import trio
 
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import EventRow, JobFinish, Message, OutboxEntry
+from hermes_trio.runtime.ports import EventRow, JobFinish, Message, NewReply
 from hermes_trio.store import Retention, SqliteStore, open_store
 
 from .turns import finish, job, message, notice, run, start
@@ -49,7 +49,7 @@ async def converse(store: SqliteStore, generation: str, lane: int) -> None:
                 begun,
                 messages=pair,
                 text=name,
-                outbox=(OutboxEntry(platform="telegram", target={"lane": key}, text=name),),
+                outbox=(NewReply(platform="telegram", target={"lane": key}, text=name),),
                 events=(EventRow(run_id=name, epoch=generation, number=2, event={"event": "run.completed"}),),
             )
         )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.ports import NewReply
 from hermes_trio.store import OutboxState, Store
 
 from .conftest import Clock
 
 
-def entry(text: str, chat: str = "1", platform: str = "telegram") -> OutboxEntry:
+def entry(text: str, chat: str = "1", platform: str = "telegram") -> NewReply:
     """A reply to a chat."""
-    return OutboxEntry(platform=platform, target={"chat_id": chat, "thread": None}, text=text, payload={"k": 1})
+    return NewReply(platform=platform, target={"chat_id": chat, "thread": None}, text=text, payload={"k": 1})
 
 
 async def test_a_chat_gets_its_replies_in_order(store: Store) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import EventRow, NoticeKind, OutboxEntry, Recovery
-from hermes_trio.store import ApprovalState, CronState, NewApproval, NewSession, OutboxState, RunStatus, Store
+from hermes_trio.runtime.outcome import JobState, RunStatus
+from hermes_trio.runtime.ports import EventRow, NewReply, NoticeKind, Recovery
+from hermes_trio.store import ApprovalState, CronState, NewApproval, NewSession, OutboxState, Store
 
 from .turns import KEY, context, finish, job, message, notice, run, start
 
@@ -141,8 +141,8 @@ async def test_attempted_replies_are_sent_again_and_labelled(store: Store) -> No
     """A reply that was under way may have arrived; one that was not is sent plainly."""
     await store.add_outbox(
         [
-            OutboxEntry(platform="telegram", target={"chat": 1}, text="under way"),
-            OutboxEntry(platform="telegram", target={"chat": 1}, text="behind it"),
+            NewReply(platform="telegram", target={"chat": 1}, text="under way"),
+            NewReply(platform="telegram", target={"chat": 1}, text="behind it"),
         ]
     )
     await store.claim_outbox("telegram")

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import EventRow, JobFinish, OutboxEntry
+from hermes_trio.runtime.ports import EventRow, JobFinish, NewReply
 from hermes_trio.store import (
     ApprovalChoice,
     CronState,
@@ -133,7 +133,7 @@ async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock
             begun,
             "q",
             "a",
-            outbox=(OutboxEntry(platform="p", target={}, text="a"),),
+            outbox=(NewReply(platform="p", target={}, text="a"),),
             end_session="done",
             also=(
                 StoredResponse(id="r", tenant="t", session_id="s1", body=b"", conversation="c"),

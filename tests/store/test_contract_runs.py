@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hermes_trio.runtime.outcome import TurnState, Usage
+from hermes_trio.runtime.outcome import RunStatus, TurnState, Usage
 from hermes_trio.runtime.ports import EventRow
-from hermes_trio.store import RunStatus, Store
+from hermes_trio.store import Store
 
 from .conftest import Clock
 from .turns import finish, run, start

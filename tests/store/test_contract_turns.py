@@ -5,13 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hermes_trio.runtime.outcome import TurnState, Usage
-from hermes_trio.runtime.ports import EventRow, Message, OutboxEntry, ToolCall
+from hermes_trio.runtime.outcome import RunStatus, TurnState, Usage
+from hermes_trio.runtime.ports import EventRow, Message, NewReply, ToolCall
 from hermes_trio.store import (
     AlreadyStarted,
     IdempotencyConflict,
     IdempotentReply,
-    RunStatus,
     Store,
     StoredResponse,
 )
@@ -80,7 +79,7 @@ async def test_everything_of_a_turn_commits_together(store: Store) -> None:
             begun,
             "do it",
             "done",
-            outbox=(OutboxEntry(platform="telegram", target={"chat_id": "42"}, text="done"),),
+            outbox=(NewReply(platform="telegram", target={"chat_id": "42"}, text="done"),),
             acknowledged=(told,),
             events=(EventRow(run_id="run_1", epoch="e", number=1, event={"event": "run.completed"}),),
             end_session="webhook_complete",
@@ -111,7 +110,7 @@ async def test_a_failing_part_takes_the_whole_turn_with_it(store: Store) -> None
     """When one record of a turn cannot be written, nothing of the turn is there."""
     with pytest.raises(TypeError, match="does not know how to write a dict"):
         await store.finish_turn(
-            finish(start(), "q", "a", outbox=(OutboxEntry(platform="p", target={}, text="a"),), also=({},))
+            finish(start(), "q", "a", outbox=(NewReply(platform="p", target={}, text="a"),), also=({},))
         )
 
     assert await store.get_session("s1") is None

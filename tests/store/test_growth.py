@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import EventRow, JobFinish, OutboxEntry
+from hermes_trio.runtime.ports import EventRow, JobFinish, NewReply
 from hermes_trio.store import CronState, NewSession, SqliteStore, StoredResponse, open_store
 from hermes_trio.store.sqlite.doctor import diagnose
 from hermes_trio.store.sqlite.files import connect_reader
@@ -35,7 +35,7 @@ async def chat(store: SqliteStore, number: int) -> None:
     begun = start(f"t{number}", session, key, inbox_ids=(accepted,))
     await store.begin_turn(begun)
     await store.start_job(job(f"p{number}", session, key=key))
-    reply = OutboxEntry(platform="telegram", target={"chat": number}, text=TEXT)
+    reply = NewReply(platform="telegram", target={"chat": number}, text=TEXT)
     await store.finish_turn(finish(begun, TEXT, TEXT, outbox=(reply,)))
     await store.finish_job(JobFinish(job_id=f"p{number}", state=JobState.EXITED))
     for row in await store.claim_outbox("telegram", limit=8):

@@ -11,8 +11,8 @@ from hermes_trio.runtime.ports import (
     Message,
     NewMessage,
     NewNotice,
+    NewRun,
     NoticeKind,
-    RunRecord,
     TurnFinish,
     TurnStart,
 )
@@ -41,9 +41,9 @@ def finish(begun: TurnStart, *texts: str, **fields: Any) -> TurnFinish:
     return TurnFinish(start=begun, **fields)
 
 
-def run(run_id: str = "run_1", session_id: str = "s1", **fields: Any) -> RunRecord:
+def run(run_id: str = "run_1", session_id: str = "s1", **fields: Any) -> NewRun:
     """A run's record."""
-    return RunRecord(run_id=run_id, session_id=session_id, **fields)
+    return NewRun(run_id=run_id, session_id=session_id, **fields)
 
 
 def message(text: str = "hello", key: str = KEY, inbox: str = "telegram", dedupe: str = "") -> NewMessage:

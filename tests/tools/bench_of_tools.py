@@ -12,9 +12,9 @@ import attrs
 import msgspec
 import trio
 
-from hermes_trio import Outcome, Runtime, SessionContext, Settings, Turn
+from hermes_trio import Outcome, Runtime, RuntimeSettings, SessionContext, Turn
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
 from hermes_trio.agent.model import Model
 from hermes_trio.agent.tool import Tool
@@ -107,12 +107,12 @@ async def call(box: Toolbox, turn: Turn, tool: str, arguments: Mapping[str, Any]
 async def open_bench(
     *,
     table: Mapping[str, Any] | None = None,
-    consent: ConsentSettings | None = None,
+    consent: ApprovalSettings | None = None,
     approval_seconds: float = 60.0,
     mcp: McpSettings | None = None,
     environment: Mapping[str, str] | None = None,
     store: Any = None,
-    settings: Settings | None = None,
+    settings: RuntimeSettings | None = None,
     model: Model | None = None,
     agent: AgentSettings | None = None,
     more: tuple[Tool, ...] = (),

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import CancelCause, Cause, InboxRow, NoticeKind, Outcome, Runtime, SessionContext, Turn, TurnInput
 from hermes_trio.agent.loop import ModelAgent
-from hermes_trio.agent.model import ErrorKind, ModelError, ModelRequest
+from hermes_trio.agent.model import ModelError, ModelErrorKind, ModelRequest
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import ToolCall
 from hermes_trio.testing.fakes import FakeAdapter
@@ -67,7 +67,7 @@ class Family:
             case "think":
                 return ["thinking ", float(rest), "done"]
             case "fail":
-                return [ModelError(ErrorKind.OVERLOADED, "too busy")]
+                return [ModelError(ModelErrorKind.OVERLOADED, "too busy")]
             case "silent":
                 return [""]
             case "more":

@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import CancelCause, Cause, DeliveringTurn, Runtime, SessionContext, Turn, TurnState
-from hermes_trio.agent.approvals import Answer, Approvals, Question
+from hermes_trio.agent.approvals import ApprovalResult, Approvals, Question
 from hermes_trio.runtime.turn import StatelessTurn
 from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
@@ -63,7 +63,7 @@ async def test_a_notice_is_no_answer_to_a_question(
 ) -> None:
     """H19: while a turn waits for an approval a notice waits, too: it is neither the answer nor lost."""
     approvals = Approvals(runtime.store, seconds=100)  # type: ignore[arg-type]
-    answers: list[Answer] = []
+    answers: list[ApprovalResult] = []
 
     async def ask(turn: Turn) -> str:
         assert isinstance(turn, DeliveringTurn)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hermes_trio.tools.terminal.output import (
     MAX_ESCAPE,
     AnsiFilter,
-    Decoder,
     HeadTail,
+    OutputDecoder,
     RingText,
     mask_secrets,
     strip_ansi,
@@ -27,14 +27,14 @@ def places(length: int, cuts: list[int]) -> list[tuple[int, int]]:
 @given(st.binary(max_size=200) | st.text(max_size=60).map(str.encode), Cuts)
 def test_decoding_does_not_depend_on_the_chunks(data: bytes, cuts: list[int]) -> None:
     """However the bytes are cut, the text is that of the whole, with U+FFFD for what is broken."""
-    decoder = Decoder()
+    decoder = OutputDecoder()
     text = "".join(decoder.feed(data[start:end]) for start, end in places(len(data), cuts)) + decoder.finish()
     assert text == data.decode("utf-8", errors="replace")
 
 
 def test_a_cut_character_waits_for_its_rest() -> None:
     """Half a character is not shown as broken, unless the stream ends there."""
-    decoder = Decoder()
+    decoder = OutputDecoder()
     assert decoder.feed("ä".encode()[:1]) == ""
     assert decoder.feed("ä".encode()[1:]) == "ä"
     assert decoder.feed("€".encode()[:2]) == ""

@@ -9,12 +9,12 @@ import msgspec
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.outcome import JobState
 
 from .bench_of_tools import Bench, call, gone, open_bench, until
 
-ANYTHING = ConsentSettings(mode=False)
+ANYTHING = ApprovalSettings(mode=False)
 
 
 async def use(bench: Bench, action: str, started: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import pytest
 import trio
 
 from hermes_trio import CancelCause, Cause, InboxRow, NoticeKind, SessionContext, bind
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.store import open_store
 from hermes_trio.testing.fakes import FakeAdapter
-from hermes_trio.tools.terminal.watching import Watch
+from hermes_trio.tools.terminal.watching import OutputWatch
 
 from .bench_of_tools import Bench, gone, open_bench, open_demo, until
 
-ANYTHING = ConsentSettings(mode=False)
+ANYTHING = ApprovalSettings(mode=False)
 
 
 async def next_notice(bench: Bench, seconds: float = 10.0) -> InboxRow:
@@ -265,9 +265,9 @@ async def test_stopping_a_session_ends_its_processes_and_no_others() -> None:
 
 async def test_the_deadline_of_an_unwatched_process_is_told_truthfully() -> None:
     """A process that nobody is told of is stopped at its maximum age, and its record says so."""
-    from hermes_trio import Settings
+    from hermes_trio import RuntimeSettings
 
-    async with open_bench(settings=Settings(unwatched_job_seconds=0.5)) as bench:
+    async with open_bench(settings=RuntimeSettings(unwatched_job_seconds=0.5)) as bench:
         started = await bench.run("sleep 60", background=True)
         await ended(bench, started["session_id"])
         polled = await bench.use("process", {"action": "poll", "session_id": started["session_id"]})
@@ -376,5 +376,5 @@ async def test_watching_is_the_watch_s_own_affair() -> None:
         (line,) = (await bench.use("process", {"action": "list"}))["processes"]
         assert (line["watch_patterns"], line["watch_hit"]) == (["ready"], True)
         (record,) = bench.box.processes.of_session("s1")
-        assert isinstance(record.watch, Watch)
+        assert isinstance(record.watch, OutputWatch)
         assert msgspec.json.encode(line)

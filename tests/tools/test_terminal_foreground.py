@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from hermes_trio import SessionContext, Turn
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.errors import NoRuntime
 
 from .bench_of_tools import call, gone, open_bench, until
 
-ANYTHING = ConsentSettings(mode=False)
+ANYTHING = ApprovalSettings(mode=False)
 """Nobody is asked: for tests whose commands would otherwise need approval."""
 
 

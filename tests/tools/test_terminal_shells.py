@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from hermes_trio import SessionContext, Turn
-from hermes_trio.agent.command_policy import ConsentSettings
+from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.tools.terminal import shell_state as shells
-from hermes_trio.tools.terminal.shell_state import Shells, base_environment, open_shells
+from hermes_trio.tools.terminal.shell_state import ShellStates, base_environment, open_shells
 
 from .bench_of_tools import call, open_bench
 
@@ -72,7 +72,7 @@ async def test_commands_side_by_side_keep_each_others_changes(tmp_path: Path) ->
 )
 async def test_state_survives_the_ways_in_which_a_shell_ends(command: str) -> None:
     """State is learned from the shell itself, not from its output: after `exit`, `set -e`, `set -u`, traps, noclobber and worse."""
-    async with open_bench(consent=ConsentSettings(mode=False)) as bench:
+    async with open_bench(consent=ApprovalSettings(mode=False)) as bench:
         await bench.run(command)
         assert (await bench.run("builtin echo $KEPT; builtin pwd"))["output"] == "1\n/usr"
 
@@ -189,7 +189,7 @@ async def test_a_session_that_is_over_leaves_nothing_to_the_next_one_of_its_id(t
 
 def test_a_command_that_outlives_its_session_leaves_nothing_behind(tmp_path: Path) -> None:
     """It keeps the state that it was given; what it changed is not merged into what came after it."""
-    held = Shells(tmp_path, base_environment({}), "/", lambda: 0.0)
+    held = ShellStates(tmp_path, base_environment({}), "/", lambda: 0.0)
     context = SessionContext(session_id="s")
     with held.lease(context, cwd="/usr") as outlived:
         outlived.argv("true", keep=True)
@@ -218,7 +218,7 @@ def test_files_are_private_and_go_with_the_scope() -> None:
 
 def test_a_state_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
     """A session cannot fill the server's memory with variables."""
-    held = Shells(tmp_path, base_environment({}), "/", lambda: 0.0)
+    held = ShellStates(tmp_path, base_environment({}), "/", lambda: 0.0)
     with held.lease(SessionContext(session_id="s")) as lease:
         lease.argv("true", keep=True)
         file = tmp_path / "1.env"

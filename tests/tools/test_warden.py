@@ -11,7 +11,7 @@ import trio.testing
 from hermes_trio.tools.warden import (
     ExitStatus,
     KillHow,
-    Phase,
+    ProcessPhase,
     ProcessSpec,
     SpawnFailed,
     Stdin,
@@ -32,7 +32,7 @@ async def test_output_and_exit_code() -> None:
             assert await read_all(process) == b"out\nerr\n"
             assert await process.wait() == ExitStatus(code=3)
             await process.wait_empty()
-            assert process.phase is Phase.EMPTY
+            assert process.phase is ProcessPhase.EMPTY
             assert warden.running == 0
 
 
@@ -203,7 +203,7 @@ async def test_a_closed_output_is_no_exit() -> None:
         process = await warden.spawn(spec("exec >&- 2>&-; read line; exit 7", stdin=Stdin.PIPE))
         assert await read_all(process) == b""
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert (process.status, process.phase, warden.running) == (None, Phase.RUNNING, 1)
+        assert (process.status, process.phase, warden.running) == (None, ProcessPhase.RUNNING, 1)
         await process.write(b"go\n")
         assert await process.wait() == ExitStatus(code=7)
 
@@ -214,7 +214,7 @@ async def test_an_exit_does_not_wait_for_descendants() -> None:
     async with open_warden() as warden:
         process = await warden.spawn(spec("sleep 60 & exit 5", mark))
         assert await process.wait() == ExitStatus(code=5)
-        assert (process.phase, process.empty, len(marked(mark))) == (Phase.EXITED, False, 1)
+        assert (process.phase, process.empty, len(marked(mark))) == (ProcessPhase.EXITED, False, 1)
         assert warden.running == 1
         report = await process.kill()
         assert (report.how, report.survivors) == (KillHow.SIGTERM, 0)
@@ -343,7 +343,7 @@ async def test_an_owner_that_leaves() -> None:
     mark = new_mark()
     async with open_warden() as warden:
         async with await warden.spawn(spec("sleep 60", mark)) as process:
-            assert process.phase is Phase.RUNNING
+            assert process.phase is ProcessPhase.RUNNING
         assert marked(mark) == []
         with pytest.raises(trio.ClosedResourceError):
             await process.output.receive_some()

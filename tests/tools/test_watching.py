@@ -18,9 +18,9 @@ from hermes_trio.tools.terminal.watching import (
     Hit,
     LineScanner,
     Match,
+    OutputWatch,
     OverflowReleased,
     OverflowTripped,
-    Watch,
     WatchEvent,
 )
 
@@ -40,9 +40,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def watch(clock: Clock, *patterns: str, breaker: Breaker | None = None) -> Watch:
+def watch(clock: Clock, *patterns: str, breaker: Breaker | None = None) -> OutputWatch:
     """A watch of its own, or of a shared breaker."""
-    return Watch(patterns or ("ERROR",), breaker or Breaker(clock), clock)
+    return OutputWatch(patterns or ("ERROR",), breaker or Breaker(clock), clock)
 
 
 def kinds(events: list[WatchEvent]) -> list[str]:
@@ -183,7 +183,7 @@ def test_the_breaker_starts_the_cool_down(clock: Clock) -> None:
 def test_patterns_that_cannot_match(clock: Clock, patterns: tuple[str, ...]) -> None:
     """No pattern, an empty one, or one with a line break is refused with a reason."""
     with pytest.raises(ValueError, match="pattern"):
-        Watch(patterns, Breaker(clock), clock)
+        OutputWatch(patterns, Breaker(clock), clock)
 
 
 Text = st.text(alphabet="ab\r\n", max_size=80)

@@ -17,12 +17,12 @@ from hermes_trio.messaging.commands import receipt_text
 from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, SendResult
 from hermes_trio.messaging.session_keys import Source, session_key
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.interface import Delivery
+from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.ports import Store
-from hermes_trio.store.records import SessionRecord
+from hermes_trio.store.records import SessionRow
 
 from .lines import Lines
 from .screen import Screen
@@ -51,7 +51,7 @@ class ChatAdapter(Adapter):
     def __init__(self, screen: Screen, lines: Lines, *, interactive: bool, ready: trio.Event | None = None) -> None:
         self.limit = Limit(1_000_000_000)
         self.left = trio.Event()
-        self.delivery: Callable[[], Delivery]
+        self.delivery: Callable[[], Inbox]
         self.running: Callable[[], int] = int
         """How many jobs run in the background."""
         self._interactive = interactive
@@ -141,7 +141,7 @@ class ChatAdapter(Adapter):
         return SendResult.sent()
 
 
-async def begin_session(store: Store, resume: str | None) -> SessionRecord:
+async def begin_session(store: Store, resume: str | None) -> SessionRow:
     """The session of this conversation: a new one, the last one (`resume` empty), or one by its id."""
     if resume is None:
         made = await store.new_session(CLI_KEY, source=CLI, reason="new_session")
@@ -163,7 +163,7 @@ async def begin_session(store: Store, resume: str | None) -> SessionRecord:
     return await store.switch_session(CLI_KEY, found.id, reason="resumed_other")
 
 
-async def show_history(store: Store, screen: Screen, session: SessionRecord) -> None:
+async def show_history(store: Store, screen: Screen, session: SessionRow) -> None:
     """The end of what was said before."""
     said = [one for one in await store.load_history(session.id) if one.role in ("user", "assistant") and one.text]
     for message in said[-SHOWN_MESSAGES:]:
@@ -171,7 +171,7 @@ async def show_history(store: Store, screen: Screen, session: SessionRecord) -> 
         screen.note(f"{'›' if message.role == 'user' else '‹'} {text}")
 
 
-async def end_session(runtime: Runtime, delivery: Delivery) -> str:
+async def end_session(runtime: Runtime, delivery: Inbox) -> str:
     """The person has left: what runs is stopped and the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
     cause = Cause(CancelCause.SESSION_ENDED, "the person has left")
     store = cast("Store", runtime.store)

@@ -15,7 +15,7 @@ import trio
 from hermes_trio.adapters.cli.screen import Screen
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.interface import Delivery, Front
+from hermes_trio.runtime.interface import Inbox, Interface
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.runtime import Runtime
@@ -91,7 +91,7 @@ class RunResult(msgspec.Struct, kw_only=True):
         }
 
 
-class _RunFront(Front):
+class _RunFront(Interface):
     """The run's side of the runtime."""
 
     platform = RUN
@@ -178,7 +178,7 @@ async def run_once(
     return front.result
 
 
-async def _stop_when_asked(runtime: Runtime, delivery: Delivery, front: _RunFront, stop: trio.Event) -> None:
+async def _stop_when_asked(runtime: Runtime, delivery: Inbox, front: _RunFront, stop: trio.Event) -> None:
     """Stop the turn that runs (or the first one, which says that it had ended), then what it left in the background."""
     await stop.wait()
     assert front.first is not None

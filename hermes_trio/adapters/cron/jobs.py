@@ -18,7 +18,7 @@ from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .schedule import Once, Schedule, from_record, next_after, parse_schedule, to_record
 
-__all__ = ["Job", "JobError", "changed_job", "job_view", "new_job"]
+__all__ = ["JobError", "ScheduledJob", "changed_job", "job_view", "new_job"]
 
 NAME_LENGTH: Final = 200
 PROMPT_LENGTH: Final = 50_000
@@ -40,7 +40,7 @@ class JobError(ValueError):
     """A field of a job that cannot be used; the text names it and says what would be right."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class ScheduledJob(msgspec.Struct, frozen=True):
     """A stored job, read."""
 
     row: CronJob
@@ -54,7 +54,7 @@ class Job(msgspec.Struct, frozen=True):
     completed: int
 
     @classmethod
-    def read(cls, row: CronJob) -> Job:
+    def read(cls, row: CronJob) -> ScheduledJob:
         """The job behind a row; `ValueError` if its record is damaged."""
         spec: Mapping[str, Any] = row.spec
         origin = cast("Mapping[str, str] | None", spec.get("origin"))

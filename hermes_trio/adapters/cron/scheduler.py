@@ -19,13 +19,13 @@ import trio
 
 from hermes_trio.messaging.addresses import Address, Resolution, TargetError, resolve_targets
 from hermes_trio.messaging.command_text import is_silent_job_reply
-from hermes_trio.messaging.core import Desk
-from hermes_trio.messaging.one_shot import OneShotFront, delivery_fields
+from hermes_trio.messaging.core import MessagingCore
+from hermes_trio.messaging.one_shot import OneShotInterface, delivery_fields
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.messaging.supervision import receiving
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.core import Core
+from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.errors import RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
@@ -34,7 +34,7 @@ from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import StoreBusy, StoreError
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
-from .jobs import Job, changed_job, execution_view, job_view, new_job
+from .jobs import ScheduledJob, changed_job, execution_view, job_view, new_job
 from .schedule import Once, ScheduleError, due, next_after, slots
 
 __all__ = ["CRON_COMPLETE", "CronScheduler"]
@@ -57,10 +57,10 @@ INSTRUCTIONS: Final = (
 )
 
 
-class CronFront(OneShotFront):
+class CronInterface(OneShotInterface):
     """The slots' side of the runtime."""
 
-    def __init__(self, desk: Desk, settings: CronSettings, ended: Callable[[str], None]) -> None:
+    def __init__(self, desk: MessagingCore, settings: CronSettings, ended: Callable[[str], None]) -> None:
         super().__init__(desk, CRON, CRON_COMPLETE)
         self._settings = settings
         self._ended = ended
@@ -76,7 +76,7 @@ class CronFront(OneShotFront):
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         return Budget(seconds=float(rows[0].payload.get("deadline") or self._settings.deadline))
 
-    async def session_for(self, core: Core, context: SessionContext) -> str:
+    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
         return context.session_id or await super().session_for(core, context)
 
     def linger_of(self, context: SessionContext) -> float:
@@ -103,7 +103,7 @@ class CronFront(OneShotFront):
         else:
             row = await self._desk.store.get_cron_job(turn.context.chat_id)
             if row is not None:
-                self._places[turn.id] = resolve(self._desk, Job.read(row)).addresses
+                self._places[turn.id] = resolve(self._desk, ScheduledJob.read(row)).addresses
         await super().on_turn_start(turn)
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
@@ -127,7 +127,7 @@ class CronFront(OneShotFront):
             self._ended(job_id)
 
 
-def resolve(desk: Desk, job: Job) -> Resolution:
+def resolve(desk: MessagingCore, job: ScheduledJob) -> Resolution:
     """Where a job's answers go now; what cannot be resolved is a problem, and never silence."""
     try:
         targets = job.targets(desk.directory.platforms)
@@ -141,7 +141,7 @@ class CronScheduler:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: MessagingCore,
         settings: CronSettings | None = None,
         *,
         clock: Callable[[], float] | None = None,
@@ -155,7 +155,7 @@ class CronScheduler:
         self._lock = trio.Lock()
         self._live: set[str] = set()
         """Jobs whose slot has been started and whose turn has not ended."""
-        self.front = CronFront(desk, self.settings, self._over)
+        self.front = CronInterface(desk, self.settings, self._over)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CronScheduler]:
@@ -227,7 +227,7 @@ class CronScheduler:
         if row is None or not row.enabled or row.next_at is None or row.next_at > now:
             return None if row is None or not row.enabled else row.next_at
         try:
-            job = Job.read(row)
+            job = ScheduledJob.read(row)
         except (ScheduleError, KeyError, TypeError, ValueError) as error:
             logger.error("cron job %s (%s) cannot be read and is switched off: %s", row.name, row.id, error)
             await store.put_cron_job(msgspec.structs.replace(row, enabled=False))
@@ -271,7 +271,7 @@ class CronScheduler:
             await store.set_cron_next(row.id, None)
         return claimed
 
-    async def _start(self, job: Job, slot: float, *, manual: bool = False) -> None:
+    async def _start(self, job: ScheduledJob, slot: float, *, manual: bool = False) -> None:
         """Hand a claimed slot to its lane. If that is not possible the slot has failed, and says why."""
         row = job.row
         resolution = resolve(self._desk, job)
@@ -392,7 +392,7 @@ class CronScheduler:
             if row.id not in self._live:
                 slot = round(self._clock(), 3)
                 if await self._desk.store.claim_cron_slot(row.id, slot):
-                    await self._start(Job.read(row), slot, manual=True)
+                    await self._start(ScheduledJob.read(row), slot, manual=True)
             return await self._view(row)
 
     async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
@@ -416,7 +416,7 @@ class CronScheduler:
         return job_view(row, found[0] if found else None, running=row.id in self._live)
 
 
-def _between(job: Job, first: datetime, last: datetime) -> list[datetime]:
+def _between(job: ScheduledJob, first: datetime, last: datetime) -> list[datetime]:
     """The slots from `first` on that come before `last`."""
     found: list[datetime] = []
     for slot in slots(job.schedule, first - timedelta(microseconds=1)):

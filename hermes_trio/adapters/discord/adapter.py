@@ -18,11 +18,11 @@ import trio
 from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.messaging.chunking import DISCORD
 from hermes_trio.messaging.command_text import Choice
-from hermes_trio.messaging.contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
-from hermes_trio.messaging.errors import ErrorKind, PlatformError, single_failure
+from hermes_trio.messaging.contract import Adapter, Button, Disposition, Incoming, Outgoing, SendResult
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.messaging.intake import HEARD, Intake, hand_over
 from hermes_trio.messaging.joined_threads import Participation
-from hermes_trio.messaging.lru import Recollection
+from hermes_trio.messaging.lru import LruMap
 from hermes_trio.messaging.markup import to_discord, to_plain
 from hermes_trio.messaging.platform_settings import (
     check_addresses,
@@ -31,7 +31,7 @@ from hermes_trio.messaging.platform_settings import (
     read_platform,
     required_token,
 )
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 
 from .client import Channel, DiscordClient, Interaction, InteractionResponse, Message, User
@@ -50,20 +50,20 @@ COMMAND, COMPONENT = 2, 3
 CHANNEL_EVENTS: Final = ("CHANNEL_CREATE", "CHANNEL_UPDATE", "THREAD_CREATE", "THREAD_UPDATE")
 STYLES: Final[Mapping[Choice, int]] = {Choice.ONCE: 3, Choice.SESSION: 1, Choice.ALWAYS: 1, Choice.DENY: 4}
 
-ACKNOWLEDGED: Final[Mapping[Receipt, str]] = {
-    Receipt.UNAUTHORISED: "You are not allowed to use this agent.",
-    Receipt.PAIRING: "I do not know you yet; how to change that is in the message here.",
-    Receipt.IGNORED: "That was not for this agent.",
+ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
+    Disposition.UNAUTHORISED: "You are not allowed to use this agent.",
+    Disposition.PAIRING: "I do not know you yet; how to change that is in the message here.",
+    Disposition.IGNORED: "That was not for this agent.",
 }
 
 
-def discord_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Member | None:
+def discord_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[discord]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
     shared, own = read_platform(completed, PLATFORM, DiscordSettings)
-    return Member(DiscordAdapter(own), shared)
+    return Platform(DiscordAdapter(own), shared)
 
 
 class DiscordAdapter(Adapter):
@@ -86,13 +86,13 @@ class DiscordAdapter(Adapter):
         self._identify_interval = identify_interval
         self._open_client: DiscordClient | None = None
         self._bot: User | None = None
-        self._channels: Recollection[str, Channel] = Recollection()
+        self._channels: LruMap[str, Channel] = LruMap()
         self._threads = Participation(self)
 
     @property
     def _client(self) -> DiscordClient:
         if self._open_client is None:
-            raise PlatformError(ErrorKind.TRANSIENT, "the Discord adapter is not open")
+            raise PlatformError(PlatformErrorKind.TRANSIENT, "the Discord adapter is not open")
         return self._open_client
 
     @asynccontextmanager

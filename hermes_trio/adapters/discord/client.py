@@ -12,8 +12,8 @@ from typing import Any, TypeVar, final
 
 import msgspec
 
-from hermes_trio.adapters.wire.http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, Redaction, require_token
+from hermes_trio.adapters.wire.http import CALL_TIMEOUT, HttpLink, PlatformClient, PlatformResponse
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, Redaction, require_token
 
 from .rate_limits import RateLimits
 from .types import Channel, GatewayBot, Interaction, Message, User
@@ -225,9 +225,9 @@ class DiscordClient(PlatformClient):
             return msgspec.json.decode(answer.body, type=result)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             message = f"{operation}: the answer cannot be read: {error}"
-            raise PlatformError(ErrorKind.UNKNOWN, message, ambiguous=True, permanent=False) from None
+            raise PlatformError(PlatformErrorKind.UNKNOWN, message, ambiguous=True, permanent=False) from None
 
-    def _refused(self, operation: str, resource: str, answer: Answer) -> PlatformError:
+    def _refused(self, operation: str, resource: str, answer: PlatformResponse) -> PlatformError:
         raw = answer.decode()
         body: dict[str, Any] = msgspec.convert(raw, dict[str, Any]) if isinstance(raw, dict) else {}
         code = body.get("code") if isinstance(body.get("code"), int) else answer.status
@@ -240,24 +240,26 @@ class DiscordClient(PlatformClient):
                 retry_after = _retry_after(body, answer)
                 everywhere = bool(body.get("global")) or answer.headers.get("x-ratelimit-scope") == "global"
                 self._limits.refused(operation, resource, retry_after, everywhere=everywhere)
-                return PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=retry_after, code=429)
+                return PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=retry_after, code=429)
             case 401:
-                return PlatformError(ErrorKind.UNAUTHORIZED, message, code=401)
+                return PlatformError(PlatformErrorKind.UNAUTHORIZED, message, code=401)
             case 403:
-                return PlatformError(ErrorKind.FORBIDDEN, message, code=code)
+                return PlatformError(PlatformErrorKind.FORBIDDEN, message, code=code)
             case 404:
                 missing = {10003: Missing.CHAT, 10008: Missing.MESSAGE}.get(code or 0, Missing.OTHER)
-                return PlatformError(ErrorKind.NOT_FOUND, message, missing=missing, code=code)
+                return PlatformError(PlatformErrorKind.NOT_FOUND, message, missing=missing, code=code)
             case status if status >= 500:
-                return PlatformError(ErrorKind.TRANSIENT, message, ambiguous=True, code=status)
+                return PlatformError(PlatformErrorKind.TRANSIENT, message, ambiguous=True, code=status)
             case 400 if code in (50035, 50006, 50109):
                 too_long = "BASE_TYPE_MAX_LENGTH" in message and "content" in message
-                return PlatformError(ErrorKind.TOO_LONG if too_long else ErrorKind.BAD_FORMAT, message, code=code)
+                return PlatformError(
+                    PlatformErrorKind.TOO_LONG if too_long else PlatformErrorKind.BAD_FORMAT, message, code=code
+                )
             case _:
-                return PlatformError(ErrorKind.UNKNOWN, message, permanent=True, code=code)
+                return PlatformError(PlatformErrorKind.UNKNOWN, message, permanent=True, code=code)
 
 
-def _retry_after(body: Mapping[str, Any], answer: Answer) -> float:
+def _retry_after(body: Mapping[str, Any], answer: PlatformResponse) -> float:
     try:
         return float(body.get("retry_after") or answer.headers.get("retry-after") or 1.0)
     except (TypeError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.contract import Incoming
 from hermes_trio.messaging.menu import MENU
 from hermes_trio.messaging.session_keys import Source
@@ -26,7 +26,7 @@ PLAIN_MESSAGE, REPLY = 0, 19
 TEXT_OPTION: Final = 3
 
 
-class DiscordSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiscordSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[discord]` may hold besides the shared settings.
 
     Channels outside `allowed_channels` (if there are any in it) are ignored, with their threads; in `free_channels` the agent is meant by every message. With

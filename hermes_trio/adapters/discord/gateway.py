@@ -20,7 +20,7 @@ import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket, open_websocket
-from hermes_trio.messaging.errors import ErrorKind, PlatformError, single_failure
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 
 from .client import DiscordClient
 from .types import Channel, Interaction, Message
@@ -31,12 +31,12 @@ DISPATCH, HEARTBEAT, IDENTIFY, RESUME, RECONNECT, INVALID_SESSION, HELLO, HEARTB
 
 # Close codes after which no new connection can help, and what to do about each.
 FATAL_CLOSES = {
-    4004: (ErrorKind.UNAUTHORIZED, "the bot token is not valid"),
-    4010: (ErrorKind.UNKNOWN, "the shard is not valid"),
-    4011: (ErrorKind.UNKNOWN, "the bot is in too many guilds for one connection: sharding is required"),
-    4012: (ErrorKind.UNKNOWN, "this Gateway version is no longer served"),
-    4013: (ErrorKind.BAD_FORMAT, "the intents are not valid"),
-    4014: (ErrorKind.FORBIDDEN, "an intent is not enabled for this bot: enable it in the developer portal"),
+    4004: (PlatformErrorKind.UNAUTHORIZED, "the bot token is not valid"),
+    4010: (PlatformErrorKind.UNKNOWN, "the shard is not valid"),
+    4011: (PlatformErrorKind.UNKNOWN, "the bot is in too many guilds for one connection: sharding is required"),
+    4012: (PlatformErrorKind.UNKNOWN, "this Gateway version is no longer served"),
+    4013: (PlatformErrorKind.BAD_FORMAT, "the intents are not valid"),
+    4014: (PlatformErrorKind.FORBIDDEN, "an intent is not enabled for this bot: enable it in the developer portal"),
 }
 # Close codes after which the session is gone: a wrong sequence number, and a session that timed out.
 NEW_SESSION_CLOSES = frozenset({4007, 4009})
@@ -188,7 +188,7 @@ class DiscordGateway:
         if limit.remaining <= 0:
             wait = limit.reset_after / 1000
             message = f"no session start is left; the next is in {wait:.0f} s"
-            raise PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=wait)
+            raise PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=wait)
         await trio.sleep_until(self._may_identify_at)
         return gateway.url
 
@@ -197,9 +197,13 @@ class DiscordGateway:
             with trio.fail_after(HELLO_TIMEOUT):
                 hello = _decode(await socket.receive())
         except trio.TooSlowError:
-            raise PlatformError(ErrorKind.TRANSIENT, f"the Gateway sent no HELLO within {HELLO_TIMEOUT:g} s") from None
+            raise PlatformError(
+                PlatformErrorKind.TRANSIENT, f"the Gateway sent no HELLO within {HELLO_TIMEOUT:g} s"
+            ) from None
         if hello.op != HELLO:
-            raise PlatformError(ErrorKind.TRANSIENT, f"the Gateway began with opcode {hello.op} instead of HELLO")
+            raise PlatformError(
+                PlatformErrorKind.TRANSIENT, f"the Gateway began with opcode {hello.op} instead of HELLO"
+            )
         self._acknowledged = True
         with single_failure():
             async with trio.open_nursery() as nursery:
@@ -281,14 +285,14 @@ class DiscordGateway:
         if self.status is GatewayStatus.READY:
             return _Lost(str(closed))
         # Closed before a session was there: this counts as a failed attempt, or a broken server would be hammered.
-        return PlatformError(ErrorKind.TRANSIENT, str(closed), code=closed.code)
+        return PlatformError(PlatformErrorKind.TRANSIENT, str(closed), code=closed.code)
 
 
 def _decode(message: str | bytes) -> _Payload:
     try:
         return msgspec.json.decode(message, type=_Payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlatformError(ErrorKind.TRANSIENT, f"the Gateway sent what is no payload: {error}") from None
+        raise PlatformError(PlatformErrorKind.TRANSIENT, f"the Gateway sent what is no payload: {error}") from None
 
 
 async def _say(socket: WebSocket, op: int, data: Any) -> None:

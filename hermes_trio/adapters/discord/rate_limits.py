@@ -12,7 +12,7 @@ from typing import final
 import attrs
 import trio
 
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 
 __all__ = ["RateLimits"]
 
@@ -55,7 +55,7 @@ class RateLimits:
                 return
             if ready - now > self._patience:
                 message = f"{operation}: the rate limit resets in {ready - now:.1f} s"
-                raise PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=ready - now, code=429)
+                raise PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=ready - now, code=429)
             await trio.sleep_until(ready)
 
     def learn(self, operation: str, resource: str, headers: Mapping[str, str]) -> None:

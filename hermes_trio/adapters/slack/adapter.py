@@ -17,12 +17,12 @@ import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.messaging.callbacks import EndpointAnswer, form_of, headers_of
-from hermes_trio.messaging.contract import Adapter, Button, Incoming, Outgoing, Receipt, SendResult
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, single_failure
+from hermes_trio.messaging.callbacks import CallbackResponse, form_of, headers_of
+from hermes_trio.messaging.contract import Adapter, Button, Disposition, Incoming, Outgoing, SendResult
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.messaging.intake import HEARD, Intake, hand_over
 from hermes_trio.messaging.joined_threads import Participation
-from hermes_trio.messaging.lru import Recollection
+from hermes_trio.messaging.lru import LruMap
 from hermes_trio.messaging.platform_settings import (
     check_addresses,
     complete_table,
@@ -30,7 +30,7 @@ from hermes_trio.messaging.platform_settings import (
     read_platform,
     required_token,
 )
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.store.errors import StoreError
 
 from .client import BlockActions, EventCallback, Identity, SlackClient, SlashCommand
@@ -51,20 +51,20 @@ READY_SECONDS: Final = 0.05
 TELL_SECONDS: Final = 1.5
 """A request must be answered within three seconds: telling a person something beside that has half of it."""
 
-ACKNOWLEDGED: Final[Mapping[Receipt, str]] = {
-    Receipt.UNAUTHORISED: "You are not allowed to use this agent.",
-    Receipt.PAIRING: "I do not know you yet; how to change that is in the message here.",
+ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
+    Disposition.UNAUTHORISED: "You are not allowed to use this agent.",
+    Disposition.PAIRING: "I do not know you yet; how to change that is in the message here.",
 }
 
 
-def slack_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Member | None:
+def slack_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[slack]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     variables = {"token": TOKEN_VARIABLE, "app_token": APP_TOKEN_VARIABLE, "signing_secret": SECRET_VARIABLE}
     completed = complete_table(table, PLATFORM, environment, variables)
     shared, own = read_platform(completed, PLATFORM, SlackSettings)
-    return Member(SlackAdapter(own), shared)
+    return Platform(SlackAdapter(own), shared)
 
 
 def _check(settings: SlackSettings) -> None:
@@ -103,12 +103,12 @@ class SlackAdapter(Adapter):
         self._identity: Identity | None = None
         self._receiving = False
         self._threads = Participation(self)
-        self._names: Recollection[str, str] = Recollection()
+        self._names: LruMap[str, str] = LruMap()
 
     @property
     def _client(self) -> SlackClient:
         if self._open_client is None:
-            raise PlatformError(ErrorKind.TRANSIENT, "the Slack adapter is not open")
+            raise PlatformError(PlatformErrorKind.TRANSIENT, "the Slack adapter is not open")
         return self._open_client
 
     @asynccontextmanager
@@ -213,16 +213,16 @@ class SlackAdapter(Adapter):
 
     # -- the Events API --------------------------------------------------------------------------------------------------------------
 
-    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> EndpointAnswer:
+    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
         """Answer Slack's request: an event, a click or a command. Events are repeated until they are answered with 200.
 
         Cancelling it leaves what was accepted accepted; the repetition is recognised.
         """
         names = headers_of(headers)
         if method != "POST":
-            return EndpointAnswer.refusal(405, "Slack sends POST requests", ("Allow", "POST"))
+            return CallbackResponse.refusal(405, "Slack sends POST requests", ("Allow", "POST"))
         if len(body) > MAX_BODY_BYTES:
-            return EndpointAnswer.refusal(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            return CallbackResponse.refusal(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         if not is_signed_by_slack(
             self.settings.signing_secret,
             timestamp=names.get("x-slack-request-timestamp", ""),
@@ -230,24 +230,24 @@ class SlackAdapter(Adapter):
             body=body,
             now=self._clock(),
         ):
-            return EndpointAnswer.refusal(401, "the signature is missing, wrong or too old")
+            return CallbackResponse.refusal(401, "the signature is missing, wrong or too old")
         try:
             return await self._answer(names.get("content-type", ""), body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return EndpointAnswer.refusal(400, f"the body cannot be read: {error}")
+            return CallbackResponse.refusal(400, f"the body cannot be read: {error}")
         except StoreError as error:
             logger.error("a delivery could not be written down: %s", error)
-            return EndpointAnswer.refusal(503, "it could not be stored; send it again", ("Retry-After", "5"))
+            return CallbackResponse.refusal(503, "it could not be stored; send it again", ("Retry-After", "5"))
 
-    async def _answer(self, content_type: str, body: bytes) -> EndpointAnswer:
+    async def _answer(self, content_type: str, body: bytes) -> CallbackResponse:
         if content_type.startswith("application/json"):
             callback = msgspec.json.decode(body, type=EventCallback)
             if callback.type == "url_verification":
-                return EndpointAnswer.of(200, {"challenge": callback.challenge or ""})
+                return CallbackResponse.of(200, {"challenge": callback.challenge or ""})
             if not self._receiving:
                 return _away()
             await self._event(callback)
-            return EndpointAnswer(200)
+            return CallbackResponse(200)
         if not self._receiving:
             return _away()
         form = form_of(body)
@@ -255,8 +255,8 @@ class SlackAdapter(Adapter):
             pressed = msgspec.json.decode(form["payload"], type=BlockActions)
             if pressed.type == "block_actions":
                 await self._tell(pressed.response_url, await self._clicked(pressed))
-            return EndpointAnswer(200)
-        return EndpointAnswer.of(200, _private(await self._command(msgspec.convert(form, SlashCommand))))
+            return CallbackResponse(200)
+        return CallbackResponse.of(200, _private(await self._command(msgspec.convert(form, SlashCommand))))
 
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
@@ -312,5 +312,5 @@ def _private(text: str) -> dict[str, Any]:
     return {"response_type": "ephemeral", "text": text}
 
 
-def _away() -> EndpointAnswer:
-    return EndpointAnswer.refusal(503, "the adapter is not connected; send it again", ("Retry-After", "5"))
+def _away() -> CallbackResponse:
+    return CallbackResponse.refusal(503, "the adapter is not connected; send it again", ("Retry-After", "5"))

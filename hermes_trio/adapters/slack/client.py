@@ -10,8 +10,8 @@ from typing import Any, final
 
 import msgspec
 
-from hermes_trio.adapters.wire.http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, Redaction, require_token
+from hermes_trio.adapters.wire.http import CALL_TIMEOUT, HttpLink, PlatformClient, PlatformResponse
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, Redaction, require_token
 
 from .types import BlockActions, Event, EventCallback, Identity, SlashCommand
 
@@ -19,8 +19,8 @@ __all__ = ["API_URL", "BlockActions", "Event", "EventCallback", "Identity", "Sla
 
 API_URL = "https://slack.com/api"
 
-KINDS: Mapping[ErrorKind, frozenset[str]] = {
-    ErrorKind.UNAUTHORIZED: frozenset(
+KINDS: Mapping[PlatformErrorKind, frozenset[str]] = {
+    PlatformErrorKind.UNAUTHORIZED: frozenset(
         {
             "not_authed",
             "invalid_auth",
@@ -31,7 +31,7 @@ KINDS: Mapping[ErrorKind, frozenset[str]] = {
             "org_login_required",
         }
     ),
-    ErrorKind.FORBIDDEN: frozenset(
+    PlatformErrorKind.FORBIDDEN: frozenset(
         {
             "access_denied",
             "not_in_channel",
@@ -48,8 +48,8 @@ KINDS: Mapping[ErrorKind, frozenset[str]] = {
             "team_access_not_granted",
         }
     ),
-    ErrorKind.TOO_LONG: frozenset({"msg_too_long", "msg_blocks_too_long"}),
-    ErrorKind.BAD_FORMAT: frozenset(
+    PlatformErrorKind.TOO_LONG: frozenset({"msg_too_long", "msg_blocks_too_long"}),
+    PlatformErrorKind.BAD_FORMAT: frozenset(
         {
             "no_text",
             "invalid_blocks",
@@ -63,8 +63,8 @@ KINDS: Mapping[ErrorKind, frozenset[str]] = {
             "too_many_attachments",
         }
     ),
-    ErrorKind.RATE_LIMITED: frozenset({"ratelimited", "rate_limited", "message_limit_exceeded"}),
-    ErrorKind.TRANSIENT: frozenset(
+    PlatformErrorKind.RATE_LIMITED: frozenset({"ratelimited", "rate_limited", "message_limit_exceeded"}),
+    PlatformErrorKind.TRANSIENT: frozenset(
         {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "team_added_to_org"}
     ),
 }
@@ -199,7 +199,7 @@ class SlackClient(PlatformClient):
             return body
         raise self._refused(method, answer, body)
 
-    def _refused(self, method: str, answer: Answer, body: Mapping[str, Any]) -> PlatformError:
+    def _refused(self, method: str, answer: PlatformResponse, body: Mapping[str, Any]) -> PlatformError:
         word = str(body.get("error") or "")
         message = f"{method}: {self._redaction(word) or f'HTTP {answer.status}'}"
         details = body.get("response_metadata")
@@ -208,43 +208,45 @@ class SlackClient(PlatformClient):
             message += "".join(f": {note}" for note in msgspec.convert(notes, list[str]))
         if word == "missing_scope":
             message += f": the app needs the scope {body.get('needed')}"
-        if answer.status == 429 or word in KINDS[ErrorKind.RATE_LIMITED]:
-            return PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=_retry_after(answer), code=word or 429)
+        if answer.status == 429 or word in KINDS[PlatformErrorKind.RATE_LIMITED]:
+            return PlatformError(
+                PlatformErrorKind.RATE_LIMITED, message, retry_after=_retry_after(answer), code=word or 429
+            )
         if word in MISSING:
-            return PlatformError(ErrorKind.NOT_FOUND, message, missing=MISSING[word], code=word)
+            return PlatformError(PlatformErrorKind.NOT_FOUND, message, missing=MISSING[word], code=word)
         kind = next((kind for kind, words in KINDS.items() if word in words), None)
         if kind is None and word.startswith("restricted_action"):
-            kind = ErrorKind.FORBIDDEN
+            kind = PlatformErrorKind.FORBIDDEN
         if kind is None and (answer.status >= 500 or not word):
-            kind = ErrorKind.TRANSIENT
-        if kind is ErrorKind.TRANSIENT:
+            kind = PlatformErrorKind.TRANSIENT
+        if kind is PlatformErrorKind.TRANSIENT:
             return PlatformError(kind, message, ambiguous=True, code=word or answer.status)
         if kind is None:
-            return PlatformError(ErrorKind.UNKNOWN, message, permanent=True, code=word)
+            return PlatformError(PlatformErrorKind.UNKNOWN, message, permanent=True, code=word)
         return PlatformError(kind, message, code=word)
 
 
-def _retry_after(answer: Answer) -> float:
+def _retry_after(answer: PlatformResponse) -> float:
     text = answer.headers.get("retry-after", "")
     return float(text) if text.isdigit() else 1.0
 
 
-def _response_url_refused(answer: Answer) -> PlatformError:
+def _response_url_refused(answer: PlatformResponse) -> PlatformError:
     word = answer.body[:100].decode("utf-8", "replace")
     message = f"response_url: {word} (HTTP {answer.status})"
     match answer.status:
         case 404:
-            return PlatformError(ErrorKind.NOT_FOUND, message, missing=Missing.OTHER, code=word)
+            return PlatformError(PlatformErrorKind.NOT_FOUND, message, missing=Missing.OTHER, code=word)
         case 429:
-            return PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=_retry_after(answer), code=429)
+            return PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=_retry_after(answer), code=429)
         case status if status >= 500:
-            return PlatformError(ErrorKind.TRANSIENT, message, ambiguous=True, code=status)
+            return PlatformError(PlatformErrorKind.TRANSIENT, message, ambiguous=True, code=status)
         case _:
-            return PlatformError(ErrorKind.BAD_FORMAT, message, code=word)
+            return PlatformError(PlatformErrorKind.BAD_FORMAT, message, code=word)
 
 
 def _read(method: str, body: Mapping[str, Any], kind: type[Identity]) -> Identity:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise PlatformError(ErrorKind.UNKNOWN, f"{method}: the answer cannot be read: {error}") from None
+        raise PlatformError(PlatformErrorKind.UNKNOWN, f"{method}: the answer cannot be read: {error}") from None

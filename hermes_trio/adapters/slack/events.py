@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.command_text import LiteralText, parse_command
 from hermes_trio.messaging.contract import Incoming
 from hermes_trio.messaging.menu import KNOWN_COMMANDS
@@ -32,7 +32,7 @@ SAID: Final = (None, FILE_SHARE, "thread_broadcast", "bot_message")
 """The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
 
 
-class SlackSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SlackSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[slack]` may hold besides the shared settings.
 
     Socket Mode needs `app_token`, the Events API `signing_secret`, and `endpoint` as the path of its request URLs. Channels outside `allowed_channels` (if

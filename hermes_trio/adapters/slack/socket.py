@@ -18,7 +18,7 @@ import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket, open_websocket
-from hermes_trio.messaging.errors import ErrorKind, PlatformError, single_failure
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 
 from .client import SlackClient
 from .types import BlockActions, EventCallback, SlashCommand
@@ -172,13 +172,13 @@ class SlackSocket:
                 hello = _decode(await socket.receive())
         except trio.TooSlowError:
             message = f"Socket Mode: no hello within {HELLO_TIMEOUT:g} s"
-            raise PlatformError(ErrorKind.TRANSIENT, message) from None
+            raise PlatformError(PlatformErrorKind.TRANSIENT, message) from None
         except SocketClosed as closed:
-            raise PlatformError(ErrorKind.TRANSIENT, f"Socket Mode: {closed} before its hello") from None
+            raise PlatformError(PlatformErrorKind.TRANSIENT, f"Socket Mode: {closed} before its hello") from None
         if hello.type == "disconnect":
             _judge(hello)
         if hello.type != "hello":
-            raise PlatformError(ErrorKind.TRANSIENT, f"Socket Mode began with {hello.type!r} instead of hello")
+            raise PlatformError(PlatformErrorKind.TRANSIENT, f"Socket Mode began with {hello.type!r} instead of hello")
         self.status = SocketStatus.READY
         self.last_error = None
         self._reconnection.ready()
@@ -213,14 +213,14 @@ class SlackSocket:
 def _judge(frame: _Frame) -> None:
     if frame.reason == "link_disabled":
         message = "Socket Mode is switched off for this app: switch it on in the app's settings"
-        raise PlatformError(ErrorKind.FORBIDDEN, message, permanent=True, code=frame.reason)
+        raise PlatformError(PlatformErrorKind.FORBIDDEN, message, permanent=True, code=frame.reason)
 
 
 def _decode(message: str | bytes) -> _Frame:
     try:
         return msgspec.json.decode(message, type=_Frame)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlatformError(ErrorKind.TRANSIENT, f"Socket Mode: a message cannot be read: {error}") from None
+        raise PlatformError(PlatformErrorKind.TRANSIENT, f"Socket Mode: a message cannot be read: {error}") from None
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hermes_trio.messaging.chunking import SLACK, Limit, split_text
 from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Button
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.messaging.markup import to_mrkdwn, to_plain
 
 __all__ = ["SLACK_LIMIT", "UPDATE_CHARACTERS", "button_blocks", "escape", "posted", "shortened"]
@@ -52,7 +52,7 @@ def posted(text: str, *, plain: bool = False) -> str:
     message = (
         f"the text has {_escaped_length(text)} characters as Slack counts them, at most {POST_CHARACTERS} are sent"
     )
-    raise PlatformError(ErrorKind.TOO_LONG, message)
+    raise PlatformError(PlatformErrorKind.TOO_LONG, message)
 
 
 def shortened(text: str) -> str:

@@ -19,10 +19,10 @@ import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.messaging.callbacks import EndpointAnswer, headers_of
+from hermes_trio.messaging.callbacks import CallbackResponse, headers_of
 from hermes_trio.messaging.chunking import TELEGRAM
 from hermes_trio.messaging.contract import Adapter, Button, Outgoing, SendResult
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, single_failure
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.messaging.intake import Intake, hand_over
 from hermes_trio.messaging.markup import to_markdown_v2, to_plain
 from hermes_trio.messaging.menu import MENU
@@ -33,7 +33,7 @@ from hermes_trio.messaging.platform_settings import (
     read_platform,
     required_token,
 )
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.store.errors import StoreError
 
 from .client import CallbackQuery, TelegramClient, TelegramPoller, Update, User, parse_update
@@ -57,13 +57,13 @@ TOAST_LENGTH: Final = 200
 BUTTONS_A_ROW: Final = 2
 
 
-def telegram_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Member | None:
+def telegram_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[telegram]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
     shared, own = read_platform(completed, PLATFORM, TelegramSettings)
-    return Member(TelegramAdapter(own), shared)
+    return Platform(TelegramAdapter(own), shared)
 
 
 class TelegramAdapter(Adapter):
@@ -97,7 +97,7 @@ class TelegramAdapter(Adapter):
     @property
     def _client(self) -> TelegramClient:
         if self._open_client is None:
-            raise PlatformError(ErrorKind.TRANSIENT, "the Telegram adapter is not open")
+            raise PlatformError(PlatformErrorKind.TRANSIENT, "the Telegram adapter is not open")
         return self._open_client
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class TelegramAdapter(Adapter):
         try:
             await client.set_my_commands({entry.name: entry.description for entry in MENU})
         except PlatformError as error:
-            if error.kind is ErrorKind.UNAUTHORIZED:
+            if error.kind is PlatformErrorKind.UNAUTHORIZED:
                 raise
             logger.warning("the menu of commands could not be set: %s", error)
 
@@ -208,35 +208,35 @@ class TelegramAdapter(Adapter):
 
     # -- the webhook -----------------------------------------------------------------------------------------------------------------
 
-    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> EndpointAnswer:
+    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
         """Answer Telegram's request. It is repeated until it is answered with 200, which is said when the update is stored.
 
         Cancelling it leaves what was accepted accepted; the repetition is recognised.
         """
         if method != "POST":
-            return EndpointAnswer.refusal(405, "an update is a POST request", ("Allow", "POST"))
+            return CallbackResponse.refusal(405, "an update is a POST request", ("Allow", "POST"))
         given = headers_of(headers).get(SECRET_HEADER, "")
         if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            return EndpointAnswer.refusal(401, "the secret token is missing or wrong")
+            return CallbackResponse.refusal(401, "the secret token is missing or wrong")
         if len(body) > MAX_UPDATE_BYTES:
-            return EndpointAnswer.refusal(413, f"the body has more than {MAX_UPDATE_BYTES} bytes")
+            return CallbackResponse.refusal(413, f"the body has more than {MAX_UPDATE_BYTES} bytes")
         if not self._receiving:
-            return EndpointAnswer.refusal(503, "the adapter is not connected; send it again", ("Retry-After", "5"))
+            return CallbackResponse.refusal(503, "the adapter is not connected; send it again", ("Retry-After", "5"))
         try:
             update = parse_update(body)
         except msgspec.ValidationError as error:
             # Refusing it would hold up everything behind it for ever.
             logger.warning("an update of an unforeseen form was skipped: %s", error)
-            return EndpointAnswer.of(200, {"ok": True})
+            return CallbackResponse.of(200, {"ok": True})
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return EndpointAnswer.refusal(400, "the body is not JSON")
+            return CallbackResponse.refusal(400, "the body is not JSON")
         try:
             said = await self._accept(update)
         except StoreError as error:
             logger.error("an update could not be written down: %s", error)
-            return EndpointAnswer.refusal(503, "the update could not be stored; send it again", ("Retry-After", "5"))
+            return CallbackResponse.refusal(503, "the update could not be stored; send it again", ("Retry-After", "5"))
         await self._answer(update.callback_query, said)
-        return EndpointAnswer.of(200, {"ok": True})
+        return CallbackResponse.of(200, {"ok": True})
 
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class TelegramAdapter(Adapter):
                 )
                 return SendResult.sent(sent.message_id)
             except PlatformError as error:
-                if error.kind in (ErrorKind.BAD_FORMAT, ErrorKind.TOO_LONG) and len(forms) > 1:
+                if error.kind in (PlatformErrorKind.BAD_FORMAT, PlatformErrorKind.TOO_LONG) and len(forms) > 1:
                     logger.info("Telegram did not take a text as it was, sending it plainer: %s", error)
                     forms.pop(0)
                 elif error.moved_to is not None and error.moved_to not in chats:

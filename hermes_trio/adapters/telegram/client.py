@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar, final
 import msgspec
 import trio
 
-from hermes_trio.adapters.wire.http import CALL_TIMEOUT, Answer, HttpLink, PlatformClient
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError, Redaction, require_token
+from hermes_trio.adapters.wire.http import CALL_TIMEOUT, HttpLink, PlatformClient, PlatformResponse
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind, Redaction, require_token
 
 from .types import CallbackQuery, Chat, Message, Parameters, Response, Update, User, WebhookInfo
 
@@ -212,10 +212,10 @@ def _update(raw: dict[str, Any]) -> Update:
         return Update(update_id=int(raw["update_id"]))
 
 
-def _unreadable(method: str, answer: Answer, error: Exception) -> PlatformError:
+def _unreadable(method: str, answer: PlatformResponse, error: Exception) -> PlatformError:
     # A proxy's error page, or an answer that is not the Bot API's: what the call did is not known.
     transient = answer.status >= 500 or answer.status == 200
-    kind = ErrorKind.TRANSIENT if transient else ErrorKind.UNKNOWN
+    kind = PlatformErrorKind.TRANSIENT if transient else PlatformErrorKind.UNKNOWN
     message = f"{method}: HTTP {answer.status} with a body that is not a Bot API answer: {error}"
     return PlatformError(kind, message, permanent=not transient, ambiguous=transient, code=answer.status)
 
@@ -225,18 +225,18 @@ def _refused(method: str, response: Response) -> PlatformError:
     message = f"{method}: {text} ({code})"
     match code:
         case 401:
-            return PlatformError(ErrorKind.UNAUTHORIZED, message, code=code)
+            return PlatformError(PlatformErrorKind.UNAUTHORIZED, message, code=code)
         case 404:
             # The methods are fixed, so what was not found is the bot: the token is malformed.
-            return PlatformError(ErrorKind.UNAUTHORIZED, f"{message}: is the token complete?", code=code)
+            return PlatformError(PlatformErrorKind.UNAUTHORIZED, f"{message}: is the token complete?", code=code)
         case 403:
-            return PlatformError(ErrorKind.FORBIDDEN, message, code=code)
+            return PlatformError(PlatformErrorKind.FORBIDDEN, message, code=code)
         case 409:
-            return PlatformError(ErrorKind.UNKNOWN, message, permanent=False, code=code)
+            return PlatformError(PlatformErrorKind.UNKNOWN, message, permanent=False, code=code)
         case 429:
-            return PlatformError(ErrorKind.RATE_LIMITED, message, retry_after=parameters.retry_after, code=code)
+            return PlatformError(PlatformErrorKind.RATE_LIMITED, message, retry_after=parameters.retry_after, code=code)
         case _ if code >= 500:
-            return PlatformError(ErrorKind.TRANSIENT, message, ambiguous=True, code=code)
+            return PlatformError(PlatformErrorKind.TRANSIENT, message, ambiguous=True, code=code)
         case _:
             return _bad_request(message, text.lower(), parameters, code)
 
@@ -244,9 +244,9 @@ def _refused(method: str, response: Response) -> PlatformError:
 def _bad_request(message: str, text: str, parameters: Parameters, code: int) -> PlatformError:
     if parameters.migrate_to_chat_id is not None:
         moved_to = str(parameters.migrate_to_chat_id)
-        return PlatformError(ErrorKind.NOT_FOUND, message, missing=Missing.CHAT, moved_to=moved_to, code=code)
+        return PlatformError(PlatformErrorKind.NOT_FOUND, message, missing=Missing.CHAT, moved_to=moved_to, code=code)
     if "too long" in text or "too_long" in text:
-        return PlatformError(ErrorKind.TOO_LONG, message, code=code)
+        return PlatformError(PlatformErrorKind.TOO_LONG, message, code=code)
     if "not found" in text or "query is too old" in text:
         # A message that names both the chat and something in it means the latter (GW-5).
         if "thread" in text or "topic" in text:
@@ -255,12 +255,12 @@ def _bad_request(message: str, text: str, parameters: Parameters, code: int) -> 
             missing = Missing.MESSAGE
         else:
             missing = Missing.CHAT if "chat" in text else Missing.OTHER
-        return PlatformError(ErrorKind.NOT_FOUND, message, missing=missing, code=code)
+        return PlatformError(PlatformErrorKind.NOT_FOUND, message, missing=missing, code=code)
     if any(words in text for words in ("parse", "text is empty", "_invalid", "entit")):
-        return PlatformError(ErrorKind.BAD_FORMAT, message, code=code)
+        return PlatformError(PlatformErrorKind.BAD_FORMAT, message, code=code)
     if any(words in text for words in ("not enough rights", "have no rights", "can't be edited", "can't be deleted")):
-        return PlatformError(ErrorKind.FORBIDDEN, message, code=code)
-    return PlatformError(ErrorKind.UNKNOWN, message, permanent=True, code=code)
+        return PlatformError(PlatformErrorKind.FORBIDDEN, message, code=code)
+    return PlatformError(PlatformErrorKind.UNKNOWN, message, permanent=True, code=code)
 
 
 @final

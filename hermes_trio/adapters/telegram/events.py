@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.messaging.command_text import parse_command
 from hermes_trio.messaging.contract import Incoming
 from hermes_trio.messaging.menu import KNOWN_COMMANDS
@@ -26,7 +26,7 @@ PLATFORM: Final = "telegram"
 GENERAL_TOPIC: Final = 1
 
 
-class TelegramSettings(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TelegramSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `[telegram]` may hold besides the shared settings.
 
     `webhook_url` is the public https address that Telegram posts to in webhook mode; its path is where the server answers. Groups outside `allowed_chats` (if

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 __all__ = [
-    "Delivery",
+    "DeliveryId",
     "Filters",
     "PayloadError",
     "WebhookEvent",
@@ -54,7 +54,7 @@ class WebhookEvent(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class DeliveryId(msgspec.Struct, frozen=True):
     """The identity under which a request is done at most once: ids of different routes never meet.
 
     `generated` says that the sender gave none, so that this one is unique to the request.
@@ -121,7 +121,7 @@ def event_name(headers: Mapping[str, str], payload: Mapping[str, object]) -> str
 
 def delivery_of(
     route: str, headers: Mapping[str, str], payload: Mapping[str, object], generate: Callable[[], str]
-) -> Delivery:
+) -> DeliveryId:
     """The request's delivery id; a sender that gives none gets a fresh one from `generate`.
 
     An id that could not stand in a session key (odd characters, too long) is replaced by its hash, which is as stable.
@@ -132,8 +132,8 @@ def delivery_of(
     given += [headers.get("idempotency-key"), headers.get("x-request-id")]
     for value in given:
         if isinstance(value, str) and value.strip():
-            return Delivery(route, _safe(value.strip()))
-    return Delivery(route, generate(), generated=True)
+            return DeliveryId(route, _safe(value.strip()))
+    return DeliveryId(route, generate(), generated=True)
 
 
 def _safe(value: str) -> str:

@@ -20,8 +20,8 @@ import trio
 from hermes_trio.adapters.github import GITHUB_COMMENT
 from hermes_trio.messaging.addresses import Address, target_text
 from hermes_trio.messaging.contract import Outgoing, PlatformError, SendResult
-from hermes_trio.messaging.core import Desk
-from hermes_trio.messaging.one_shot import OneShotFront, delivery_fields
+from hermes_trio.messaging.core import MessagingCore
+from hermes_trio.messaging.one_shot import OneShotInterface, delivery_fields
 from hermes_trio.messaging.session_keys import session_key, webhook_source
 from hermes_trio.messaging.settings import WebhookSettings
 from hermes_trio.runtime.budget import Budget
@@ -31,11 +31,11 @@ from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import StoreError
 
-from .filters import Delivery, PayloadError, WebhookEvent, delivery_of, event_name, matches, parse_payload
-from .routes import Route, UnknownPlace, build_routes
+from .filters import DeliveryId, PayloadError, WebhookEvent, delivery_of, event_name, matches, parse_payload
+from .routes import UnknownAddress, WebhookRoute, build_routes
 from .template import render_prompt
 
-__all__ = ["WEBHOOK_COMPLETE", "WebhookAnswer", "WebhookFrontDoor"]
+__all__ = ["WEBHOOK_COMPLETE", "WebhookAnswer", "WebhookReceiver"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.webhook.receiver")
 
@@ -63,10 +63,10 @@ def _refusal(status: int, error: str, *headers: tuple[str, str]) -> WebhookAnswe
     return _answer(status, {"error": error}, *headers)
 
 
-class WebhookFront(OneShotFront):
+class WebhookInterface(OneShotInterface):
     """The deliveries' side of the runtime."""
 
-    def __init__(self, desk: Desk, routes: Mapping[str, Route]) -> None:
+    def __init__(self, desk: MessagingCore, routes: Mapping[str, WebhookRoute]) -> None:
         super().__init__(desk, WEBHOOK, WEBHOOK_COMPLETE)
         self._routes = routes
         self.pending: set[str] = set()
@@ -98,14 +98,14 @@ class WebhookFront(OneShotFront):
         self.pending.discard(turn.context.session_key)
 
 
-class WebhookFrontDoor:
+class WebhookReceiver:
     """`handle` answers `POST /webhooks/{route}`. Open it inside the runtime; it owns no socket."""
 
     prefix: Final = "/webhooks/"
 
     def __init__(
         self,
-        desk: Desk,
+        desk: MessagingCore,
         settings: WebhookSettings,
         *,
         host: str | None,
@@ -113,12 +113,14 @@ class WebhookFrontDoor:
         home: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.routes: dict[str, Route] = build_routes(settings, desk.directory, host=host, environment=environment or {})
-        self.front = WebhookFront(desk, self.routes)
+        self.routes: dict[str, WebhookRoute] = build_routes(
+            settings, desk.directory, host=host, environment=environment or {}
+        )
+        self.front = WebhookInterface(desk, self.routes)
         self._desk = desk
         self._home = home
         self._requests: dict[str, deque[float]] = {name: deque() for name in self.routes}
-        self._direct: set[Delivery] = set()
+        self._direct: set[DeliveryId] = set()
         self._accepting: int = 0
 
     @property
@@ -127,7 +129,7 @@ class WebhookFrontDoor:
         return self.settings.max_body_bytes
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[WebhookFrontDoor]:
+    async def open(self) -> AsyncIterator[WebhookReceiver]:
         """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
         await self.front.settle_interrupted()
         self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
@@ -167,7 +169,7 @@ class WebhookFrontDoor:
     # -- before the body is understood ---------------------------------------------------------------------------------------------
 
     def _check(
-        self, route: Route, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
+        self, route: WebhookRoute, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
     ) -> WebhookAnswer | None:
         if not route.settings.enabled:
             return _refusal(403, "this webhook route is disabled")
@@ -213,7 +215,7 @@ class WebhookFrontDoor:
 
     # -- the delivery --------------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, route: Route, event: WebhookEvent, delivery: Delivery) -> WebhookAnswer:
+    async def _deliver(self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId) -> WebhookAnswer:
         duplicate = _answer(200, {"status": "duplicate", "delivery_id": delivery.id})
         if not delivery.generated and await self._desk.store.delivery_known(route.name, delivery.id):
             return duplicate
@@ -222,7 +224,7 @@ class WebhookFrontDoor:
             return _refusal(503, "the server is being stopped; send it again", later)
         try:
             place = route.place(event)
-        except UnknownPlace as error:
+        except UnknownAddress as error:
             return _refusal(400, str(error))
         text = render_prompt(route.settings.prompt, event).text
         if route.settings.deliver_only:
@@ -256,7 +258,9 @@ class WebhookFrontDoor:
             {"status": "accepted", "route": route.name, "event": event.name, "delivery_id": delivery.id},
         )
 
-    def _message(self, route: Route, event: WebhookEvent, delivery: Delivery, place: Address, text: str) -> NewMessage:
+    def _message(
+        self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId, place: Address, text: str
+    ) -> NewMessage:
         source = webhook_source(route.name, delivery.id)
         key = session_key(source)
         routing = SessionContext(
@@ -278,7 +282,9 @@ class WebhookFrontDoor:
             payload={"route": route.name, "event": event.name, "delivery_id": delivery.id, "literal": True},
         )
 
-    async def _deliver_directly(self, route: Route, delivery: Delivery, place: Address, text: str) -> WebhookAnswer:
+    async def _deliver_directly(
+        self, route: WebhookRoute, delivery: DeliveryId, place: Address, text: str
+    ) -> WebhookAnswer:
         """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
         member = self._desk.directory.find(place.platform)
         assert member is not None, "checked when the route was made"

@@ -16,24 +16,24 @@ from hermes_trio.adapters.github import GITHUB_COMMENT, comment_address
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.one_shot import LOG
-from hermes_trio.messaging.platforms import Directory
+from hermes_trio.messaging.platforms import Platforms
 from hermes_trio.messaging.settings import RouteSettings, WebhookSettings
 
 from .filters import Filters, WebhookEvent, parse_filters
 from .signatures import INSECURE_NO_AUTH, Rejected, insecure_allowed, secret_problem, verify
 from .template import render_extra
 
-__all__ = ["Route", "UnknownPlace", "build_routes"]
+__all__ = ["UnknownAddress", "WebhookRoute", "build_routes"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class UnknownPlace(ValueError):
+class UnknownAddress(ValueError):
     """An event whose place of delivery cannot be told; the text is fit for the sender."""
 
 
 @attrs.frozen(kw_only=True)
-class Route:
+class WebhookRoute:
     """See the module."""
 
     name: str
@@ -41,7 +41,7 @@ class Route:
     secrets: tuple[str, ...] = attrs.field(repr=False)
     filters: Filters
     insecure: bool
-    directory: Directory = attrs.field(repr=False)
+    directory: Platforms = attrs.field(repr=False)
 
     def authentic(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> str:
         """Why a request is not authentic, or nothing if it is."""
@@ -55,7 +55,7 @@ class Route:
         return not self.settings.events or event in self.settings.events
 
     def place(self, event: WebhookEvent) -> Address:
-        """Where the answer to this event goes; `UnknownPlace` if its settings and the event do not give one."""
+        """Where the answer to this event goes; `UnknownAddress` if its settings and the event do not give one."""
         deliver = self.settings.deliver
         extra = render_extra(self.settings.deliver_extra, event)
         if deliver == LOG:
@@ -64,22 +64,22 @@ class Route:
             try:
                 return comment_address(extra.get("repo"), extra.get("pr_number"))
             except ValueError as error:
-                raise UnknownPlace(f"deliver_extra: {error}") from None
+                raise UnknownAddress(f"deliver_extra: {error}") from None
         chat = extra.get("chat_id")
         if chat:
             thread = extra.get("thread_id") or extra.get("message_thread_id")
             return Address(deliver, str(chat), str(thread) if thread else None)
         home = self.directory.homes.get(deliver)
         if home is None:
-            raise UnknownPlace(f"{deliver} has no home channel, and the route gives no deliver_extra.chat_id")
+            raise UnknownAddress(f"{deliver} has no home channel, and the route gives no deliver_extra.chat_id")
         return home
 
 
 def build_routes(
-    settings: WebhookSettings, directory: Directory, *, host: str | None, environment: Mapping[str, str]
-) -> dict[str, Route]:
+    settings: WebhookSettings, directory: Platforms, *, host: str | None, environment: Mapping[str, str]
+) -> dict[str, WebhookRoute]:
     """All routes by name; `SettingsError` for one that must not be served."""
-    routes: dict[str, Route] = {}
+    routes: dict[str, WebhookRoute] = {}
     for name, route in settings.routes.items():
         where = f"webhook.routes.{name}"
         if not _NAME.fullmatch(name):
@@ -96,7 +96,7 @@ def build_routes(
             raise SettingsError("; ".join(filters.problems))
         _check_place(route, directory, where)
         insecure = any(insecure_allowed(secret, host) for secret in secrets)
-        routes[name] = Route(
+        routes[name] = WebhookRoute(
             name=name,
             settings=route,
             secrets=tuple(secret for secret in secrets if secret != INSECURE_NO_AUTH),
@@ -116,7 +116,7 @@ def _secrets(written: str | list[str], variable: str, environment: Mapping[str, 
     return tuple(secret for secret in ([written] if isinstance(written, str) else written) if secret)
 
 
-def _check_place(route: RouteSettings, directory: Directory, where: str) -> None:
+def _check_place(route: RouteSettings, directory: Platforms, where: str) -> None:
     deliver = route.deliver
     if deliver == LOG:
         if route.deliver_only:

@@ -17,9 +17,9 @@ import httpx2
 import msgspec
 import trio
 
-from hermes_trio.messaging.errors import ErrorKind, PlatformError, Redaction
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, Redaction
 
-__all__ = ["Answer", "HttpLink", "PlatformClient"]
+__all__ = ["HttpLink", "PlatformClient", "PlatformResponse"]
 
 # Sending is cheap to repeat for the caller, so a call that takes longer than this is given up.
 CALL_TIMEOUT = 30.0
@@ -43,7 +43,7 @@ def _no_tls() -> ssl.SSLContext:
 
 @final
 @attrs.frozen
-class Answer:
+class PlatformResponse:
     """A complete HTTP answer. Header names are lower-case."""
 
     status: int
@@ -105,7 +105,7 @@ class HttpLink:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         absolute: bool = False,
-    ) -> Answer:
+    ) -> PlatformResponse:
         """Make one call and read its whole answer, whatever its status.
 
         `path` is below the base URL, or with `absolute` an address that the platform itself gave out.
@@ -125,15 +125,15 @@ class HttpLink:
                 return await self._exchange(request)
         except trio.TooSlowError:
             message = f"{method} {self._redaction(path)}: no complete answer within {limit:g} s"
-            raise PlatformError(ErrorKind.TRANSIENT, message, ambiguous=True) from None
+            raise PlatformError(PlatformErrorKind.TRANSIENT, message, ambiguous=True) from None
         except httpx2.HTTPError as error:
             never_sent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError)
             detail = self._redaction(str(error)) or "the connection was lost"
             message = f"{method} {self._redaction(path)}: {type(error).__name__}: {detail}"
             # The original's traceback would name the URL, and with it the token.
-            raise PlatformError(ErrorKind.TRANSIENT, message, ambiguous=not never_sent) from None
+            raise PlatformError(PlatformErrorKind.TRANSIENT, message, ambiguous=not never_sent) from None
 
-    async def _exchange(self, request: httpx2.Request) -> Answer:
+    async def _exchange(self, request: httpx2.Request) -> PlatformResponse:
         response = await self._transport.handle_async_request(request)
         try:
             declared = response.headers.get("content-length", "0")
@@ -143,7 +143,7 @@ class HttpLink:
         finally:
             await response.aclose()
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status_code, headers, body)
+        return PlatformResponse(response.status_code, headers, body)
 
 
 class PlatformClient:

@@ -29,7 +29,7 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 
 from .http import verifying_tls
 
@@ -244,17 +244,21 @@ async def open_websocket(
         with trio.fail_after(connect_timeout):
             stream = await _connect(target)
     except trio.TooSlowError:
-        raise PlatformError(ErrorKind.TRANSIENT, f"{place}: no connection within {connect_timeout:g} s") from None
+        raise PlatformError(
+            PlatformErrorKind.TRANSIENT, f"{place}: no connection within {connect_timeout:g} s"
+        ) from None
     except OSError as error:
-        raise PlatformError(ErrorKind.TRANSIENT, f"{place}: {error}") from None
+        raise PlatformError(PlatformErrorKind.TRANSIENT, f"{place}: {error}") from None
     try:
         try:
             with trio.fail_after(connect_timeout):
                 socket = await _upgrade(stream, target, headers or {})
         except trio.TooSlowError:
-            raise PlatformError(ErrorKind.TRANSIENT, f"{place}: no upgrade within {connect_timeout:g} s") from None
+            raise PlatformError(
+                PlatformErrorKind.TRANSIENT, f"{place}: no upgrade within {connect_timeout:g} s"
+            ) from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
-            raise PlatformError(ErrorKind.TRANSIENT, f"{place}: the upgrade failed: {error}") from None
+            raise PlatformError(PlatformErrorKind.TRANSIENT, f"{place}: the upgrade failed: {error}") from None
         yield socket
         await socket.close()
     finally:
@@ -295,7 +299,7 @@ async def _upgrade(stream: trio.abc.Stream, target: URL, headers: Mapping[str, s
                 return socket
             if isinstance(event, RejectConnection):
                 permanent = event.status_code in {401, 403}
-                kind = ErrorKind.UNAUTHORIZED if permanent else ErrorKind.TRANSIENT
+                kind = PlatformErrorKind.UNAUTHORIZED if permanent else PlatformErrorKind.TRANSIENT
                 message = f"{target.scheme}://{target.host} answered {event.status_code} instead of upgrading"
                 raise PlatformError(kind, message, permanent=permanent, code=event.status_code)
         if not data:

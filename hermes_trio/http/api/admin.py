@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.http.auth import SCOPES, Access
+from hermes_trio.http.auth import SCOPES, RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
-from hermes_trio.http.requests import Answer, Request, Response
-from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.requests import HandlerResult, Request, Response
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import Deleted
 from hermes_trio.store import ApiKey
 
@@ -76,7 +76,7 @@ def _drain(request: Request) -> DrainBody:
     )
 
 
-async def start_drain(request: Request) -> Answer:
+async def start_drain(request: Request) -> HandlerResult:
     """Refuse new work, let turns end, stop the jobs, and answer with what is left. Reads are answered all the while."""
     text = request.query("timeout")
     seconds = request.front.server.drain_seconds
@@ -91,7 +91,7 @@ async def start_drain(request: Request) -> Answer:
     return Response.of(_drain(request))
 
 
-async def get_drain(request: Request) -> Answer:
+async def get_drain(request: Request) -> HandlerResult:
     """Whether the server drains, and what the drain found."""
     return Response.of(_drain(request))
 
@@ -123,7 +123,7 @@ def check_scopes(scopes: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(scopes))
 
 
-async def create_key(request: Request) -> Answer:
+async def create_key(request: Request) -> HandlerResult:
     """Make a key; this answer is the only one that holds it."""
     body = await request.json(_key_decoder)
     expires_at = None if body.days is None else time.time() + body.days * 86_400
@@ -133,13 +133,13 @@ async def create_key(request: Request) -> Answer:
     return Response.of(_key(key, secret), 201)
 
 
-async def list_keys(request: Request) -> Answer:
+async def list_keys(request: Request) -> HandlerResult:
     """All keys, without the keys themselves."""
     found = await request.front.store.list_api_keys(include_revoked=True)
     return Response.of(KeyList([_key(key) for key in found]))
 
 
-async def revoke_key(request: Request) -> Answer:
+async def revoke_key(request: Request) -> HandlerResult:
     """Put a key out of force, at once."""
     key_id = request.params["key_id"]
     if not await request.front.store.revoke_api_key(key_id):
@@ -156,11 +156,11 @@ def admin_routes() -> list[Route]:
             method="POST",
             path="/admin/drain",
             handler=start_drain,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="Drain the server, with proof",
             answer=DrainBody,
             errors=(400,),
-            parameters=(Parameter("timeout", "Seconds that running turns have.", {"type": "number"}),),
+            parameters=(RouteParameter("timeout", "Seconds that running turns have.", {"type": "number"}),),
             tag="admin",
         ),
         Route(
@@ -168,7 +168,7 @@ def admin_routes() -> list[Route]:
             method="GET",
             path="/admin/drain",
             handler=get_drain,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="Whether the server drains, and what the drain found",
             answer=DrainBody,
             tag="admin",
@@ -178,7 +178,7 @@ def admin_routes() -> list[Route]:
             method="GET",
             path="/admin/keys",
             handler=list_keys,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="All keys, without the keys themselves",
             answer=KeyList,
             tag="admin",
@@ -189,7 +189,7 @@ def admin_routes() -> list[Route]:
             method="POST",
             path="/admin/keys",
             handler=create_key,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="Make a key",
             body=KeyRequest,
             answer=KeyBody,
@@ -202,7 +202,7 @@ def admin_routes() -> list[Route]:
             method="DELETE",
             path="/admin/keys/{key_id}",
             handler=revoke_key,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="Put a key out of force",
             answer=Deleted,
             errors=(404,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hermes_trio.store import Approval, ApprovalChoice
+from hermes_trio.store import ApprovalChoice, ApprovalRow
 
 __all__ = ["ApprovalsPort", "NoApprovals", "describe"]
 
@@ -13,13 +13,13 @@ __all__ = ["ApprovalsPort", "NoApprovals", "describe"]
 class ApprovalsPort(Protocol):
     """Requests that wait for a human, by scope. Whoever implements it also emits `approval.responded` or `approval.expired`, once a request."""
 
-    async def pending(self, scope: str) -> Sequence[Approval]:
+    async def pending(self, scope: str) -> Sequence[ApprovalRow]:
         """What waits for an answer in a scope, oldest first."""
         ...
 
     async def answer(
         self, scope: str, choice: ApprovalChoice, *, approval_id: str = "", everything: bool = False
-    ) -> Sequence[Approval]:
+    ) -> Sequence[ApprovalRow]:
         """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending."""
         ...
 
@@ -27,18 +27,18 @@ class ApprovalsPort(Protocol):
 class NoApprovals:
     """For a server whose agent never asks."""
 
-    async def pending(self, scope: str) -> Sequence[Approval]:
+    async def pending(self, scope: str) -> Sequence[ApprovalRow]:
         """Nothing waits."""
         return ()
 
     async def answer(
         self, scope: str, choice: ApprovalChoice, *, approval_id: str = "", everything: bool = False
-    ) -> Sequence[Approval]:
+    ) -> Sequence[ApprovalRow]:
         """There is nothing to answer."""
         return ()
 
 
-def describe(approval: Approval) -> dict[str, Any]:
+def describe(approval: ApprovalRow) -> dict[str, Any]:
     """A request as clients see it."""
     return {
         "approval_id": approval.id,

@@ -14,11 +14,11 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, redact_text, retry_after
 from hermes_trio.http.inputs import idempotency_key, loose_bool, session_id_header, session_key_header
-from hermes_trio.http.requests import Answer, EventStream, Request, Response, encode_json
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import LooseBool, MessageContent
 from hermes_trio.http.streams import Bell, StreamWriter, TurnEvents, named_event
@@ -166,7 +166,7 @@ async def _session(request: Request, asked: _Asked) -> AsyncIterator[tuple[str, 
         yield named, msgspec.structs.replace(asked.input, history=None, instructions=instructions)
 
 
-async def create_chat_completion(request: Request) -> Answer:
+async def create_chat_completion(request: Request) -> HandlerResult:
     """Answer one conversation turn."""
     asked = _read(await request.json(_decoder), request.front.public_model)
     key = session_key_header(request)
@@ -473,7 +473,7 @@ def chat_routes() -> list[Route]:
             method="POST",
             path="/v1/chat/completions",
             handler=create_chat_completion,
-            access=Access.CHAT,
+            access=RequiredScope.CHAT,
             turns=True,
             streams=True,
             summary="Answer the last message of a conversation",

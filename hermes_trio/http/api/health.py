@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.metrics import CONTENT_TYPE
-from hermes_trio.http.requests import Answer, Request, Response
+from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.turns import PLATFORM
-from hermes_trio.runtime.run import RunStatus
+from hermes_trio.runtime.outcome import RunStatus
 
 __all__ = ["health_routes"]
 
@@ -32,7 +32,7 @@ class Health(msgspec.Struct):
     version: str
 
 
-async def health(request: Request) -> Answer:
+async def health(request: Request) -> HandlerResult:
     """Say that the server is there; nothing else is touched."""
     front = request.front
     if front.health_body is None:
@@ -40,7 +40,7 @@ async def health(request: Request) -> Answer:
     return Response(front.health_body)
 
 
-async def detailed_health(request: Request) -> Answer:
+async def detailed_health(request: Request) -> HandlerResult:
     """Say how the server is: its store, its model, its disk, its work."""
     front = request.front
     host = front.host
@@ -98,7 +98,7 @@ def _disk(home: Path | None) -> dict[str, Any]:
     return {"status": "degraded" if used >= DISK_DEGRADED else "ok", "used": round(used, 3), "free_bytes": usage.free}
 
 
-async def metrics(request: Request) -> Answer:
+async def metrics(request: Request) -> HandlerResult:
     """The metrics, for Prometheus."""
     return Response(request.front.metrics.render(), media=CONTENT_TYPE)
 
@@ -111,7 +111,7 @@ def health_routes() -> list[Route]:
             method="GET",
             path=path,
             handler=health,
-            access=Access.OPEN,
+            access=RequiredScope.OPEN,
             direct=True,
             summary="Say that the server is there",
             answer=Health,

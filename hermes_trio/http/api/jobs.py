@@ -8,12 +8,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.core import CronPort
 from hermes_trio.http.errors import ApiError, not_found
 from hermes_trio.http.inputs import loose_bool
-from hermes_trio.http.requests import Answer, Handler, Request, Response
-from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.requests import Handler, HandlerResult, Request, Response
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG
 
 __all__ = ["job_routes"]
@@ -125,13 +125,13 @@ def _check(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-async def list_jobs(request: Request) -> Answer:
+async def list_jobs(request: Request) -> HandlerResult:
     """The caller's jobs."""
     disabled = loose_bool(request.query("include_disabled"), False)
     return Response.of(JobList(await _cron(request).list_jobs(request.caller.sees, include_disabled=disabled)))
 
 
-async def create_job(request: Request) -> Answer:
+async def create_job(request: Request) -> HandlerResult:
     """Make a job."""
     given = await _given(request, JobRequest.__struct_fields__)
     fields = {"deliver": "local", **{name: value for name, value in given.items() if value is not None}}
@@ -145,7 +145,7 @@ async def create_job(request: Request) -> Answer:
     return Response.of(JobBody(job))
 
 
-async def get_job(request: Request) -> Answer:
+async def get_job(request: Request) -> HandlerResult:
     """One job."""
     job_id = _job_id(request)
     return _found(job_id, await _cron(request).get_job(request.caller.sees, job_id))
@@ -157,7 +157,7 @@ def _found(job_id: str, job: dict[str, Any] | None) -> Response:
     return Response.of(JobBody(job))
 
 
-async def update_job(request: Request) -> Answer:
+async def update_job(request: Request) -> HandlerResult:
     """Change a job; fields that cannot be changed are ignored. A `model` or `deadline` of null is the server's own again."""
     job_id = _job_id(request)
     fields = await _given(request, _CHANGEABLE)
@@ -170,7 +170,7 @@ async def update_job(request: Request) -> Answer:
     return _found(job_id, job)
 
 
-async def delete_job(request: Request) -> Answer:
+async def delete_job(request: Request) -> HandlerResult:
     """Forget a job."""
     job_id = _job_id(request)
     if not await _cron(request).delete_job(request.caller.sees, job_id):
@@ -179,14 +179,14 @@ async def delete_job(request: Request) -> Answer:
 
 
 def _verb(call: Callable[[CronPort, str | None, str], Awaitable[dict[str, Any] | None]]) -> Handler:
-    async def handler(request: Request) -> Answer:
+    async def handler(request: Request) -> HandlerResult:
         job_id = _job_id(request)
         return _found(job_id, await call(_cron(request), request.caller.sees, job_id))
 
     return handler
 
 
-async def run_job(request: Request) -> Answer:
+async def run_job(request: Request) -> HandlerResult:
     """Let the scheduler run a job now. New work, so not while the server drains."""
     request.front.check_intake()
     job_id = _job_id(request)
@@ -195,7 +195,9 @@ async def run_job(request: Request) -> Answer:
 
 def job_routes() -> list[Route]:
     """The routes of this module."""
-    base = Route(name="", method="GET", path="", handler=get_job, access=Access.ADMIN, tag="jobs", answer=JobBody)
+    base = Route(
+        name="", method="GET", path="", handler=get_job, access=RequiredScope.ADMIN, tag="jobs", answer=JobBody
+    )
     one = "/api/jobs/{job_id}"
 
     def route(name: str, method: str, path: str, handler: Handler, summary: str, **fields: Any) -> Route:
@@ -212,7 +214,7 @@ def job_routes() -> list[Route]:
             list_jobs,
             "The scheduled jobs",
             answer=JobList,
-            parameters=(Parameter("include_disabled", "Paused ones, too.", LOOSE_FLAG),),
+            parameters=(RouteParameter("include_disabled", "Paused ones, too.", LOOSE_FLAG),),
         ),
         route("job_create", "POST", "/api/jobs", create_job, "Make a job", body=JobRequest, errors=(400,)),
         route("job", "GET", one, get_job, "One job", **known),

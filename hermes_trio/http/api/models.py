@@ -6,17 +6,17 @@ import time
 
 import msgspec
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.core import ModelEntry
 from hermes_trio.http.errors import ApiError
-from hermes_trio.http.requests import Answer, Request, Response
+from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.turns import PLATFORM
 
 __all__ = ["model_routes"]
 
 
-class Model(msgspec.Struct):
+class ModelBody(msgspec.Struct):
     """A model by the name that clients use."""
 
     id: str
@@ -31,7 +31,7 @@ class Model(msgspec.Struct):
 class ModelList(msgspec.Struct):
     """All models, the default first."""
 
-    data: list[Model]
+    data: list[ModelBody]
     object: str = "list"
 
 
@@ -51,7 +51,7 @@ class RuntimeFacts(msgspec.Struct):
     description: str
 
 
-class Endpoint(msgspec.Struct):
+class EndpointBody(msgspec.Struct):
     """A method and a path."""
 
     method: str
@@ -68,19 +68,19 @@ class Capabilities(msgspec.Struct):
     auth: Auth
     runtime: RuntimeFacts
     features: dict[str, bool | str]
-    endpoints: dict[str, Endpoint]
+    endpoints: dict[str, EndpointBody]
 
 
-def _model(entry: ModelEntry) -> Model:
-    return Model(entry.id, int(time.time()), entry.root or entry.id, entry.parent)
+def _model(entry: ModelEntry) -> ModelBody:
+    return ModelBody(entry.id, int(time.time()), entry.root or entry.id, entry.parent)
 
 
-async def list_models(request: Request) -> Answer:
+async def list_models(request: Request) -> HandlerResult:
     """The models that can be named."""
     return Response.of(ModelList([_model(entry) for entry in request.front.models]))
 
 
-async def get_model(request: Request) -> Answer:
+async def get_model(request: Request) -> HandlerResult:
     """One model."""
     wanted = request.params["model_id"]
     for entry in request.front.models:
@@ -89,7 +89,7 @@ async def get_model(request: Request) -> Answer:
     raise ApiError(404, f"There is no model {wanted[:64]!r}.", code="model_not_found", param="model")
 
 
-async def capabilities(request: Request) -> Answer:
+async def capabilities(request: Request) -> HandlerResult:
     """What this server can do, and where."""
     front = request.front
     features: dict[str, bool | str] = {
@@ -128,7 +128,7 @@ async def capabilities(request: Request) -> Answer:
                 "server_agent", "server", False, "Tools run on the server; every piece of work has an owner and an end."
             ),
             features=features,
-            endpoints={route.name: Endpoint(route.method, route.path) for route in front.routes if route.listed},
+            endpoints={route.name: EndpointBody(route.method, route.path) for route in front.routes if route.listed},
         )
     )
 
@@ -151,7 +151,7 @@ def model_routes() -> list[Route]:
             path="/v1/models/{model_id}",
             handler=get_model,
             summary="One model",
-            answer=Model,
+            answer=ModelBody,
             errors=(404,),
             tag="models",
         ),
@@ -160,7 +160,7 @@ def model_routes() -> list[Route]:
             method="GET",
             path="/v1/capabilities",
             handler=capabilities,
-            access=Access.ANY,
+            access=RequiredScope.ANY,
             summary="What this server can do",
             answer=Capabilities,
             tag="models",

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from hermes_trio.http.auth import Access
-from hermes_trio.http.requests import Answer, Request, Response, encode_json
+from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.requests import HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ErrorEnvelope
 
@@ -90,7 +90,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         content[media] = {} if route.streams else {"schema": {"type": "string"}}
     answers[str(route.status)] = {"description": route.summary, "content": content}
     statuses = {*route.errors, 405, 500}
-    if route.access is not Access.OPEN:
+    if route.access is not RequiredScope.OPEN:
         statuses |= {401, 403, 429}
     if route.body is not None:
         statuses |= {400, 408, 413}
@@ -102,7 +102,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "tags": [route.tag],
         "responses": answers,
-        "security": [] if route.access is Access.OPEN else _SECURITY,
+        "security": [] if route.access is RequiredScope.OPEN else _SECURITY,
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _ID_SCHEMA}
@@ -129,7 +129,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-async def openapi(request: Request) -> Answer:
+async def openapi(request: Request) -> HandlerResult:
     """The document."""
     front = request.front
     if front.openapi_body is None:
@@ -146,7 +146,7 @@ _STYLE: Final = (
 )
 
 
-async def docs(request: Request) -> Answer:
+async def docs(request: Request) -> HandlerResult:
     """The document as a page: plain HTML, nothing is loaded from anywhere."""
     front = request.front
     described = document(front.routes, front.version)
@@ -202,7 +202,7 @@ def openapi_routes() -> list[Route]:
             method="GET",
             path="/openapi.json",
             handler=openapi,
-            access=Access.OPEN,
+            access=RequiredScope.OPEN,
             summary="This document",
             answer=dict[str, Any],
             tag="docs",
@@ -212,7 +212,7 @@ def openapi_routes() -> list[Route]:
             method="GET",
             path="/docs",
             handler=docs,
-            access=Access.OPEN,
+            access=RequiredScope.OPEN,
             summary="This document as a page",
             media="text/html",
             tag="docs",

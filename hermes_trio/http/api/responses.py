@@ -13,12 +13,12 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text, translate
 from hermes_trio.http.inputs import idempotency_key, loose_bool, session_key_header
-from hermes_trio.http.requests import Answer, EventStream, Request, Response, encode_json
-from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import Deleted, HistoryMessage, LooseBool, TurnInputs
 from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import Captured
@@ -357,7 +357,7 @@ async def _writing(request: Request, body: ResponseRequest) -> AsyncIterator[_Wr
             del live[asked.id]
 
 
-async def create_response(request: Request) -> Answer:
+async def create_response(request: Request) -> HandlerResult:
     """Answer, and keep the answer for later."""
     body = await request.json(_decoder)
     key = session_key_header(request)
@@ -468,7 +468,7 @@ class _ResponseEvents:
 # -- stored responses ------------------------------------------------------------------------------------------------------------
 
 
-async def get_response(request: Request) -> Answer:
+async def get_response(request: Request) -> HandlerResult:
     """A stored response, byte for byte, or one that is being made, as far as it is."""
     response_id = request.params["response_id"]
     live = request.front.live_responses.get(response_id)
@@ -477,7 +477,7 @@ async def get_response(request: Request) -> Answer:
     return Response((await find_response(request, response_id)).body)
 
 
-async def delete_response(request: Request) -> Answer:
+async def delete_response(request: Request) -> HandlerResult:
     """Forget a stored response and the names that point to it."""
     response_id = request.params["response_id"]
     if not await request.front.store.delete_response(request.caller.sees, response_id):
@@ -494,14 +494,14 @@ def response_routes() -> list[Route]:
             method="POST",
             path="/v1/responses",
             handler=create_response,
-            access=Access.CHAT,
+            access=RequiredScope.CHAT,
             turns=True,
             streams=True,
             summary="Answer, and keep the answer for later",
             body=ResponseRequest,
             answer=ResponseBody,
             errors=(400, 404, 409, 429, 503),
-            parameters=(Parameter("Idempotency-Key", "Answer once for this key.", where="header"),),
+            parameters=(RouteParameter("Idempotency-Key", "HandlerResult once for this key.", where="header"),),
             tag="responses",
         ),
         Route(
@@ -509,7 +509,7 @@ def response_routes() -> list[Route]:
             method="GET",
             path="/v1/responses/{response_id}",
             handler=get_response,
-            access=Access.CHAT,
+            access=RequiredScope.CHAT,
             summary="A stored response",
             answer=ResponseBody,
             errors=(404,),
@@ -520,7 +520,7 @@ def response_routes() -> list[Route]:
             method="DELETE",
             path="/v1/responses/{response_id}",
             handler=delete_response,
-            access=Access.CHAT,
+            access=RequiredScope.CHAT,
             summary="Forget a stored response",
             answer=Deleted,
             errors=(404,),

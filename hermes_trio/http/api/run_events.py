@@ -19,7 +19,7 @@ from hermes_trio.runtime.event_log import Gap, LogEvent
 from hermes_trio.runtime.run import Run
 
 if TYPE_CHECKING:
-    from hermes_trio.http.core import FrontEnd
+    from hermes_trio.http.core import ApiCore
 
 __all__ = ["TERMINAL", "follow", "parse_event_id"]
 
@@ -46,7 +46,7 @@ def _encode(epoch: str, number: int, event: Mapping[str, Any]) -> bytes:
 class _Reader:
     """Where one reader is. `number` is the last event that it has been sent."""
 
-    def __init__(self, front: FrontEnd, run_id: str, writer: StreamWriter, until: str) -> None:
+    def __init__(self, front: ApiCore, run_id: str, writer: StreamWriter, until: str) -> None:
         self._front = front
         self._run_id = run_id
         self._writer = writer
@@ -134,7 +134,7 @@ def _epoch_of(run: Run) -> str:
 
 
 async def follow(
-    front: FrontEnd,
+    front: ApiCore,
     run_id: str,
     writer: StreamWriter,
     *,

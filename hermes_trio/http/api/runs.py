@@ -12,19 +12,18 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text
 from hermes_trio.http.idempotency import fingerprint_of
 from hermes_trio.http.inputs import idempotency_key, loose_bool, path_safe_id, session_key_header, whole_number
-from hermes_trio.http.requests import Answer, EventStream, Request, Response
-from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
-from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus, StopReceipt
 from hermes_trio.runtime.ports import Message, TurnInput
-from hermes_trio.runtime.run import Run, RunStatus
+from hermes_trio.runtime.run import Run
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, RunRow
-from hermes_trio.store import RunStatus as StoredStatus
 
 from .approvals import describe
 from .responses import previous_response
@@ -250,7 +249,7 @@ def explicit_history(entries: list[HistoryMessage] | None) -> tuple[Message, ...
     )
 
 
-async def start_run(request: Request) -> Answer:
+async def start_run(request: Request) -> HandlerResult:
     """Start a run. It is durable when the answer is given, and belongs to the runtime."""
     front = request.front
     key = session_key_header(request)
@@ -301,7 +300,7 @@ async def start_run(request: Request) -> Answer:
 # -- reading -----------------------------------------------------------------------------------------------------------------------
 
 
-async def get_run(request: Request) -> Answer:
+async def get_run(request: Request) -> HandlerResult:
     """A run as it is now, or as it is when it has ended or settled, whichever is asked for, within a bound."""
     run = await find_run(request)
     wait = request.query("wait")
@@ -328,7 +327,7 @@ def _seconds(request: Request) -> float:
     return seconds
 
 
-async def list_runs(request: Request) -> Answer:
+async def list_runs(request: Request) -> HandlerResult:
     """The caller's runs, the newest first."""
     front = request.front
     limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
@@ -355,7 +354,7 @@ async def list_runs(request: Request) -> Answer:
         more = len(found) > offset + limit
     else:
         rows = await front.store.list_runs(
-            status=None if wanted is None else StoredStatus(wanted.value),
+            status=wanted,
             session_id=session_id,
             tenant=request.caller.sees,
             limit=limit + 1,
@@ -366,7 +365,7 @@ async def list_runs(request: Request) -> Answer:
     return Response.of(RunList(data, limit, offset, more))
 
 
-async def run_events(request: Request) -> Answer:
+async def run_events(request: Request) -> HandlerResult:
     """The events of a run: all of them, or those behind `Last-Event-ID`, to its end."""
     run = await find_run(request)
     until = request.query("until") or "ended"
@@ -385,7 +384,7 @@ async def run_events(request: Request) -> Answer:
 # -- approving and stopping --------------------------------------------------------------------------------------------------------
 
 
-async def answer_approval(request: Request) -> Answer:
+async def answer_approval(request: Request) -> HandlerResult:
     """Answer what a run waits for: one request by its id, the oldest, or all."""
     run = await find_run(request)
     run_id = request.params["run_id"]
@@ -416,7 +415,7 @@ async def answer_approval(request: Request) -> Answer:
     return Response.of(ApprovalAnswered(run_id, choice.value, len(answered), [approval.id for approval in answered]))
 
 
-async def stop_run(request: Request) -> Answer:
+async def stop_run(request: Request) -> HandlerResult:
     """Stop a run and everything that it started. With `wait=true` the answer is the receipt."""
     run = await find_run(request)
     front = request.front
@@ -466,7 +465,7 @@ def _merged(run: Run, cause: Cause, receipts: list[StopReceipt]) -> dict[str, An
 def run_routes() -> list[Route]:
     """The routes of this module."""
     route = msgspec.structs.replace
-    base = Route(name="", method="GET", path="", handler=get_run, access=Access.RUNS, tag="runs")
+    base = Route(name="", method="GET", path="", handler=get_run, access=RequiredScope.RUNS, tag="runs")
     return [
         route(
             base,
@@ -482,7 +481,7 @@ def run_routes() -> list[Route]:
             answer=RunStarted,
             status=202,
             errors=(400, 404, 409, 429, 503),
-            parameters=(Parameter("Idempotency-Key", "Start at most one run for this key.", where="header"),),
+            parameters=(RouteParameter("Idempotency-Key", "Start at most one run for this key.", where="header"),),
         ),
         route(
             base,
@@ -493,14 +492,14 @@ def run_routes() -> list[Route]:
             answer=RunList,
             errors=(400,),
             parameters=(
-                Parameter(
+                RouteParameter(
                     "status",
                     "Only runs in this status; empty for all.",
                     {"type": "string", "enum": ["", *(status.value for status in RunStatus)]},
                 ),
-                Parameter("session_id", "Only runs of this session."),
-                Parameter("limit", "How many.", LOOSE_NUMBER),
-                Parameter("offset", "Behind how many.", LOOSE_NUMBER),
+                RouteParameter("session_id", "Only runs of this session."),
+                RouteParameter("limit", "How many.", LOOSE_NUMBER),
+                RouteParameter("offset", "Behind how many.", LOOSE_NUMBER),
             ),
         ),
         route(
@@ -512,12 +511,12 @@ def run_routes() -> list[Route]:
             answer=RunBody,
             errors=(400, 404),
             parameters=(
-                Parameter(
+                RouteParameter(
                     "wait",
                     "Wait until the run has ended, or settled.",
                     {"type": "string", "enum": ["ended", "settled"]},
                 ),
-                Parameter("timeout", "Seconds to wait at most.", {"type": "number", "minimum": 0, "maximum": 600}),
+                RouteParameter("timeout", "Seconds to wait at most.", {"type": "number", "minimum": 0, "maximum": 600}),
             ),
         ),
         route(
@@ -530,8 +529,8 @@ def run_routes() -> list[Route]:
             errors=(400, 404),
             media="text/event-stream",
             parameters=(
-                Parameter("Last-Event-ID", "Resume behind this event.", where="header"),
-                Parameter("until", "Where the stream ends.", {"type": "string", "enum": ["ended", "settled"]}),
+                RouteParameter("Last-Event-ID", "Resume behind this event.", where="header"),
+                RouteParameter("until", "Where the stream ends.", {"type": "string", "enum": ["ended", "settled"]}),
             ),
         ),
         route(
@@ -554,6 +553,6 @@ def run_routes() -> list[Route]:
             summary="Stop a run and everything that it started",
             answer=StopAnswer,
             errors=(404,),
-            parameters=(Parameter("wait", "Answer with the receipt.", LOOSE_FLAG),),
+            parameters=(RouteParameter("wait", "HandlerResult with the receipt.", LOOSE_FLAG),),
         ),
     ]

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import msgspec
 
-from hermes_trio.http.auth import Access
+from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text
 from hermes_trio.http.inputs import loose_bool, path_safe_id, session_key_header, whole_number
-from hermes_trio.http.requests import Answer, EventStream, Request, Response, encode_json
-from hermes_trio.http.routing import Parameter, Route
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
 from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import PLATFORM, Captured
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, TurnInput
-from hermes_trio.store import NewSession, SessionRecord, StoredMessage
+from hermes_trio.store import NewSession, SessionRow, StoredMessage
 
 from .chat import failure_of, incomplete_of, session_headers, stream_turn
 
@@ -161,7 +161,7 @@ _chat: Final = msgspec.json.Decoder(SessionChatRequest)
 _patch: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-def _body(record: SessionRecord) -> SessionBody:
+def _body(record: SessionRow) -> SessionBody:
     return SessionBody(
         id=record.id,
         source=record.source,
@@ -189,7 +189,7 @@ def _body(record: SessionRecord) -> SessionBody:
     )
 
 
-async def find_session(request: Request) -> SessionRecord:
+async def find_session(request: Request) -> SessionRow:
     """The session of the path; 404 if there is none, or if it is not the caller's."""
     session_id = request.params["session_id"]
     record = await request.front.store.get_session(session_id)
@@ -220,7 +220,7 @@ def _chosen_id(request: Request, *given: str | None) -> str:
 # -- the sessions ------------------------------------------------------------------------------------------------------------------
 
 
-async def list_sessions(request: Request) -> Answer:
+async def list_sessions(request: Request) -> HandlerResult:
     """The caller's sessions."""
     limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
     offset = whole_number(request.query("offset"), 0, most=2**31)
@@ -234,7 +234,7 @@ async def list_sessions(request: Request) -> Answer:
     return Response.of(SessionList([_body(record) for record in found[:limit]], limit, offset, len(found) > limit))
 
 
-async def create_session(request: Request) -> Answer:
+async def create_session(request: Request) -> HandlerResult:
     """Make a session before its first message."""
     body = await request.json(_new) if await request.body() else NewSessionRequest()
     session_id = _chosen_id(request, body.id, body.session_id)
@@ -252,12 +252,12 @@ async def create_session(request: Request) -> Answer:
     return Response.of(SessionEnvelope(_body(record)), 201)
 
 
-async def get_session(request: Request) -> Answer:
+async def get_session(request: Request) -> HandlerResult:
     """One session."""
     return Response.of(SessionEnvelope(_body(await find_session(request))))
 
 
-async def patch_session(request: Request) -> Answer:
+async def patch_session(request: Request) -> HandlerResult:
     """Change the title, or end the session; one that has ended keeps its reason. Its next turn opens it again."""
     record = await find_session(request)
     fields = await request.json(_patch)
@@ -286,7 +286,7 @@ async def _stop_jobs(request: Request, session_id: str) -> None:
     await request.front.host.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
 
 
-async def delete_session(request: Request) -> Answer:
+async def delete_session(request: Request) -> HandlerResult:
     """Stop what runs in a session, then forget it and its sub-agents' sessions; branches live on."""
     record = await find_session(request)
     # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
@@ -295,7 +295,7 @@ async def delete_session(request: Request) -> Answer:
     return Response.of(Deleted(record.id, "hermes.session.deleted", True))
 
 
-async def list_messages(request: Request) -> Answer:
+async def list_messages(request: Request) -> HandlerResult:
     """The transcript of a session."""
     record = await find_session(request)
     stored = await request.front.store.list_messages(record.id, limit=MESSAGES)
@@ -323,7 +323,7 @@ def _message(stored: StoredMessage) -> MessageBody:
     )
 
 
-async def fork_session(request: Request) -> Answer:
+async def fork_session(request: Request) -> HandlerResult:
     """Branch a session: a new one with a copy of its messages; the old one ends as `branched`."""
     record = await find_session(request)
     body = await request.json(_fork) if await request.body() else ForkRequest()
@@ -339,7 +339,7 @@ async def fork_session(request: Request) -> Answer:
 # -- turns in a session ------------------------------------------------------------------------------------------------------------
 
 
-async def _read_chat(request: Request) -> tuple[SessionRecord, TurnInput]:
+async def _read_chat(request: Request) -> tuple[SessionRow, TurnInput]:
     record = await find_session(request)
     body = await request.json(_chat)
     prompt: Content = normalise(body.message if body.message is not None else body.input, "message")
@@ -356,7 +356,7 @@ async def _read_chat(request: Request) -> tuple[SessionRecord, TurnInput]:
     )
 
 
-async def session_chat(request: Request) -> Answer:
+async def session_chat(request: Request) -> HandlerResult:
     """One message to a session, one answer."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
@@ -379,14 +379,14 @@ def _usage(outcome: Outcome) -> UsageBody:
     return UsageBody(outcome.usage.input_tokens, outcome.usage.output_tokens, outcome.usage.total_tokens)
 
 
-async def session_chat_stream(request: Request) -> Answer:
+async def session_chat_stream(request: Request) -> HandlerResult:
     """One message to a session; the answer as named events."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
     return EventStream(lambda writer: _stream(request, record, input, key, writer))
 
 
-async def _stream(request: Request, record: SessionRecord, input: TurnInput, key: str, writer: StreamWriter) -> None:
+async def _stream(request: Request, record: SessionRow, input: TurnInput, key: str, writer: StreamWriter) -> None:
     events = _SessionEvents(request, record, input, writer, session_headers(record.id, key))
     await stream_turn(request, input, record.id, key, events, captured=events.captured)
 
@@ -400,7 +400,7 @@ class _SessionEvents:
     def __init__(
         self,
         request: Request,
-        record: SessionRecord,
+        record: SessionRow,
         input: TurnInput,
         writer: StreamWriter,
         headers: list[tuple[bytes, bytes]],
@@ -513,16 +513,16 @@ class _SessionEvents:
 
 def session_routes() -> list[Route]:
     """The routes of this module."""
-    base = Route(name="", method="GET", path="", handler=get_session, access=Access.SESSIONS, tag="sessions")
+    base = Route(name="", method="GET", path="", handler=get_session, access=RequiredScope.SESSIONS, tag="sessions")
 
     def route(**fields: Any) -> Route:
         return msgspec.structs.replace(base, **fields)
 
     page = (
-        Parameter("limit", "How many.", LOOSE_NUMBER),
-        Parameter("offset", "Behind how many.", LOOSE_NUMBER),
-        Parameter("source", "Only sessions from there."),
-        Parameter("include_children", "Sub-agents' sessions, too.", LOOSE_FLAG),
+        RouteParameter("limit", "How many.", LOOSE_NUMBER),
+        RouteParameter("offset", "Behind how many.", LOOSE_NUMBER),
+        RouteParameter("source", "Only sessions from there."),
+        RouteParameter("include_children", "Sub-agents' sessions, too.", LOOSE_FLAG),
     )
     one = "/api/sessions/{session_id}"
     return [

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from hermes_trio.http.auth import Access
-from hermes_trio.http.requests import Answer, EventStream, Request, Response, encode_json
+from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
 from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter
 from hermes_trio.runtime.run import Run
@@ -41,13 +41,13 @@ class RunTree(msgspec.Struct):
     object: str = "hermes.run.tree"
 
 
-async def get_tree(request: Request) -> Answer:
+async def get_tree(request: Request) -> HandlerResult:
     """The whole tree."""
     tree = request.front.host.tree
     return Response.of(TreeBody(tree.size, tree.snapshot()))
 
 
-async def get_run_tree(request: Request) -> Answer:
+async def get_run_tree(request: Request) -> HandlerResult:
     """The part of the tree that belongs to a run; empty when it has settled."""
     run = await find_run(request)
     host = request.front.host
@@ -58,7 +58,7 @@ async def get_run_tree(request: Request) -> Answer:
     return Response.of(RunTree(request.params["run_id"], isinstance(run, Run) and not run.settled.is_set(), nodes))
 
 
-async def tree_events(request: Request) -> Answer:
+async def tree_events(request: Request) -> HandlerResult:
     """A snapshot, then the differences, as a stream."""
     return EventStream(lambda writer: _follow(request, writer))
 
@@ -97,7 +97,7 @@ def tree_routes() -> list[Route]:
             method="GET",
             path="/v1/tree",
             handler=get_tree,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             summary="The live task tree",
             answer=TreeBody,
             tag="tree",
@@ -107,7 +107,7 @@ def tree_routes() -> list[Route]:
             method="GET",
             path="/v1/tree/events",
             handler=tree_events,
-            access=Access.ADMIN,
+            access=RequiredScope.ADMIN,
             streams=True,
             summary="The tree's differences, as a stream",
             media="text/event-stream",
@@ -118,7 +118,7 @@ def tree_routes() -> list[Route]:
             method="GET",
             path="/v1/runs/{run_id}/tree",
             handler=get_run_tree,
-            access=Access.RUNS,
+            access=RequiredScope.RUNS,
             summary="What is alive of a run",
             answer=RunTree,
             errors=(404,),

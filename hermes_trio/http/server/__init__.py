@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_trio.base.lazy import lazily
+from hermes_trio.base.lazy import lazy_attributes
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.bodies import BodyTooLarge, ClientLeft, InvalidJSON, decode_json, read_body
 from hermes_trio.http.server.config import ServerConfig, hypercorn_config
@@ -53,4 +53,4 @@ __all__ = [
 
 
 # What needs Quart is loaded when it is asked for.
-__getattr__ = lazily(__name__, {".quart_fixes": ("RemediedQuartTrio", "unbounded")})
+__getattr__ = lazy_attributes(__name__, {".quart_fixes": ("RemediedQuartTrio", "unbounded")})

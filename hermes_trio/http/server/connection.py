@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, cast, final
 import trio
 
 from hermes_trio.http.server.endings import CRASHED, FAULT_OF_ENDING, STOPPED, UNANSWERED, Ending, ProtocolFault
-from hermes_trio.http.server.exchange import Answer, Exchange
-from hermes_trio.http.server.framing import Request, RequestReader
+from hermes_trio.http.server.exchange import Exchange, ResponseState
+from hermes_trio.http.server.framing import ParsedRequest, RequestReader
 from hermes_trio.http.server.responses import status_line
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server.core import Worker
+    from hermes_trio.http.server.core import ServerCore
 
 
 @enum.unique
-class Phase(enum.Enum):
+class ConnectionPhase(enum.Enum):
     """What the connection waits for; decides what an expired wait means."""
 
     IDLE = enum.auto()
@@ -36,14 +36,14 @@ class Phase(enum.Enum):
     LINGERING = enum.auto()
 
 
-_IDLE, _HEAD, _HANDLING = Phase.IDLE, Phase.HEAD, Phase.HANDLING
-_DONE = Answer.DONE
+_IDLE, _HEAD, _HANDLING = ConnectionPhase.IDLE, ConnectionPhase.HEAD, ConnectionPhase.HANDLING
+_DONE = ResponseState.DONE
 _ENDING_OF_PHASE = {
-    Phase.IDLE: Ending.IDLE,
-    Phase.HEAD: Ending.SLOW_HEAD,
-    Phase.HANDLING: Ending.SLOW_BODY,
-    Phase.DRAINING: Ending.SLOW_BODY,
-    Phase.LINGERING: Ending.IDLE,
+    ConnectionPhase.IDLE: Ending.IDLE,
+    ConnectionPhase.HEAD: Ending.SLOW_HEAD,
+    ConnectionPhase.HANDLING: Ending.SLOW_BODY,
+    ConnectionPhase.DRAINING: Ending.SLOW_BODY,
+    ConnectionPhase.LINGERING: Ending.IDLE,
 }
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -74,7 +74,7 @@ class Connection:
     )
 
     def __init__(
-        self, worker: Worker, sock: socket.socket, client: tuple[str, int] | None, server: tuple[str, int] | None
+        self, worker: ServerCore, sock: socket.socket, client: tuple[str, int] | None, server: tuple[str, int] | None
     ) -> None:
         self.worker = worker
         self.client = client
@@ -218,7 +218,7 @@ class Connection:
         self._reader.feed(view[:size])
         return True
 
-    async def read_body(self, request: Request) -> None:
+    async def read_body(self, request: ParsedRequest) -> None:
         """Wait for the next part of the request's body, telling the client first to go on if it asked.
 
         Returns with body bytes, with the body complete, or with the request ended. Cancellation loses no bytes.
@@ -246,16 +246,16 @@ class Connection:
             if request.complete:
                 self._body_since = 0.0
 
-    def worth_draining(self, request: Request) -> bool:
+    def worth_draining(self, request: ParsedRequest) -> bool:
         """Whether an incomplete body is small enough to be read to its end after an early answer."""
         if request.expects_continue or self._reader.fault is not None:
             return False
         return request.length is None or request.length - request.received <= self.worker.config.drain_bytes
 
-    async def _drain(self, request: Request) -> bool:
+    async def _drain(self, request: ParsedRequest) -> bool:
         """Read the unwanted rest of a body; false when it is too long or the client has left."""
         config = self.worker.config
-        self._phase = Phase.DRAINING
+        self._phase = ConnectionPhase.DRAINING
         self.due = self.worker.patience.now + config.drain_timeout
         self._body_since = 0.0
         limit = request.received + config.drain_bytes
@@ -342,7 +342,11 @@ class Connection:
     def sever(self) -> None:
         """The server has waited long enough: end the request and break the connection under any shield."""
         exchange = self._exchange
-        if exchange is not None and exchange.answer in {Answer.WAITING, Answer.STARTED} and not self.broken:
+        if (
+            exchange is not None
+            and exchange.answer in {ResponseState.WAITING, ResponseState.STARTED}
+            and not self.broken
+        ):
             self.try_send(exchange.refusal(STOPPED))
         self.end(Ending.SHUTDOWN)
         self._break()
@@ -361,7 +365,7 @@ class Connection:
         ending = self.ending
         if ending in {Ending.CLIENT_LEFT, Ending.SLOW_READER, Ending.IDLE}:
             return
-        if exchange is not None and exchange.answer in {Answer.STREAMING, Answer.DONE}:
+        if exchange is not None and exchange.answer in {ResponseState.STREAMING, ResponseState.DONE}:
             fault = None
         elif ending is not None:
             fault = self._reader.fault if ending is Ending.BAD_FRAMING else FAULT_OF_ENDING.get(ending)
@@ -387,7 +391,7 @@ class Connection:
         answer away.
         """
         config = self.worker.config
-        self._phase = Phase.LINGERING
+        self._phase = ConnectionPhase.LINGERING
         self.due = self.worker.patience.now + config.linger_timeout
         self._scope = trio.CancelScope()
         left = config.drain_bytes

@@ -1,6 +1,6 @@
 """What all connections of one server share: the application, the limits, and the tasks that watch over them.
 
-A `Worker` is made by `serve` and lives as long as it; connections only read it.
+A `ServerCore` is made by `serve` and lives as long as it; connections only read it.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import attrs
 
 from hermes_trio.http.server.asgi import ASGIApp
 from hermes_trio.http.server.config import ServerConfig
-from hermes_trio.http.server.disconnects import DepartureWatch
+from hermes_trio.http.server.disconnects import DisconnectWatch
 from hermes_trio.http.server.responses import FixedLines
-from hermes_trio.http.server.timeouts import Patience
+from hermes_trio.http.server.timeouts import Connections
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server.hypercorn_connection import StockSide
+    from hermes_trio.http.server.hypercorn_connection import HypercornSide
 
 RECEIVE_SIZE = 65536
 
 
 @final
 @attrs.define(eq=False, kw_only=True)
-class Worker:
+class ServerCore:
     """The shared side of a server's connections."""
 
     app: ASGIApp
     config: ServerConfig
     state: dict[str, Any]
-    watch: DepartureWatch
-    patience: Patience
+    watch: DisconnectWatch
+    patience: Connections
     fixed: FixedLines
     root_path: str = ""
     logs_access: bool = False
@@ -43,14 +43,14 @@ class Worker:
     buffer: memoryview = attrs.field(factory=lambda: memoryview(bytearray(RECEIVE_SIZE)))
     """One receive buffer for all connections: it is filled and parsed without a checkpoint in between."""
 
-    _stock: StockSide | None = attrs.field(init=False, default=None)
+    _stock: HypercornSide | None = attrs.field(init=False, default=None)
 
-    def stock(self) -> StockSide:
+    def stock(self) -> HypercornSide:
         """Hypercorn's side, for connections that are not plain HTTP/1.1. Most servers never need it: it is loaded when one does."""
         if self._stock is None:
-            from hermes_trio.http.server.hypercorn_connection import StockSide
+            from hermes_trio.http.server.hypercorn_connection import HypercornSide
 
-            self._stock = StockSide(self)
+            self._stock = HypercornSide(self)
         return self._stock
 
     async def dismiss(self) -> None:

@@ -28,8 +28,8 @@ class Watched(Protocol):
 
 
 @final
-class DepartureWatch:
-    """The epoll set and who is in it. `DepartureWatch.open()` closes it."""
+class DisconnectWatch:
+    """The epoll set and who is in it. `DisconnectWatch.open()` closes it."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -37,7 +37,7 @@ class DepartureWatch:
 
     @classmethod
     @contextmanager
-    def open(cls) -> Generator[DepartureWatch]:
+    def open(cls) -> Generator[DisconnectWatch]:
         """An empty watch, closed at the end of the block; connections must be forgotten by then."""
         watch = cls()
         try:

@@ -19,7 +19,7 @@ from hermes_trio.http.server.responses import HeaderBlock, render_headers, statu
 if TYPE_CHECKING:
     from hermes_trio.http.server.asgi import Message, Scope
     from hermes_trio.http.server.connection import Connection
-    from hermes_trio.http.server.framing import Request
+    from hermes_trio.http.server.framing import ParsedRequest
 
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 # A stream whose reader keeps up never has to wait; it still lets the others run after so many sends.
@@ -31,7 +31,7 @@ class UnexpectedMessage(RuntimeError):
 
 
 @enum.unique
-class Answer(enum.Enum):
+class ResponseState(enum.Enum):
     """How far the answer has come."""
 
     WAITING = enum.auto()
@@ -50,7 +50,12 @@ class BodyFraming(enum.Enum):
     CLOSE = enum.auto()
 
 
-_WAITING, _STARTED, _STREAMING, _DONE = Answer.WAITING, Answer.STARTED, Answer.STREAMING, Answer.DONE
+_WAITING, _STARTED, _STREAMING, _DONE = (
+    ResponseState.WAITING,
+    ResponseState.STARTED,
+    ResponseState.STREAMING,
+    ResponseState.DONE,
+)
 _LENGTH, _CHUNKED = BodyFraming.LENGTH, BodyFraming.CHUNKED
 
 
@@ -85,7 +90,7 @@ class Exchange:
         "scope",
     )
 
-    def __init__(self, connection: Connection, request: Request) -> None:
+    def __init__(self, connection: Connection, request: ParsedRequest) -> None:
         self._connection = connection
         self.request = request
         self.keep_alive = request.keep_alive

@@ -82,7 +82,7 @@ class _Refused(Exception):
 
 
 @final
-class Request:
+class ParsedRequest:
     """One request as it was framed: its head, and as much of its body as has arrived and was not taken."""
 
     __slots__ = (
@@ -169,7 +169,7 @@ class RequestReader:
         self._head_bytes = config.head_bytes
         self._target_bytes = config.target_bytes
         self._parser = httptools.HttpRequestParser(self)
-        self._request: Request | None = None
+        self._request: ParsedRequest | None = None
         self._target = b""
         self._headers: HeaderPairs = []
         self._hosts = 0
@@ -182,7 +182,7 @@ class RequestReader:
         self._pending = 0
         self._opening = b""
         self._progress = 0
-        self.ready: list[Request] = []
+        self.ready: list[ParsedRequest] = []
         self.begun = False
         self.fault: ProtocolFault | None = None
         self.rest = b""
@@ -293,7 +293,9 @@ class RequestReader:
         target = self._target
         if b"#" in target:
             self._refuse(_malformed("the request target has a fragment"))
-        request = Request(method, target, version, self._headers, parser.should_keep_alive(), self._content_length)
+        request = ParsedRequest(
+            method, target, version, self._headers, parser.should_keep_alive(), self._content_length
+        )
         if self._expect is not None:
             if self._expect.lower() != b"100-continue":
                 self._refuse(ProtocolFault(417, "expectation_failed", "The only expectation met is 100-continue."))

@@ -1,7 +1,7 @@
 """Stock Hypercorn connections: TLS, HTTP/2, WebSocket, and plain HTTP/1.1 when the fast path is off.
 
-`StockSide.run` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
-lets nothing but cancellation out. `StockConnection` changes what Hypercorn's class gets wrong: a send is shielded for
+`HypercornSide.run` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
+lets nothing but cancellation out. `HypercornConnection` changes what Hypercorn's class gets wrong: a send is shielded for
 a bounded time only, the server can break that shield when it is out of patience, the connection of a client that has
 left ends at once, and its socket is closed in every case.
 """
@@ -21,16 +21,16 @@ from hypercorn.typing import ConnectionState
 from hermes_trio.http.server.hypercorn_fixes import SendBound, bounded_send, remedied
 
 if TYPE_CHECKING:
-    from hermes_trio.http.server.core import Worker
+    from hermes_trio.http.server.core import ServerCore
 
 ClientStream: TypeAlias = "trio.SocketStream | trio.SSLStream[trio.SocketStream]"
 
 
 @final
-class StockConnection(TCPServer):
-    """Hypercorn's connection, bounded. Run it with `StockSide.run`."""
+class HypercornConnection(TCPServer):
+    """Hypercorn's connection, bounded. Run it with `HypercornSide.run`."""
 
-    def __init__(self, worker: Worker, side: StockSide, stream: ClientStream, opening: bytes) -> None:
+    def __init__(self, worker: ServerCore, side: HypercornSide, stream: ClientStream, opening: bytes) -> None:
         super().__init__(
             side.app,
             worker.config.hypercorn,
@@ -83,10 +83,10 @@ class StockConnection(TCPServer):
 
 
 @final
-class StockSide:
+class HypercornSide:
     """What the stock connections of one server share, made and loaded with the first of them."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ServerCore) -> None:
         config = worker.config
         remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
         self.worker = worker
@@ -102,7 +102,7 @@ class StockSide:
         worker = self.worker
         if worker.draining:
             await self.dismiss()
-        connection = StockConnection(worker, self, stream, opening)
+        connection = HypercornConnection(worker, self, stream, opening)
         worker.patience.add(connection)
         try:
             await connection.run()

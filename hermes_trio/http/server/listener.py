@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from hermes_trio.http.server.timeouts import Patience
+from hermes_trio.http.server.timeouts import Connections
 
 # Accepting is cheap but not free; after so many the connections already accepted get their turn.
 _ACCEPTS_PER_TURN = 128
@@ -75,7 +75,9 @@ def accept_waiting(listener: socket.socket, accept: Callable[[socket.socket], No
     return True
 
 
-async def accept_forever(listener: socket.socket, accept: Callable[[socket.socket], None], patience: Patience) -> None:
+async def accept_forever(
+    listener: socket.socket, accept: Callable[[socket.socket], None], patience: Connections
+) -> None:
     """Accept connections until cancelled. `accept` must take the socket over without blocking; the listener stays
     open.
     """

@@ -21,8 +21,8 @@ from hypercorn.config import Config
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from hermes_trio.http.server.config import ServerConfig
 from hermes_trio.http.server.connection import Connection
-from hermes_trio.http.server.core import Worker
-from hermes_trio.http.server.disconnects import DepartureWatch
+from hermes_trio.http.server.core import ServerCore
+from hermes_trio.http.server.disconnects import DisconnectWatch
 from hermes_trio.http.server.listener import (
     accept_forever,
     accept_waiting,
@@ -31,7 +31,7 @@ from hermes_trio.http.server.listener import (
     raise_descriptor_limit,
 )
 from hermes_trio.http.server.responses import FixedLines
-from hermes_trio.http.server.timeouts import Patience
+from hermes_trio.http.server.timeouts import Connections
 
 
 class LifespanCrashed(Exception):
@@ -121,16 +121,16 @@ async def _run_lifespan(
         nursery.cancel_scope.cancel()
 
 
-async def _run_tls(worker: Worker, sock: socket.socket, tls: SSLContext) -> None:
+async def _run_tls(worker: ServerCore, sock: socket.socket, tls: SSLContext) -> None:
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
     await worker.stock().run(trio.SSLStream(stream, tls, server_side=True, https_compatible=True))
 
 
-async def _run_plain_stock(worker: Worker, sock: socket.socket) -> None:
+async def _run_plain_stock(worker: ServerCore, sock: socket.socket) -> None:
     await worker.stock().run(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
 
 
-def _accept(worker: Worker, nursery: trio.Nursery, tls: SSLContext | None, sock: socket.socket) -> None:
+def _accept(worker: ServerCore, nursery: trio.Nursery, tls: SSLContext | None, sock: socket.socket) -> None:
     """Start the task of a new connection, from the server's own context."""
     if tls is not None:
         worker.context.copy().run(nursery.start_soon, _run_tls, worker, sock, tls)
@@ -146,7 +146,7 @@ def _accept(worker: Worker, nursery: trio.Nursery, tls: SSLContext | None, sock:
         worker.context.copy().run(nursery.start_soon, connection.run)
 
 
-async def _sever_when_cancelled(patience: Patience) -> None:
+async def _sever_when_cancelled(patience: Connections) -> None:
     try:
         await trio.sleep_forever()
     finally:
@@ -178,8 +178,8 @@ async def serve(
     async with (
         _run_lifespan(app, hypercorn, state) if config.lifespan else nullcontext(trio.sleep_forever) as until_crash
     ):
-        with DepartureWatch.open() as watch:
-            patience = Patience(
+        with DisconnectWatch.open() as watch:
+            patience = Connections(
                 hypercorn.keep_alive_timeout,
                 config.head_timeout,
                 config.body_timeout,
@@ -187,7 +187,7 @@ async def serve(
                 config.drain_timeout,
                 config.linger_timeout,
             )
-            worker = Worker(
+            worker = ServerCore(
                 app=app,
                 config=config,
                 state=state,
@@ -207,7 +207,9 @@ async def serve(
                 guards.cancel_scope.cancel()
 
 
-async def _serve_connections(worker: Worker, shutdown: ShutdownSignal, is_ready: Callable[[list[str]], None]) -> None:
+async def _serve_connections(
+    worker: ServerCore, shutdown: ShutdownSignal, is_ready: Callable[[list[str]], None]
+) -> None:
     """Accept and serve until `shutdown`, then drain."""
     hypercorn = worker.config.hypercorn
     patience = worker.patience

@@ -1,7 +1,7 @@
 """How long a connection may keep the server waiting, without a timer for each.
 
 Every connection carries the moment at which its current wait is over (`due`); moving it is one assignment. One task,
-`Patience.run`, looks at all of them a few times within the shortest timeout and ends those that are late. While there
+`Connections.run`, looks at all of them a few times within the shortest timeout and ends those that are late. While there
 is no connection it sleeps without a deadline. It must outlive the connections, since it is also what ends a stalled
 write that nobody may cancel.
 """
@@ -38,7 +38,7 @@ class Waiting(Protocol):
 
 
 @final
-class Patience:
+class Connections:
     """All open connections, and the task that ends those whose wait is over."""
 
     def __init__(self, *timeouts: float) -> None:

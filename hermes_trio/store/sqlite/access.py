@@ -11,7 +11,7 @@ from .encoding import clean
 from .rows import Database, changed, exists, many, one, write
 from .verbs import Verbs
 
-__all__ = ["AccessVerbs"]
+__all__ = ["SqliteAccess"]
 
 PENDING_LIMIT: Final = 50
 """Open pairing codes a platform may have, so that strangers cannot fill the table."""
@@ -94,7 +94,7 @@ def waiting(db: Database, now: float, platform: str | None) -> list[PairingReque
     return [PairingRequest(*row) for row in many(db, sql, (now,) if platform is None else (now, platform))]
 
 
-class AccessVerbs(Verbs):
+class SqliteAccess(Verbs):
     """The platforms' allow-lists in the store."""
 
     async def offer_pairing(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from hermes_trio.store.records import EVERYBODY, Approval, ApprovalChoice, ApprovalState, NewApproval
+from hermes_trio.store.records import EVERYBODY, ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
 from .encoding import clean, dump, load
 from .rows import Database, Row, changed, exists, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["ApprovalVerbs"]
+__all__ = ["SqliteApprovals"]
 
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
@@ -22,7 +22,7 @@ _COLUMNS: Final = (
 )
 
 
-def _approval(row: Row) -> Approval:
+def _approval(row: Row) -> ApprovalRow:
     values: list[Any] = [
         *row[:8],
         tuple(cast("list[str]", load(row[8]))),
@@ -31,10 +31,10 @@ def _approval(row: Row) -> Approval:
         ApprovalChoice(row[11]) if row[11] else None,
         *row[12:],
     ]
-    return Approval(*values)
+    return ApprovalRow(*values)
 
 
-def create(db: Database, now: float, new: NewApproval) -> Approval:
+def create(db: Database, now: float, new: NewApproval) -> ApprovalRow:
     """Write a request down."""
     found = one(
         db,
@@ -59,13 +59,13 @@ def create(db: Database, now: float, new: NewApproval) -> Approval:
     return _approval(found)
 
 
-def get(db: Database, approval_id: str) -> Approval | None:
+def get(db: Database, approval_id: str) -> ApprovalRow | None:
     """A request by its id."""
     found = one(db, f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (approval_id,))
     return _approval(found) if found else None
 
 
-def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, reason: str) -> Approval | None:
+def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, reason: str) -> ApprovalRow | None:
     """Answer a pending request, and grant what the answer grants."""
     state = ApprovalState.DENIED if choice is ApprovalChoice.DENY else ApprovalState.APPROVED
     found = one(
@@ -87,7 +87,7 @@ def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, r
 
 def answer_scope(
     db: Database, now: float, scope: str, choice: ApprovalChoice, everything: bool, reason: str
-) -> list[Approval]:
+) -> list[ApprovalRow]:
     """Answer the oldest pending request of a scope, or all of them."""
     sql = "SELECT id FROM approvals WHERE scope = ? AND state = 'pending' ORDER BY created_at, rowid LIMIT ?"
     ids = [found for (found,) in many(db, sql, (scope, -1 if everything else 1))]
@@ -117,7 +117,7 @@ def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
 
 def listed(
     db: Database, state: str | None, scope: str | None, tenant: str | None, limit: int, offset: int
-) -> list[Approval]:
+) -> list[ApprovalRow]:
     """Requests, oldest first."""
     where = ["1"]
     bindings: list[object] = []
@@ -176,24 +176,26 @@ def end_scope(db: Database, now: float, scope: str, reason: str) -> int:
     return expired
 
 
-class ApprovalVerbs(Verbs):
+class SqliteApprovals(Verbs):
     """The approvals' part of the store."""
 
-    async def create_approval(self, new: NewApproval) -> Approval:
+    async def create_approval(self, new: NewApproval) -> ApprovalRow:
         """Write a request down before anybody is asked."""
         return await self._write(create, self._clock(), new)
 
-    async def get_approval(self, approval_id: str) -> Approval | None:
+    async def get_approval(self, approval_id: str) -> ApprovalRow | None:
         """A request by its id, or None."""
         return await self._read(get, approval_id)
 
-    async def answer_approval(self, approval_id: str, choice: ApprovalChoice, *, reason: str = "") -> Approval | None:
+    async def answer_approval(
+        self, approval_id: str, choice: ApprovalChoice, *, reason: str = ""
+    ) -> ApprovalRow | None:
         """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
         return await self._write(answer, self._clock(), approval_id, choice, reason)
 
     async def answer_approvals(
         self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
-    ) -> list[Approval]:
+    ) -> list[ApprovalRow]:
         """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
         return await self._write(answer_scope, self._clock(), scope, choice, everything, reason)
 
@@ -213,7 +215,7 @@ class ApprovalVerbs(Verbs):
         tenant: str | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[Approval]:
+    ) -> list[ApprovalRow]:
         """Requests, oldest first; by default those that are pending."""
         return await self._read(listed, state.value if state else None, scope, tenant, limit, offset)
 

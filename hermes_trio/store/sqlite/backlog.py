@@ -8,7 +8,7 @@ from typing import Final
 from .rows import Database, one
 from .verbs import Verbs
 
-__all__ = ["BacklogVerbs"]
+__all__ = ["SqliteBacklog"]
 
 _COUNTS: Final = """
 SELECT (SELECT count(*) FROM inbox WHERE state = 'pending'),
@@ -40,7 +40,7 @@ def completions(db: Database, job_ids: Sequence[str]) -> dict[str, tuple[str, st
     return found
 
 
-class BacklogVerbs(Verbs):
+class SqliteBacklog(Verbs):
     """Counting what is not settled yet."""
 
     async def backlog(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, many, one, write
 from .verbs import Verbs
 
-__all__ = ["CronVerbs"]
+__all__ = ["SqliteCron"]
 
 _JOB: Final = "id, name, schedule, tenant, spec, enabled, next_at, created_at, updated_at"
 _EXECUTION: Final = "job_id, slot, state, session_id, output, error, claimed_at, started_at, ended_at"
@@ -127,7 +127,7 @@ def executions(db: Database, job_id: str | None, limit: int, offset: int) -> lis
     return [_execution(row) for row in many(db, sql, (limit, offset) if job_id is None else (job_id, limit, offset))]
 
 
-class CronVerbs(Verbs):
+class SqliteCron(Verbs):
     """The cron jobs' part of the store."""
 
     async def put_cron_job(self, job: CronJob) -> CronJob:

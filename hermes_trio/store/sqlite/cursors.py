@@ -5,7 +5,7 @@ from __future__ import annotations
 from .rows import Database, one, write
 from .verbs import Verbs
 
-__all__ = ["NoteVerbs", "get_meta", "set_meta"]
+__all__ = ["SqliteCursors", "get_meta", "set_meta"]
 
 
 def get_cursor(db: Database, adapter: str) -> str | None:
@@ -42,7 +42,7 @@ def set_meta(db: Database, key: str, value: str | None) -> None:
         )
 
 
-class NoteVerbs(Verbs):
+class SqliteCursors(Verbs):
     """Cursors and single values."""
 
     async def get_cursor(self, adapter: str) -> str | None:

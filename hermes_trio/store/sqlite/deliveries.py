@@ -11,7 +11,7 @@ from .inbox import accept_message
 from .rows import Database, changed, exists, write
 from .verbs import Verbs
 
-__all__ = ["DeliveryVerbs"]
+__all__ = ["SqliteDeliveries"]
 
 
 def accept(db: Database, now: float, route: str, delivery_id: str, message: NewMessage) -> int | None:
@@ -44,7 +44,7 @@ def known(db: Database, route: str, delivery_id: str) -> bool:
     return exists(db, sql, (route, delivery_id))
 
 
-class DeliveryVerbs(Verbs):
+class SqliteDeliveries(Verbs):
     """The webhook deliveries' part of the store."""
 
     async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:

@@ -20,7 +20,7 @@ from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .rows import Database, Row, changed, exists, many, marks, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["InboxVerbs", "abandon_waiting", "insert_notice", "session_has_ended", "settle_rows", "take_rows"]
+__all__ = ["SqliteInbox", "abandon_waiting", "insert_notice", "session_has_ended", "settle_rows", "take_rows"]
 
 SESSION_ENDED: Final = "session_ended"
 
@@ -187,7 +187,7 @@ def waiting_count(db: Database) -> int:
     return found[0] if found else 0
 
 
-class InboxVerbs(Verbs):
+class SqliteInbox(Verbs):
     """The inbox's part of the store."""
 
     async def add_notice(self, notice: NewNotice) -> int | None:

@@ -6,14 +6,14 @@ from typing import Any, Final
 
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import JobFinish, JobStart
-from hermes_trio.store.records import JobRecord
+from hermes_trio.store.records import JobRow
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .inbox import insert_notice
 from .rows import Database, Row, changed, many, one, write
 from .verbs import Verbs
 
-__all__ = ["JOB_COLUMNS", "JobVerbs", "job_from_row"]
+__all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
 
 TAIL_LENGTH: Final = 4_000
 """How much of a job's last output is kept for the notice after a crash."""
@@ -24,10 +24,10 @@ JOB_COLUMNS: Final = (
 )
 
 
-def job_from_row(row: Row) -> JobRecord:
+def job_from_row(row: Row) -> JobRow:
     """A job's record."""
     values: list[Any] = [*row[:7], load_routing(row[7]), row[8], load_mapping(row[9]), JobState(row[10]), *row[11:]]
-    return JobRecord(*values)
+    return JobRow(*values)
 
 
 def start_job(db: Database, now: float, job: JobStart) -> None:
@@ -77,13 +77,13 @@ def note_output(db: Database, job_id: str, tail: str) -> None:
     )
 
 
-def get_job(db: Database, job_id: str) -> JobRecord | None:
+def get_job(db: Database, job_id: str) -> JobRow | None:
     """A job by its id."""
     found = one(db, f"SELECT {JOB_COLUMNS} FROM jobs WHERE job_id = ?", (job_id,))
     return job_from_row(found) if found else None
 
 
-def list_jobs(db: Database, session_id: str | None, live_only: bool, limit: int, offset: int) -> list[JobRecord]:
+def list_jobs(db: Database, session_id: str | None, live_only: bool, limit: int, offset: int) -> list[JobRow]:
     """Jobs, the newest first."""
     where = ["1"]
     bindings: list[object] = []
@@ -96,7 +96,7 @@ def list_jobs(db: Database, session_id: str | None, live_only: bool, limit: int,
     return [job_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
 
 
-class JobVerbs(Verbs):
+class SqliteJobs(Verbs):
     """The jobs' part of the store."""
 
     async def start_job(self, job: JobStart) -> None:
@@ -111,12 +111,12 @@ class JobVerbs(Verbs):
         """Keep the last output of a live job, so that a notice after a crash can show it."""
         await self._write(note_output, job_id, tail)
 
-    async def get_job(self, job_id: str) -> JobRecord | None:
+    async def get_job(self, job_id: str) -> JobRow | None:
         """A job by its id, or None."""
         return await self._read(get_job, job_id)
 
     async def list_jobs(
         self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
-    ) -> list[JobRecord]:
+    ) -> list[JobRow]:
         """Jobs of one session or of all, the newest first."""
         return await self._read(list_jobs, session_id, live_only, limit, offset)

@@ -15,7 +15,7 @@ from .encoding import clean, dump, load
 from .rows import Database, Row, changed, many, one, write
 from .verbs import Verbs
 
-__all__ = ["KeyVerbs", "hash_key"]
+__all__ = ["SqliteKeys", "hash_key"]
 
 PREFIX: Final = "htk_"
 USE_RESOLUTION: Final = 60.0
@@ -69,7 +69,7 @@ def list_all(db: Database, include_revoked: bool) -> list[ApiKey]:
     return [_key(row) for row in many(db, f"SELECT {_COLUMNS} FROM api_keys {where} ORDER BY created_at, id")]
 
 
-class KeyVerbs(Verbs):
+class SqliteKeys(Verbs):
     """The API keys' part of the store."""
 
     async def create_api_key(

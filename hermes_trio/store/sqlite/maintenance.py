@@ -14,12 +14,12 @@ import msgspec
 from hermes_trio.store.records import DAY, MaintenanceReport, Retention
 
 from .rows import Database, changed, many, one, write
-from .search import SearchVerbs
+from .search import SqliteSearch
 from .sessions import IDLE
 from .verbs import Verbs
 from .writer import Weight
 
-__all__ = ["MaintenanceVerbs", "Prune", "expired_counts", "prune_some"]
+__all__ = ["Prune", "SqliteMaintenance", "expired_counts", "prune_some"]
 
 MESSAGES_A_STEP: Final = 2_000
 PAGES_A_STEP: Final = 256
@@ -212,7 +212,7 @@ def checkpoint(db: Database) -> None:
     many(db, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-class MaintenanceVerbs(SearchVerbs, Verbs):
+class SqliteMaintenance(SqliteSearch, Verbs):
     """Maintenance's part of the store."""
 
     retention: Retention

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hermes_trio.runtime.ports import OutboxEntry
+from hermes_trio.runtime.ports import NewReply
 from hermes_trio.store.records import OutboxRow, OutboxState
 
 from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, many, one, write
 from .verbs import Verbs
 
-__all__ = ["OutboxVerbs", "add_replies"]
+__all__ = ["SqliteOutbox", "add_replies"]
 
 _COLUMNS: Final = (
     "id, platform, target, text, payload, session_id, turn_id, state, attempts, next_at, error, maybe_duplicate,"
@@ -43,7 +43,7 @@ def _row(row: Row) -> OutboxRow:
     )
 
 
-def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[OutboxEntry]) -> list[int]:
+def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[NewReply]) -> list[int]:
     """Queue replies, in order; return their ids."""
     ids: list[int] = []
     for entry in entries:
@@ -153,10 +153,10 @@ def unsent(db: Database) -> int:
     return found[0] if found else 0
 
 
-class OutboxVerbs(Verbs):
+class SqliteOutbox(Verbs):
     """The outbox's part of the store."""
 
-    async def add_outbox(self, entries: Sequence[OutboxEntry], *, session_id: str = "") -> list[int]:
+    async def add_outbox(self, entries: Sequence[NewReply], *, session_id: str = "") -> list[int]:
         """Queue replies outside any turn; return their ids."""
         return await self._write(add_replies, self._clock(), session_id, "", tuple(entries))
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import NewNotice, NoticeKind, Recovery
-from hermes_trio.store.records import JobRecord
+from hermes_trio.store.records import JobRow
 
 from .encoding import dump, load_routing
 from .inbox import insert_notice, waiting_count
@@ -19,7 +19,7 @@ from .rows import Database, changed, many, write
 from .sessions import end_session
 from .verbs import Verbs
 
-__all__ = ["RecoveryVerbs", "recover"]
+__all__ = ["SqliteRecovery", "recover"]
 
 INTERRUPTED: Final = "interrupted"
 _ERROR: Final = "The server stopped while this was running; it was not completed."
@@ -113,7 +113,7 @@ def _lose_jobs(db: Database, now: float) -> int:
     return len(live)
 
 
-def _lost(job: JobRecord) -> NewNotice:
+def _lost(job: JobRow) -> NewNotice:
     tail = f" Its last known output:\n{job.output_tail}" if job.output_tail else " No output of it is known."
     return NewNotice(
         inbox=job.inbox,
@@ -160,7 +160,7 @@ def _interrupt_messages(db: Database, now: float) -> None:
         )
 
 
-class RecoveryVerbs(Verbs):
+class SqliteRecovery(Verbs):
     """Boot's part of the store."""
 
     async def recover(self, epoch: str) -> Recovery:

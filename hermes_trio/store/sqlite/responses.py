@@ -14,7 +14,7 @@ from .encoding import dump, load
 from .rows import Database, Row, changed, one, write
 from .verbs import Verbs
 
-__all__ = ["ResponseVerbs", "put_reply", "put_response"]
+__all__ = ["SqliteResponses", "put_reply", "put_response"]
 
 
 def put_response(db: Database, now: float, response: StoredResponse, limit: int) -> None:
@@ -140,7 +140,7 @@ def get_reply(db: Database, now: float, tenant: str, route: str, key: str, finge
     )
 
 
-class ResponseVerbs(Verbs):
+class SqliteResponses(Verbs):
     """The responses' part of the store."""
 
     _response_limit: int

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from hermes_trio.runtime.outcome import Usage
-from hermes_trio.runtime.ports import EventRow, RunRecord, TurnFinish, TurnStart
+from hermes_trio.runtime.outcome import RunStatus, Usage
+from hermes_trio.runtime.ports import EventRow, NewRun, TurnFinish, TurnStart
 from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
-from hermes_trio.store.records import RunRow, RunStatus
+from hermes_trio.store.records import RunRow
 
 from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["RunVerbs", "begin_run", "finish_run", "insert_events", "usage_text"]
+__all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "usage_text"]
 
 _COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
@@ -52,7 +52,7 @@ def usage_text(usage: Usage) -> str:
     )
 
 
-def begin_run(db: Database, now: float, run: RunRecord, start: TurnStart) -> None:
+def begin_run(db: Database, now: float, run: NewRun, start: TurnStart) -> None:
     """Make a run's row; one whose idempotency key is known is not made again."""
     if run.idempotency_key:
         sql = "SELECT run_id, fingerprint FROM runs WHERE tenant = ? AND idempotency_key = ?"
@@ -80,7 +80,7 @@ def begin_run(db: Database, now: float, run: RunRecord, start: TurnStart) -> Non
     )
 
 
-def finish_run(db: Database, now: float, run: RunRecord, finish: TurnFinish) -> None:
+def finish_run(db: Database, now: float, run: NewRun, finish: TurnFinish) -> None:
     """Write a run's end."""
     status = finish.state.value
     write(
@@ -182,7 +182,7 @@ def epoch_of(db: Database, run_id: str, number: int) -> str | None:
     return found[0] if found else None
 
 
-class RunVerbs(Verbs):
+class SqliteRuns(Verbs):
     """The runs' part of the store."""
 
     async def append_events(self, events: Sequence[EventRow]) -> None:

@@ -22,7 +22,7 @@ from .cursors import get_meta, set_meta
 from .rows import Database, Row, many, one, write
 from .verbs import Verbs
 
-__all__ = ["SearchVerbs", "index_backlog", "index_next"]
+__all__ = ["SqliteSearch", "index_backlog", "index_next"]
 
 QUERY_LENGTH: Final = 2_048
 TERM_LIMIT: Final = 32
@@ -229,7 +229,7 @@ def _loose(term: str) -> str:
     return r"[\W_]+".join(re.escape(part) for part in re.split(r"[\W_]+", term) if part) or re.escape(term)
 
 
-class SearchVerbs(Verbs):
+class SqliteSearch(Verbs):
     """Search's part of the store."""
 
     async def search_messages(

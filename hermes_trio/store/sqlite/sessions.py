@@ -17,7 +17,7 @@ import msgspec
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store.errors import InvalidTitle, SessionExists, TitleTaken, UnknownSession
-from hermes_trio.store.records import Lineage, NewSession, SessionRecord, StoredMessage
+from hermes_trio.store.records import Lineage, NewSession, SessionRow, StoredMessage
 
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting
@@ -25,7 +25,7 @@ from .rows import Database, Row, changed, exists, many, one, write
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
 
-__all__ = ["SESSION_COLUMNS", "SessionVerbs", "end_session", "new_session_id", "session_from_row"]
+__all__ = ["SESSION_COLUMNS", "SqliteSessions", "end_session", "new_session_id", "session_from_row"]
 
 TITLE_LENGTH: Final = 100
 HISTORY_POINT: Final = 256
@@ -46,10 +46,10 @@ _INSERT: Final = (
 )
 
 
-def session_from_row(row: Row) -> SessionRecord:
+def session_from_row(row: Row) -> SessionRow:
     """A session's record."""
     values: list[Any] = [*row[:9], Lineage(row[9]), bool(row[10]), *row[11:23], bool(row[23]), bool(row[24])]
-    return SessionRecord(*values)
+    return SessionRow(*values)
 
 
 def new_session_id(now: float, token: Callable[[int], str]) -> str:
@@ -69,13 +69,13 @@ def check_title(title: str | None) -> str | None:
     return trimmed or None
 
 
-def get_session(db: Database, session_id: str) -> SessionRecord | None:
+def get_session(db: Database, session_id: str) -> SessionRow | None:
     """A session by its id."""
     found = one(db, f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ?", (session_id,))
     return session_from_row(found) if found else None
 
 
-def _needed(db: Database, session_id: str) -> SessionRecord:
+def _needed(db: Database, session_id: str) -> SessionRow:
     found = get_session(db, session_id)
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
@@ -90,7 +90,7 @@ def list_sessions(
     tenant: str | None,
     include_children: bool,
     open_only: bool,
-) -> list[SessionRecord]:
+) -> list[SessionRow]:
     """Sessions, the newest activity first."""
     where = ["1"]
     bindings: list[object] = []
@@ -118,7 +118,7 @@ def _title_is_free(db: Database, tenant: str, title: str | None, session_id: str
         raise TitleTaken(f"another session is called {title!r}; choose another title")
 
 
-def create_session(db: Database, now: float, new: NewSession, lineage: Lineage = Lineage.ROOT) -> SessionRecord:
+def create_session(db: Database, now: float, new: NewSession, lineage: Lineage = Lineage.ROOT) -> SessionRow:
     """Make a session of a given id."""
     title = check_title(new.title)
     if exists(db, "SELECT 1 FROM sessions WHERE id = ?", (new.id,)):
@@ -233,7 +233,7 @@ def start_over(db: Database, now: float, session_key: str, source: str, reason: 
     return made_id
 
 
-def switch_session(db: Database, now: float, session_key: str, session_id: str, reason: str) -> SessionRecord:
+def switch_session(db: Database, now: float, session_key: str, session_id: str, reason: str) -> SessionRow:
     """Point a key to another session: the old one ends, the new one is reopened."""
     _needed(db, session_id)
     old = routed_session(db, session_key)
@@ -250,7 +250,7 @@ def touch_session(db: Database, now: float, session_id: str) -> None:
     write(db, "UPDATE sessions SET last_active = ? WHERE id = ?", (now, session_id))
 
 
-def set_title(db: Database, session_id: str, title: str | None) -> SessionRecord:
+def set_title(db: Database, session_id: str, title: str | None) -> SessionRow:
     """Name a session, or take its name away."""
     known = _needed(db, session_id)
     checked = check_title(title)
@@ -261,7 +261,7 @@ def set_title(db: Database, session_id: str, title: str | None) -> SessionRecord
 
 def patch_session(
     db: Database, now: float, session_id: str, title: str | None, set_it: bool, end_reason: str | None
-) -> SessionRecord:
+) -> SessionRow:
     """Change the title and end the session, both or neither."""
     _needed(db, session_id)
     if set_it:
@@ -286,7 +286,7 @@ def delete_session(db: Database, session_id: str) -> int:
     return removed
 
 
-def _lineage_title(db: Database, parent: SessionRecord) -> str | None:
+def _lineage_title(db: Database, parent: SessionRow) -> str | None:
     if parent.title is None:
         return None
     base, _, number = parent.title.rpartition(" #")
@@ -299,7 +299,7 @@ def _lineage_title(db: Database, parent: SessionRecord) -> str | None:
     return None
 
 
-def fork_session(db: Database, now: float, session_id: str, new_id: str, title: str | None) -> SessionRecord:
+def fork_session(db: Database, now: float, session_id: str, new_id: str, title: str | None) -> SessionRow:
     """Branch a session: a new one with a copy of the live messages; the old one ends as `branched`."""
     parent = _needed(db, session_id)
     create_session(
@@ -378,7 +378,7 @@ def prompt_of(db: Database, session_id: str) -> tuple[str | None, str | None]:
     return (found[0], found[1]) if found else (None, None)
 
 
-class SessionVerbs(Verbs):
+class SqliteSessions(Verbs):
     """The sessions' part of the store."""
 
     _token: Callable[[int], str]
@@ -400,11 +400,11 @@ class SessionVerbs(Verbs):
         page = await self._read(history_page, session_id, HISTORY_POINT)
         return page if page is not None else await self._scan(history, session_id)
 
-    async def get_session(self, session_id: str) -> SessionRecord | None:
+    async def get_session(self, session_id: str) -> SessionRow | None:
         """A session by its id, or None."""
         return await self._read(get_session, session_id)
 
-    async def session_of(self, session_key: str) -> SessionRecord | None:
+    async def session_of(self, session_key: str) -> SessionRow | None:
         """The session behind a key, open or ended, or None."""
         found = await self._read(routed_session, session_key)
         return None if found is None else await self._read(get_session, found[0])
@@ -418,11 +418,11 @@ class SessionVerbs(Verbs):
         tenant: str | None = None,
         include_children: bool = False,
         open_only: bool = False,
-    ) -> list[SessionRecord]:
+    ) -> list[SessionRow]:
         """Sessions, the newest activity first; sub-agents' sessions only if asked for."""
         return await self._scan(list_sessions, limit, offset, source, tenant, include_children, open_only)
 
-    async def create_session(self, new: NewSession) -> SessionRecord:
+    async def create_session(self, new: NewSession) -> SessionRow:
         """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
         now = self._clock()
         if not new.id:
@@ -431,7 +431,7 @@ class SessionVerbs(Verbs):
 
     async def patch_session(
         self, session_id: str, *, title: str | None = None, set_title: bool = False, end_reason: str | None = None
-    ) -> SessionRecord:
+    ) -> SessionRow:
         """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither."""
         return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason)
 
@@ -447,7 +447,7 @@ class SessionVerbs(Verbs):
         """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted."""
         return await self._write_heavily(delete_session, session_id)
 
-    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRecord:
+    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRow:
         """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
         now = self._clock()
         return await self._write_heavily(
@@ -459,9 +459,7 @@ class SessionVerbs(Verbs):
         now = self._clock()
         return await self._write(start_over, now, session_key, source, reason, new_session_id(now, self._token))
 
-    async def switch_session(
-        self, session_key: str, session_id: str, *, reason: str = "session_switch"
-    ) -> SessionRecord:
+    async def switch_session(self, session_key: str, session_id: str, *, reason: str = "session_switch") -> SessionRow:
         """Point a key to another session: the one behind it ends, the other is reopened."""
         return await self._write(switch_session, self._clock(), session_key, session_id, reason)
 

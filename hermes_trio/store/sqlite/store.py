@@ -22,24 +22,24 @@ import trio
 from hermes_trio.store.errors import StoreError, translate
 from hermes_trio.store.records import Retention
 
-from .access import AccessVerbs
-from .approvals import ApprovalVerbs
-from .backlog import BacklogVerbs
-from .cron import CronVerbs
-from .cursors import NoteVerbs
-from .deliveries import DeliveryVerbs
+from .access import SqliteAccess
+from .approvals import SqliteApprovals
+from .backlog import SqliteBacklog
+from .cron import SqliteCron
+from .cursors import SqliteCursors
+from .deliveries import SqliteDeliveries
 from .files import MEMORY, connect, connect_reader, enter_wal, owned
-from .inbox import InboxVerbs
-from .jobs import JobVerbs
-from .keys import KeyVerbs
-from .maintenance import MaintenanceVerbs
-from .outbox import OutboxVerbs
-from .recovery import RecoveryVerbs
-from .responses import ResponseVerbs
-from .runs import RunVerbs
+from .inbox import SqliteInbox
+from .jobs import SqliteJobs
+from .keys import SqliteKeys
+from .maintenance import SqliteMaintenance
+from .outbox import SqliteOutbox
+from .recovery import SqliteRecovery
+from .responses import SqliteResponses
+from .runs import SqliteRuns
 from .schema import check_ours, migrate, version_of
-from .sessions import SessionVerbs
-from .turns import TurnVerbs
+from .sessions import SqliteSessions
+from .turns import SqliteTurns
 from .verbs import OwnReads, Reads, SharedReads
 from .writer import InlineWorker, ThreadWorker, Worker, Writer, WriterStatistics
 
@@ -68,22 +68,22 @@ class Runner(Enum):
 
 
 class SqliteStore(
-    BacklogVerbs,
-    SessionVerbs,
-    TurnVerbs,
-    RunVerbs,
-    JobVerbs,
-    InboxVerbs,
-    OutboxVerbs,
-    ApprovalVerbs,
-    ResponseVerbs,
-    DeliveryVerbs,
-    CronVerbs,
-    KeyVerbs,
-    AccessVerbs,
-    NoteVerbs,
-    RecoveryVerbs,
-    MaintenanceVerbs,
+    SqliteBacklog,
+    SqliteSessions,
+    SqliteTurns,
+    SqliteRuns,
+    SqliteJobs,
+    SqliteInbox,
+    SqliteOutbox,
+    SqliteApprovals,
+    SqliteResponses,
+    SqliteDeliveries,
+    SqliteCron,
+    SqliteKeys,
+    SqliteAccess,
+    SqliteCursors,
+    SqliteRecovery,
+    SqliteMaintenance,
 ):
     """All verbs, on one SQLite database."""
 

@@ -21,7 +21,7 @@ from .runs import begin_run, finish_run, insert_events
 from .transcript import add_messages, first_words
 from .verbs import Verbs
 
-__all__ = ["ALSO", "TurnVerbs"]
+__all__ = ["ALSO", "SqliteTurns"]
 
 _BEGIN: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -190,7 +190,7 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
         abandon_waiting(db, now, context.session_id, SESSION_ENDED)
 
 
-class TurnVerbs(Verbs):
+class SqliteTurns(Verbs):
     """The turns' part of the store."""
 
     _response_limit: int

@@ -8,7 +8,7 @@ server`), and ends with it. `python -m hermes_trio.testing.model_server` runs on
 
 from __future__ import annotations
 
-from .script import Answer, Call, Fault, Refusal, Reply
+from .script import Fault, Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
 from .server import ModelServer, open_model_server
 
-__all__ = ["Answer", "Call", "Fault", "ModelServer", "Refusal", "Reply", "open_model_server"]
+__all__ = ["Fault", "ModelServer", "Reply", "ScriptedAnswer", "ScriptedCall", "ScriptedRefusal", "open_model_server"]

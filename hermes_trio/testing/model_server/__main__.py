@@ -8,11 +8,11 @@ from functools import partial
 
 import trio
 
-from . import Answer, ModelServer
+from . import ModelServer, ScriptedAnswer
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
-    answer = Answer(text="word " * arguments.words, piece=5, pause=arguments.pause) if arguments.words else None
+    answer = ScriptedAnswer(text="word " * arguments.words, piece=5, pause=arguments.pause) if arguments.words else None
     async with trio.open_nursery() as nursery:
         server = await nursery.start(ModelServer(port=arguments.port, otherwise=answer).run)
         sys.stdout.write(f"{server.port}\n")

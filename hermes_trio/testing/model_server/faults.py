@@ -11,7 +11,7 @@ import h11
 import trio
 
 from .formats import Format
-from .script import Call, Fault
+from .script import Fault, ScriptedCall
 
 __all__ = ["INSTEAD_OF_HEADERS", "Dropped", "data", "spoil", "spoil_headers"]
 
@@ -40,7 +40,9 @@ async def spoil_headers(stream: trio.abc.Stream, fault: Fault | None) -> None:
         await stream.send_all(b"x-more: " + b"x" * 8000 + b"\r\n")
 
 
-async def spoil(stream: trio.abc.Stream, connection: h11.Connection, fault: Fault, format_: Format, call: Call) -> None:
+async def spoil(
+    stream: trio.abc.Stream, connection: h11.Connection, fault: Fault, format_: Format, call: ScriptedCall
+) -> None:
     """Do what the fault says in the middle of a streamed answer. Returns if the response is to be ended properly."""
 
     async def send(payload: bytes) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall
 
-from .script import Answer, Call, Refusal
+from .script import ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
 __all__ = ["CHAT", "MESSAGES", "Format", "format_of"]
 
@@ -31,21 +31,21 @@ class Format(Protocol):
         """What the real API would refuse about this request, in its words; empty if nothing."""
         ...
 
-    def refusal(self, refusal: Refusal) -> Json: ...
+    def refusal(self, refusal: ScriptedRefusal) -> Json: ...
 
-    def whole(self, answer: Answer, call: Call) -> Json: ...
+    def whole(self, answer: ScriptedAnswer, call: ScriptedCall) -> Json: ...
 
-    def events(self, answer: Answer, call: Call) -> Iterator[bytes]: ...
+    def events(self, answer: ScriptedAnswer, call: ScriptedCall) -> Iterator[bytes]: ...
 
-    def text(self, call: Call, text: str) -> bytes: ...
+    def text(self, call: ScriptedCall, text: str) -> bytes: ...
 
     def overload(self) -> bytes: ...
 
-    def closing(self, call: Call) -> Iterator[bytes]: ...
+    def closing(self, call: ScriptedCall) -> Iterator[bytes]: ...
 
-    def open_call(self, call: Call) -> bytes: ...
+    def open_call(self, call: ScriptedCall) -> bytes: ...
 
-    def arguments(self, call: Call, arguments: str) -> bytes: ...
+    def arguments(self, call: ScriptedCall, arguments: str) -> bytes: ...
 
 
 _TYPES: Final[Mapping[int, str]] = {
@@ -60,7 +60,7 @@ _TYPES: Final[Mapping[int, str]] = {
 _ENDLESS: Final = ToolCall(id="call_endless", name="terminal")
 
 
-def _refusal_type(refusal: Refusal) -> str:
+def _refusal_type(refusal: ScriptedRefusal) -> str:
     return refusal.type or _TYPES.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
 
 
@@ -100,11 +100,11 @@ class _ChatFormat:
             open_calls = [call["id"] for call in message.get("tool_calls") or ()]
         return "an assistant message with 'tool_calls' must be followed by tool messages" if open_calls else ""
 
-    def refusal(self, refusal: Refusal) -> Json:
+    def refusal(self, refusal: ScriptedRefusal) -> Json:
         error = {"message": refusal.message, "type": _refusal_type(refusal), "param": None, "code": refusal.code}
         return {"error": error}
 
-    def whole(self, answer: Answer, call: Call) -> Json:
+    def whole(self, answer: ScriptedAnswer, call: ScriptedCall) -> Json:
         message: Json = {"role": "assistant", "content": answer.text or None, "refusal": None}
         if answer.tool_calls:
             calls = enumerate(answer.tool_calls)
@@ -112,7 +112,7 @@ class _ChatFormat:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.reason}
         return {**self._base(call, "chat.completion"), "choices": [choice], "usage": self._usage(answer.usage)}
 
-    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
+    def events(self, answer: ScriptedAnswer, call: ScriptedCall) -> Iterator[bytes]:
         yield self._chunk(call, {"role": "assistant", "content": "", "refusal": None})
         for piece in _split(answer.reasoning, answer.piece):
             yield self._chunk(call, {"reasoning_content": piece})
@@ -128,28 +128,28 @@ class _ChatFormat:
             yield self._chunk(call, None, usage=self._usage(answer.usage))
         yield b"data: [DONE]\n\n"
 
-    def text(self, call: Call, text: str) -> bytes:
+    def text(self, call: ScriptedCall, text: str) -> bytes:
         return self._chunk(call, {"content": text})
 
     def overload(self) -> bytes:
         return _event({"error": {"type": "overloaded_error", "message": "Overloaded", "code": 529}})
 
-    def closing(self, call: Call) -> Iterator[bytes]:
+    def closing(self, call: ScriptedCall) -> Iterator[bytes]:
         yield self._chunk(call, {}, "stop")
         yield b"data: [DONE]\n\n"
 
-    def open_call(self, call: Call) -> bytes:
+    def open_call(self, call: ScriptedCall) -> bytes:
         return self._chunk(call, {"tool_calls": [self._call(0, _ENDLESS, "")]})
 
-    def arguments(self, call: Call, arguments: str) -> bytes:
+    def arguments(self, call: ScriptedCall, arguments: str) -> bytes:
         return self._chunk(call, {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]})
 
-    def _chunk(self, call: Call, delta: Json | None, finish_reason: str | None = None, **more: Any) -> bytes:
+    def _chunk(self, call: ScriptedCall, delta: Json | None, finish_reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         choices = [] if delta is None else [choice]
         return _event({**self._base(call, "chat.completion.chunk"), "choices": choices, **more})
 
-    def _base(self, call: Call, kind: str) -> Json:
+    def _base(self, call: ScriptedCall, kind: str) -> Json:
         model = call.body.get("model", "")
         return {"id": f"chatcmpl-{call.number}", "object": kind, "created": 1_700_000_000, "model": model}
 
@@ -206,17 +206,17 @@ class _MessagesFormat:
             open_calls = {str(block["id"]) for block in blocks if block.get("type") == "tool_use"}
         return ""
 
-    def refusal(self, refusal: Refusal) -> Json:
+    def refusal(self, refusal: ScriptedRefusal) -> Json:
         error = {"type": _refusal_type(refusal), "message": refusal.message}
         return {"type": "error", "error": error, "request_id": "req_scripted"}
 
-    def whole(self, answer: Answer, call: Call) -> Json:
+    def whole(self, answer: ScriptedAnswer, call: ScriptedCall) -> Json:
         content: list[Json] = [{"type": "text", "text": answer.text}] if answer.text else []
         content += [self._use(one, msgspec.json.decode(one.arguments)) for one in answer.tool_calls]
         usage = self._usage(answer.usage, answer.usage.output_tokens)
         return self._message(call, content, _STOP_REASONS.get(answer.reason, "end_turn"), usage)
 
-    def events(self, answer: Answer, call: Call) -> Iterator[bytes]:
+    def events(self, answer: ScriptedAnswer, call: ScriptedCall) -> Iterator[bytes]:
         opening = self._message(call, [], None, self._usage(answer.usage, 1))
         yield _event({"type": "message_start", "message": opening}, "message_start")
         yield _event({"type": "ping"}, "ping")
@@ -236,20 +236,20 @@ class _MessagesFormat:
             index += 1
         yield from self._end(answer.reason, answer.usage)
 
-    def text(self, call: Call, text: str) -> bytes:
+    def text(self, call: ScriptedCall, text: str) -> bytes:
         return self._delta(0, {"type": "text_delta", "text": text})
 
     def overload(self) -> bytes:
         return _event({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "error")
 
-    def closing(self, call: Call) -> Iterator[bytes]:
+    def closing(self, call: ScriptedCall) -> Iterator[bytes]:
         return self._end("stop", Usage(output_tokens=1))
 
-    def open_call(self, call: Call) -> bytes:
+    def open_call(self, call: ScriptedCall) -> bytes:
         start = {"type": "content_block_start", "index": 1, "content_block": self._use(_ENDLESS, {})}
         return _event(start, "content_block_start")
 
-    def arguments(self, call: Call, arguments: str) -> bytes:
+    def arguments(self, call: ScriptedCall, arguments: str) -> bytes:
         return self._delta(1, {"type": "input_json_delta", "partial_json": arguments})
 
     def _delta(self, index: int, delta: Mapping[str, Any]) -> bytes:
@@ -278,7 +278,7 @@ class _MessagesFormat:
             "output_tokens": output_tokens,
         }
 
-    def _message(self, call: Call, content: list[Json], stop_reason: str | None, usage: Json) -> Json:
+    def _message(self, call: ScriptedCall, content: list[Json], stop_reason: str | None, usage: Json) -> Json:
         return {
             "id": f"msg_{call.number}",
             "type": "message",

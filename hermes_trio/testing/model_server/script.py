@@ -12,7 +12,7 @@ import trio
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall
 
-__all__ = ["Answer", "Call", "Fault", "Refusal", "Reply"]
+__all__ = ["Fault", "Reply", "ScriptedAnswer", "ScriptedCall", "ScriptedRefusal"]
 
 
 class Fault(Enum):
@@ -49,7 +49,7 @@ class Fault(Enum):
 
 
 @attrs.frozen(kw_only=True)
-class Answer:
+class ScriptedAnswer:
     """A scripted answer. `pause` is waited before every event, `gate` before the first one.
 
     `whole` is for servers that do not stream although they are asked to.
@@ -74,7 +74,7 @@ class Answer:
 
 
 @attrs.frozen(kw_only=True)
-class Refusal:
+class ScriptedRefusal:
     """A scripted error response."""
 
     status: int
@@ -85,7 +85,7 @@ class Refusal:
 
 
 @attrs.define(eq=False)
-class Call:
+class ScriptedCall:
     """What the server saw of one call.
 
     `ended` is set when it is over; `gone_at` is the time at which its client left early.
@@ -106,4 +106,4 @@ class Call:
         return self.gone_at is not None
 
 
-Reply = Answer | Refusal | Callable[[Call], Answer | Refusal]
+Reply = ScriptedAnswer | ScriptedRefusal | Callable[[ScriptedCall], ScriptedAnswer | ScriptedRefusal]

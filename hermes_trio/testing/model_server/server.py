@@ -13,7 +13,7 @@ import trio
 
 from .faults import INSTEAD_OF_HEADERS, Dropped, data, spoil, spoil_headers
 from .formats import CHAT, Format, format_of
-from .script import Answer, Call, Refusal, Reply
+from .script import Reply, ScriptedAnswer, ScriptedCall, ScriptedRefusal
 
 __all__ = ["ModelServer", "open_model_server"]
 
@@ -21,7 +21,7 @@ BODY_LIMIT: Final = 64 * 1024 * 1024
 
 
 class _Refused(Exception):
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: ScriptedRefusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
@@ -41,7 +41,7 @@ class ModelServer:
         tls: ssl.SSLContext | None = None,
         port: int = 0,
     ) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ScriptedCall] = []
         self.port = port
         self.connections = 0
         self._script = list(script)
@@ -70,7 +70,7 @@ class ModelServer:
         """End the server and every connection of it."""
         self._scope.cancel()
 
-    async def call(self, number: int = 0) -> Call:
+    async def call(self, number: int = 0) -> ScriptedCall:
         """Wait until the call of that number, counted from 0, has arrived; return it."""
         while len(self.calls) <= number:
             await self._new_call.wait()
@@ -129,15 +129,15 @@ class ModelServer:
             nursery.cancel_scope.cancel()
         return usable and not call.client_gone and _can_go_on(connection)
 
-    def _record(self, request: h11.Request, path: str, body: bytes, format_: Format | None) -> Call:
+    def _record(self, request: h11.Request, path: str, body: bytes, format_: Format | None) -> ScriptedCall:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         if format_ is None or request.method != b"POST":
-            raise _Refused(Refusal(status=404, message=f"Unknown request URL: {path}", type="not_found_error"))
+            raise _Refused(ScriptedRefusal(status=404, message=f"Unknown request URL: {path}", type="not_found_error"))
         try:
             decoded = msgspec.json.decode(body, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise _Refused(_invalid(f"We could not parse the JSON body of your request: {error}")) from None
-        call = Call(len(self.calls), path, headers, decoded, trio.current_time())
+        call = ScriptedCall(len(self.calls), path, headers, decoded, trio.current_time())
         self.calls.append(call)
         self._new_call.set()
         self._new_call = trio.Event()
@@ -147,25 +147,27 @@ class ModelServer:
             raise _Refused(refusal)
         return call
 
-    def _judge(self, call: Call, format_: Format) -> Refusal | None:
+    def _judge(self, call: ScriptedCall, format_: Format) -> ScriptedRefusal | None:
         given = format_.key(call.headers)
         if self._key and given != self._key:
             # As careless as some real ones: the key comes back in the error, whole and with its middle starred out.
             words = f"Incorrect API key provided: {given[:4]}****{given[-4:]}. The header was: Bearer {given}"
-            return Refusal(status=401, message=words, type="authentication_error", code="invalid_api_key")
+            return ScriptedRefusal(status=401, message=words, type="authentication_error", code="invalid_api_key")
         for field in sorted(self._rejects & call.body.keys()):
             hint = " Use 'max_completion_tokens' instead." if field == "max_tokens" else ""
             return _invalid(f"Unsupported parameter: '{field}' is not supported with this model.{hint}")
         problem = format_.problem(call.body, call.headers)
         return _invalid(problem) if problem else None
 
-    def _reply(self, call: Call) -> Answer | Refusal:
+    def _reply(self, call: ScriptedCall) -> ScriptedAnswer | ScriptedRefusal:
         reply = self._script.pop(0) if self._script else self._otherwise
-        return reply if isinstance(reply, (Answer, Refusal)) else reply(call)
+        return reply if isinstance(reply, (ScriptedAnswer, ScriptedRefusal)) else reply(call)
 
-    async def _answer(self, stream: trio.abc.Stream, connection: h11.Connection, call: Call, format_: Format) -> None:
+    async def _answer(
+        self, stream: trio.abc.Stream, connection: h11.Connection, call: ScriptedCall, format_: Format
+    ) -> None:
         reply = self._reply(call)
-        if isinstance(reply, Refusal):
+        if isinstance(reply, ScriptedRefusal):
             await _send_refusal(stream, connection, reply, format_)
             return
         if reply.gate is not None:
@@ -222,7 +224,9 @@ async def _read_request(stream: trio.abc.Stream, connection: h11.Connection) -> 
             return None
 
 
-async def _watch(stream: trio.abc.Stream, connection: h11.Connection, call: Call, scope: trio.CancelScope) -> None:
+async def _watch(
+    stream: trio.abc.Stream, connection: h11.Connection, call: ScriptedCall, scope: trio.CancelScope
+) -> None:
     """See the client leave, and end the answer that nobody reads any more."""
     try:
         while received := await stream.receive_some(4096):
@@ -246,18 +250,20 @@ async def _send(
     await stream.send_all(head + data(connection, body) + (connection.send(h11.EndOfMessage()) or b""))
 
 
-async def _send_refusal(stream: trio.abc.Stream, connection: h11.Connection, refusal: Refusal, format_: Format) -> None:
+async def _send_refusal(
+    stream: trio.abc.Stream, connection: h11.Connection, refusal: ScriptedRefusal, format_: Format
+) -> None:
     await _send(stream, connection, refusal.status, refusal.headers, format_.refusal(refusal))
 
 
-def _invalid(message: str) -> Refusal:
-    return Refusal(status=400, message=message, type="invalid_request_error")
+def _invalid(message: str) -> ScriptedRefusal:
+    return ScriptedRefusal(status=400, message=message, type="invalid_request_error")
 
 
-def _echo(call: Call) -> Answer:
+def _echo(call: ScriptedCall) -> ScriptedAnswer:
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
     content: Any = messages[-1].get("content") or ""
     if not isinstance(content, str):
         parts = cast("list[dict[str, Any]]", content)
         content = " ".join(str(part.get("text") or part.get("content") or "") for part in parts).strip()
-    return Answer(text=f"You said: {content}")
+    return ScriptedAnswer(text=f"You said: {content}")

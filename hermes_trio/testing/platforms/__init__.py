@@ -6,14 +6,13 @@ client needs only the fake's base URL and token. Names of methods in `calls` and
 
 from .discord import DiscordMessage, FakeDiscord, open_fake_discord
 from .faults import ANY, Delay, Drop, Fault, RateLimited, ServerError
-from .ledger import Call, NothingArrived
+from .ledger import NothingArrived, RecordedCall
 from .slack import FakeSlack, SlackMessage, open_fake_slack
 from .telegram import BotMessage, FakeTelegram, open_fake_telegram
 
 __all__ = [
     "ANY",
     "BotMessage",
-    "Call",
     "Delay",
     "DiscordMessage",
     "Drop",
@@ -23,6 +22,7 @@ __all__ = [
     "Fault",
     "NothingArrived",
     "RateLimited",
+    "RecordedCall",
     "ServerError",
     "SlackMessage",
     "open_fake_discord",

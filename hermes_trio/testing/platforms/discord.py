@@ -15,12 +15,12 @@ import attrs
 import msgspec
 import trio
 
-from .discord_channels import Channel, DiscordMessage, Interaction, person
+from .discord_channels import DiscordMessage, FakeChannel, FakeInteraction, person
 from .discord_gateway import FakeDiscordGateway, Intent
-from .discord_rest import EPHEMERAL, Bucket, Refusal, check_commands, check_message, form_error, rate_limited
+from .discord_rest import EPHEMERAL, Bucket, DiscordRefusal, check_commands, check_message, form_error, rate_limited
 from .fake import FakePlatform
-from .ledger import WAIT_SECONDS, Ledger
-from .server import Reply, Request, open_loopback_server
+from .ledger import WAIT_SECONDS, CallLedger
+from .server import FakeReply, FakeRequest, open_loopback_server
 
 __all__ = ["DiscordMessage", "FakeDiscord", "open_fake_discord"]
 
@@ -54,8 +54,8 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         super().__init__(token, rate_limited=rate_limited, error_of=_error_of)
         self.bot: dict[str, Any] = {"id": "8000", "username": "hermes", "discriminator": "0000", "bot": True}
         self.application_id = "8000"
-        self.typing: Ledger[str] = Ledger("typing channel")
-        self.responses: Ledger[tuple[str, int]] = Ledger("interaction response")
+        self.typing: CallLedger[str] = CallLedger("typing channel")
+        self.responses: CallLedger[tuple[str, int]] = CallLedger("interaction response")
         self.commands: list[dict[str, Any]] = []
         self.gateway = FakeDiscordGateway(
             token=token,
@@ -66,8 +66,8 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
             identify_interval=identify_interval,
         )
         self._interaction_deadline = interaction_deadline
-        self._channels: dict[str, Channel] = {}
-        self._interactions: dict[str, Interaction] = {}
+        self._channels: dict[str, FakeChannel] = {}
+        self._interactions: dict[str, FakeInteraction] = {}
         self._buckets: dict[str, Bucket] = {}
         self._next_id = 1_100_000_000_000_000_000
 
@@ -89,7 +89,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
 
     def add_channel(self, channel_id: str, name: str = "general") -> None:
         """A text channel of the guild that the bot can see."""
-        self._channels.setdefault(channel_id, Channel(channel_id, TEXT_CHANNEL, self.guild_id, name))
+        self._channels.setdefault(channel_id, FakeChannel(channel_id, TEXT_CHANNEL, self.guild_id, name))
 
     def forbid(self, channel_id: str) -> None:
         """Take the bot's permission to write in a channel."""
@@ -147,33 +147,33 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
 
     # The REST API.
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: FakeRequest) -> FakeReply:
         """Answer one call below /api/v10."""
         path = request.path.removeprefix("/api/v10")
         found = [(route, re.fullmatch(route.path, path)) for route in _ROUTES if route.method == request.method]
         route, match = next(((route, match) for route, match in found if match is not None), (None, None))
         if route is None or match is None:
-            return Refusal(404, 0, "404: Not Found").reply()
+            return DiscordRefusal(404, 0, "404: Not Found").reply()
         places = match.groupdict()
         raw: Any = request.json() if request.body else {}
         body: dict[str, Any] = msgspec.convert(raw, dict[str, Any]) if isinstance(raw, dict) else {"_": raw}
 
-        async def act() -> Reply:
+        async def act() -> FakeReply:
             await trio.lowlevel.checkpoint()
             try:
                 if not route.open_to_all and request.headers.get("authorization") != f"Bot {self.token}":
-                    raise Refusal(401, 0, "401: Unauthorized")
+                    raise DiscordRefusal(401, 0, "401: Unauthorized")
                 headers: dict[str, str] = {}
                 if route.name in self._buckets:
                     headers, refusal = self._buckets[route.name].take(places.get("channel", ""))
                     if refusal is not None:
                         return refusal
                 if request.body and raw is None:
-                    raise Refusal(400, 50109, "The request body contains invalid JSON.")
+                    raise DiscordRefusal(400, 50109, "The request body contains invalid JSON.")
                 result = route.act(self, places, body)
-            except Refusal as refusal:
+            except DiscordRefusal as refusal:
                 return refusal.reply()
-            return Reply(204, headers=headers) if result is None else Reply.of(result, headers=headers)
+            return FakeReply(204, headers=headers) if result is None else FakeReply.of(result, headers=headers)
 
         return await self.reception.attend(route.name, {**places, **body}, act)
 
@@ -222,7 +222,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
     def _delete_message(self, places: Mapping[str, str], body: dict[str, Any]) -> None:
         channel = self._known(places["channel"])
         if channel.messages.pop(places["message"], None) is None:
-            raise Refusal(*UNKNOWN_MESSAGE)
+            raise DiscordRefusal(*UNKNOWN_MESSAGE)
         for message in self.messages:
             message.deleted = message.deleted or message.id == places["message"]
         self.messages.touch()
@@ -233,9 +233,9 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
     def _start_thread_from_message(self, places: Mapping[str, str], body: dict[str, Any]) -> dict[str, Any]:
         channel = self._writable(places["channel"])
         if places["message"] not in channel.messages:
-            raise Refusal(*UNKNOWN_MESSAGE)
+            raise DiscordRefusal(*UNKNOWN_MESSAGE)
         if places["message"] in self._channels:
-            raise Refusal(400, 160004, "A thread has already been created for this message")
+            raise DiscordRefusal(400, 160004, "A thread has already been created for this message")
         # A thread that starts from a message has the message's id.
         return self._thread(channel, _thread_name(body), places["message"]).json()
 
@@ -246,11 +246,11 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         interaction = self._interactions.get(places["token"])
         now = trio.current_time()
         if interaction is None or interaction.id != places["interaction"]:
-            raise Refusal(*UNKNOWN_INTERACTION)
+            raise DiscordRefusal(*UNKNOWN_INTERACTION)
         if interaction.response is not None:
-            raise Refusal(400, 40060, "Interaction has already been acknowledged.")
+            raise DiscordRefusal(400, 40060, "FakeInteraction has already been acknowledged.")
         if now > interaction.created + self._interaction_deadline:
-            raise Refusal(*UNKNOWN_INTERACTION)
+            raise DiscordRefusal(*UNKNOWN_INTERACTION)
         kind, data = body.get("type"), msgspec.convert(body.get("data") or {}, dict[str, Any])
         channel = self._channels[interaction.channel_id]
         match kind:
@@ -285,7 +285,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
 
     def _overwrite_commands(self, places: Mapping[str, str], body: dict[str, Any]) -> list[dict[str, Any]]:
         if places["application"] != self.application_id:
-            raise Refusal(403, 20012, "You are not authorized to perform this action on this application")
+            raise DiscordRefusal(403, 20012, "You are not authorized to perform this action on this application")
         commands = check_commands(body.get("_"))
         self.commands = [{"id": self._snowflake(), "application_id": self.application_id, **c} for c in commands]
         return self.commands
@@ -310,45 +310,45 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         self._next_id += 1
         return str(self._next_id)
 
-    def _dm(self, user_id: str) -> Channel:
+    def _dm(self, user_id: str) -> FakeChannel:
         for channel in self._channels.values():
             if channel.user_id == user_id:
                 return channel
-        channel = Channel(self._snowflake(), DM_CHANNEL, user_id=user_id)
+        channel = FakeChannel(self._snowflake(), DM_CHANNEL, user_id=user_id)
         self._channels[channel.id] = channel
         return channel
 
-    def _place(self, channel_id: str) -> Channel:
+    def _place(self, channel_id: str) -> FakeChannel:
         self.add_channel(channel_id)
         return self._channels[channel_id]
 
-    def _known(self, channel_id: str) -> Channel:
+    def _known(self, channel_id: str) -> FakeChannel:
         channel = self._channels.get(channel_id)
         if channel is None:
-            raise Refusal(*UNKNOWN_CHANNEL)
+            raise DiscordRefusal(*UNKNOWN_CHANNEL)
         return channel
 
-    def _writable(self, channel_id: str) -> Channel:
+    def _writable(self, channel_id: str) -> FakeChannel:
         channel = self._known(channel_id)
         if channel.forbidden:
             if channel.type == DM_CHANNEL:
-                raise Refusal(403, 50007, "Cannot send messages to this user")
-            raise Refusal(403, 50013, "Missing Permissions")
+                raise DiscordRefusal(403, 50007, "Cannot send messages to this user")
+            raise DiscordRefusal(403, 50013, "Missing Permissions")
         return channel
 
-    def _answered(self, token: str) -> Interaction:
+    def _answered(self, token: str) -> FakeInteraction:
         interaction = self._interactions.get(token)
         if interaction is None or interaction.response is None:
-            raise Refusal(*UNKNOWN_WEBHOOK)
+            raise DiscordRefusal(*UNKNOWN_WEBHOOK)
         return interaction
 
-    def _thread(self, parent: Channel, name: str, thread_id: str) -> Channel:
-        thread = Channel(thread_id, PUBLIC_THREAD, parent.guild_id, name, parent.id)
+    def _thread(self, parent: FakeChannel, name: str, thread_id: str) -> FakeChannel:
+        thread = FakeChannel(thread_id, PUBLIC_THREAD, parent.guild_id, name, parent.id)
         self._channels[thread.id] = thread
         self.gateway.dispatch("THREAD_CREATE", thread.json() | {"newly_created": True}, intent=Intent.GUILDS)
         return thread
 
-    def _message(self, channel: Channel, author: dict[str, Any], content: str) -> dict[str, Any]:
+    def _message(self, channel: FakeChannel, author: dict[str, Any], content: str) -> dict[str, Any]:
         message: dict[str, Any] = {
             "id": self._snowflake(),
             "type": 0,
@@ -369,12 +369,12 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
 
     def _post(
         self,
-        channel: Channel,
+        channel: FakeChannel,
         body: Mapping[str, Any],
         *,
         reply_to: str | None = None,
         nonce: str | None = None,
-        interaction: Interaction | None = None,
+        interaction: FakeInteraction | None = None,
     ) -> dict[str, Any]:
         message = self._message(channel, self.bot, str(body.get("content") or ""))
         message["components"] = msgspec.convert(body.get("components") or [], list[dict[str, Any]])
@@ -398,12 +398,12 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         self.gateway.dispatch_message("MESSAGE_CREATE", message, self.bot["id"])
         return message
 
-    def _change(self, channel: Channel, message_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _change(self, channel: FakeChannel, message_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         message = channel.messages.get(message_id)
         if message is None:
-            raise Refusal(*UNKNOWN_MESSAGE)
+            raise DiscordRefusal(*UNKNOWN_MESSAGE)
         if message["author"]["id"] != self.bot["id"]:
-            raise Refusal(403, 50005, "Cannot edit a message authored by another user")
+            raise DiscordRefusal(403, 50005, "Cannot edit a message authored by another user")
         check_message(body, partial=True)
         shown = next(m for m in self.messages if m.id == message_id)
         if "content" in body:
@@ -415,10 +415,12 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         self.messages.touch()
         return message
 
-    def _interact(self, kind: int, data: dict[str, Any], user_id: str, channel: Channel, message_id: str | None) -> str:
+    def _interact(
+        self, kind: int, data: dict[str, Any], user_id: str, channel: FakeChannel, message_id: str | None
+    ) -> str:
         interaction_id = self._snowflake()
         token = f"interaction-token-{interaction_id}"
-        interaction = Interaction(interaction_id, token, channel.id, trio.current_time(), message_id)
+        interaction = FakeInteraction(interaction_id, token, channel.id, trio.current_time(), message_id)
         self._interactions[token] = interaction
         event: dict[str, Any] = {
             "id": interaction_id,
@@ -497,7 +499,7 @@ def _thread_name(body: Mapping[str, Any]) -> str:
     return name
 
 
-def _error_of(reply: Reply) -> str | None:
+def _error_of(reply: FakeReply) -> str | None:
     return None if reply.status < 400 else str(msgspec.json.decode(reply.body)["message"])
 
 

@@ -8,7 +8,7 @@ import attrs
 
 from .fake import SentMessage
 
-__all__ = ["Channel", "DiscordMessage", "Interaction", "person"]
+__all__ = ["DiscordMessage", "FakeChannel", "FakeInteraction", "person"]
 
 
 @final
@@ -32,7 +32,7 @@ class DiscordMessage(SentMessage):
 
 @final
 @attrs.define
-class Channel:
+class FakeChannel:
     id: str
     type: int
     guild_id: str | None = None
@@ -55,7 +55,7 @@ class Channel:
 
 @final
 @attrs.define
-class Interaction:
+class FakeInteraction:
     id: str
     token: str
     channel_id: str

@@ -17,8 +17,8 @@ import trio
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
 
 from .changes import Changes
-from .ledger import WAIT_SECONDS, Ledger
-from .server import Request
+from .ledger import WAIT_SECONDS, CallLedger
+from .server import FakeRequest
 from .sockets import FakeSockets
 
 __all__ = ["FakeDiscordGateway", "GatewayEntry", "Intent"]
@@ -101,7 +101,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
         identify_interval: float,
     ) -> None:
         super().__init__()
-        self.log: Ledger[GatewayEntry] = Ledger("gateway entry")
+        self.log: CallLedger[GatewayEntry] = CallLedger("gateway entry")
         self.heartbeat_interval = heartbeat_interval
         self.mute_heartbeats = False
         self.session_starts_left = 1000
@@ -172,7 +172,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
 
     # The protocol.
 
-    async def serve(self, request: Request, socket: WebSocket) -> None:
+    async def serve(self, request: FakeRequest, socket: WebSocket) -> None:
         """Speak to one client until its connection ends."""
         if self.refuse_connections:
             await socket.abort()
@@ -191,7 +191,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
                 # A client that says goodbye gives its session up.
                 self._sessions.pop(connection.session.id, None)
 
-    async def _converse(self, request: Request, connection: _Connection) -> None:
+    async def _converse(self, request: FakeRequest, connection: _Connection) -> None:
         if request.query.get("v") != "10" or request.query.get("encoding", "json") != "json":
             await self._close(connection, INVALID_VERSION, "Invalid API version")
         await connection.send(HELLO, {"heartbeat_interval": round(self.heartbeat_interval * 1000)})

@@ -12,9 +12,9 @@ import msgspec
 import trio
 
 from .faults import RateLimited
-from .server import Reply
+from .server import FakeReply
 
-__all__ = ["Bucket", "Refusal", "check_commands", "check_message", "form_error", "rate_limited"]
+__all__ = ["Bucket", "DiscordRefusal", "check_commands", "check_message", "form_error", "rate_limited"]
 
 CONTENT_LIMIT = 2000
 ACTION_ROW, BUTTON, LINK_STYLE = 1, 2, 5
@@ -23,7 +23,7 @@ EPHEMERAL = 1 << 6
 
 
 @final
-class Refusal(Exception):
+class DiscordRefusal(Exception):
     """An answer that is an error, with Discord's JSON error code."""
 
     def __init__(self, status: int, code: int, message: str, errors: Mapping[str, Any] | None = None) -> None:
@@ -33,19 +33,19 @@ class Refusal(Exception):
         if errors is not None:
             self.body["errors"] = errors
 
-    def reply(self) -> Reply:
-        return Reply.of(self.body, status=self.status)
+    def reply(self) -> FakeReply:
+        return FakeReply.of(self.body, status=self.status)
 
 
-def form_error(path: str, code: str, message: str) -> Refusal:
+def form_error(path: str, code: str, message: str) -> DiscordRefusal:
     """ "Invalid Form Body" with the one error at a dotted path into the body."""
     errors: dict[str, Any] = {"_errors": [{"code": code, "message": message}]}
     for part in reversed(path.split(".")):
         errors = {part: errors}
-    return Refusal(400, 50035, "Invalid Form Body", errors)
+    return DiscordRefusal(400, 50035, "Invalid Form Body", errors)
 
 
-def rate_limited(fault: RateLimited, bucket: str = "scripted") -> Reply:
+def rate_limited(fault: RateLimited, bucket: str = "scripted") -> FakeReply:
     """The answer 429, for one bucket or for the whole bot."""
     body = {"message": "You are being rate limited.", "retry_after": fault.retry_after, "global": fault.everywhere}
     headers = {
@@ -56,7 +56,7 @@ def rate_limited(fault: RateLimited, bucket: str = "scripted") -> Reply:
         headers["x-ratelimit-global"] = "true"
     else:
         headers |= {"x-ratelimit-bucket": bucket, "x-ratelimit-reset-after": f"{fault.retry_after:.3f}"}
-    return Reply.of(body, status=429, headers=headers)
+    return FakeReply.of(body, status=429, headers=headers)
 
 
 @final
@@ -69,7 +69,7 @@ class Bucket:
     per: float
     _windows: dict[str, tuple[float, int]] = attrs.field(factory=dict[str, tuple[float, int]])
 
-    def take(self, resource: str) -> tuple[dict[str, str], Reply | None]:
+    def take(self, resource: str) -> tuple[dict[str, str], FakeReply | None]:
         """The headers of this call's answer, and the 429 that it is answered with if the bucket is empty."""
         now = trio.current_time()
         end, used = self._windows.get(resource, (0.0, 0))
@@ -96,7 +96,7 @@ def check_message(body: Mapping[str, Any], *, partial: bool = False) -> None:
         raise form_error("content", "BASE_TYPE_MAX_LENGTH", f"Must be {CONTENT_LIMIT} or fewer in length.")
     shown = (content or "").strip() or body.get("embeds") or body.get("components") or body.get("sticker_ids")
     if not partial and not shown:
-        raise Refusal(400, 50006, "Cannot send an empty message")
+        raise DiscordRefusal(400, 50006, "Cannot send an empty message")
     if body.get("components"):
         _check_components(msgspec.convert(body["components"], list[dict[str, Any]]))
 
@@ -135,7 +135,7 @@ def check_commands(commands: Any) -> list[dict[str, Any]]:
         raise form_error("_", "LIST_TYPE_CONVERT", "Only iterables may be used in a ListType")
     listed = msgspec.convert(commands, list[dict[str, Any]])
     if len(listed) > 100:
-        raise Refusal(400, 30032, "Maximum number of application commands reached (100)")
+        raise DiscordRefusal(400, 30032, "Maximum number of application commands reached (100)")
     for index, command in enumerate(listed):
         name = str(command.get("name") or "")
         if not COMMAND_NAME.fullmatch(name) or name != name.lower():

@@ -11,9 +11,9 @@ from typing import ClassVar, Generic, TypeVar
 import attrs
 
 from .faults import Fault, RateLimited
-from .ledger import Call, Ledger
-from .reception import Reception
-from .server import LoopbackServer, Reply
+from .ledger import CallLedger, RecordedCall
+from .reception import FakeReception
+from .server import FakeReply, LoopbackServer
 
 __all__ = ["FakePlatform", "SentMessage"]
 
@@ -40,11 +40,15 @@ class FakePlatform(Generic[M]):
     """Where the API is below the address of the server."""
 
     def __init__(
-        self, token: str, *, rate_limited: Callable[[RateLimited], Reply], error_of: Callable[[Reply], str | None]
+        self,
+        token: str,
+        *,
+        rate_limited: Callable[[RateLimited], FakeReply],
+        error_of: Callable[[FakeReply], str | None],
     ) -> None:
         self.token = token
-        self.reception = Reception(rate_limited=rate_limited, error_of=error_of)
-        self.messages: Ledger[M] = Ledger("message")
+        self.reception = FakeReception(rate_limited=rate_limited, error_of=error_of)
+        self.messages: CallLedger[M] = CallLedger("message")
         self._server: LoopbackServer | None = None
 
     @property
@@ -59,18 +63,18 @@ class FakePlatform(Generic[M]):
         return self._server
 
     @property
-    def calls(self) -> Ledger[Call]:
+    def calls(self) -> CallLedger[RecordedCall]:
         """Every call of the API, in order, as it was answered."""
         return self.reception.calls
 
     async def wait_for_call(
         self,
         method: str,
-        matches: Callable[[Call], bool] | None = None,
+        matches: Callable[[RecordedCall], bool] | None = None,
         *,
         count: int = 1,
         timeout: float | None = None,
-    ) -> Call:
+    ) -> RecordedCall:
         """The `count`th call of a method, now or within `timeout` seconds; else raises `NothingArrived`."""
         return await self.reception.wait_for_call(method, matches, count, timeout)
 

@@ -1,6 +1,6 @@
 """What a fake platform has seen: every call in order, and a way to wait for the next thing of interest.
 
-A `Ledger` only grows. Waiting is level-triggered: whoever waits looks at everything that is already there first, so
+A `CallLedger` only grows. Waiting is level-triggered: whoever waits looks at everything that is already there first, so
 a test cannot miss what happened before it asked. A wait that sees nothing says what there was instead.
 """
 
@@ -14,7 +14,7 @@ import trio
 
 from .changes import Changes
 
-__all__ = ["Call", "Ledger", "NothingArrived"]
+__all__ = ["CallLedger", "NothingArrived", "RecordedCall"]
 
 WAIT_SECONDS = 5.0
 SHOWN_ENTRIES = 12
@@ -29,7 +29,7 @@ class NothingArrived(AssertionError):
 
 @final
 @attrs.frozen
-class Call:
+class RecordedCall:
     """One call of the platform's API, as it was answered.
 
     `method` is the documented name (`sendMessage`, `create_message`, `chat.postMessage`). `status` is the HTTP status,
@@ -44,7 +44,7 @@ class Call:
 
 
 @final
-class Ledger(Generic[T]):
+class CallLedger(Generic[T]):
     """An append-only list that can be waited on."""
 
     def __init__(self, noun: str) -> None:

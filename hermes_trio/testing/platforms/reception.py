@@ -8,28 +8,30 @@ from typing import Any, final
 import trio
 
 from .faults import Delay, Drop, FaultScript, RateLimited, ServerError
-from .ledger import WAIT_SECONDS, Call, Ledger
-from .server import ConnectionDropped, Reply
+from .ledger import WAIT_SECONDS, CallLedger, RecordedCall
+from .server import ConnectionDropped, FakeReply
 
-__all__ = ["Reception"]
+__all__ = ["FakeReception"]
 
 
 @final
-class Reception:
+class FakeReception:
     """The record of calls and the script of faults of one fake.
 
     `rate_limited` writes the platform's own 429 answer; `error_of` reads the platform's error text from an answer.
     """
 
     def __init__(
-        self, *, rate_limited: Callable[[RateLimited], Reply], error_of: Callable[[Reply], str | None]
+        self, *, rate_limited: Callable[[RateLimited], FakeReply], error_of: Callable[[FakeReply], str | None]
     ) -> None:
-        self.calls: Ledger[Call] = Ledger("call")
+        self.calls: CallLedger[RecordedCall] = CallLedger("call")
         self.faults = FaultScript()
         self._rate_limited = rate_limited
         self._error_of = error_of
 
-    async def attend(self, method: str, params: Mapping[str, Any], act: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def attend(
+        self, method: str, params: Mapping[str, Any], act: Callable[[], Awaitable[FakeReply]]
+    ) -> FakeReply:
         """Answer one call, or raise `ConnectionDropped` where the script says so."""
         fault = self.faults.take(method)
         match fault:
@@ -40,7 +42,7 @@ class Reception:
             case ServerError():
                 page = b"<html><body>upstream failure</body></html>"
                 self._record(method, params, fault.status, "upstream failure")
-                return Reply(fault.status, page, {"content-type": "text/html"})
+                return FakeReply(fault.status, page, {"content-type": "text/html"})
             case Drop(before=True):
                 self._record(method, params, 0, "connection dropped")
                 raise ConnectionDropped
@@ -56,15 +58,15 @@ class Reception:
         return reply
 
     async def wait_for_call(
-        self, method: str, matches: Callable[[Call], bool] | None, count: int, timeout: float | None
-    ) -> Call:
+        self, method: str, matches: Callable[[RecordedCall], bool] | None, count: int, timeout: float | None
+    ) -> RecordedCall:
         """The `count`th call of a method that matches."""
 
-        def fits(call: Call) -> bool:
+        def fits(call: RecordedCall) -> bool:
             return call.method == method and (matches is None or matches(call))
 
         seconds = WAIT_SECONDS if timeout is None else timeout
         return await self.calls.nth(count, fits, wanted=f"of {method}", timeout=seconds)
 
     def _record(self, method: str, params: Mapping[str, Any], status: int, error: str | None) -> None:
-        self.calls.append(Call(len(self.calls), method, dict(params), status, error))
+        self.calls.append(RecordedCall(len(self.calls), method, dict(params), status, error))

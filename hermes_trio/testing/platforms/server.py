@@ -23,7 +23,7 @@ from wsproto.events import Request as UpgradeRequest
 from hermes_trio.adapters.wire.websocket import WebSocket
 from hermes_trio.messaging.errors import single_failure
 
-__all__ = ["ConnectionDropped", "LoopbackServer", "Reply", "Request", "open_loopback_server"]
+__all__ = ["ConnectionDropped", "FakeReply", "FakeRequest", "LoopbackServer", "open_loopback_server"]
 
 READ_SIZE = 65536
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -36,7 +36,7 @@ class ConnectionDropped(Exception):
 
 @final
 @attrs.frozen
-class Request:
+class FakeRequest:
     """One complete request. Header names are lower-case; `path` is decoded and has no query."""
 
     method: str
@@ -59,7 +59,7 @@ class Request:
 
 @final
 @attrs.frozen
-class Reply:
+class FakeReply:
     """One complete answer."""
 
     status: int
@@ -67,13 +67,13 @@ class Reply:
     headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
 
     @classmethod
-    def of(cls, value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    def of(cls, value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> FakeReply:
         """An answer with a JSON body."""
         return cls(status, msgspec.json.encode(value), {"content-type": "application/json", **(headers or {})})
 
 
-Handler = Callable[[Request], Awaitable[Reply]]
-SocketHandler = Callable[[Request, WebSocket], Awaitable[None]]
+Handler = Callable[[FakeRequest], Awaitable[FakeReply]]
+SocketHandler = Callable[[FakeRequest, WebSocket], Awaitable[None]]
 
 
 @final
@@ -123,8 +123,10 @@ class LoopbackServer:
                 return
             protocol.start_next_cycle()
 
-    async def _answer(self, stream: trio.SocketStream, protocol: h11.Connection, request: Request) -> Reply | None:
-        reply: Reply | None = None
+    async def _answer(
+        self, stream: trio.SocketStream, protocol: h11.Connection, request: FakeRequest
+    ) -> FakeReply | None:
+        reply: FakeReply | None = None
         dropped = False
         async with trio.open_nursery() as nursery:
 
@@ -150,7 +152,7 @@ class LoopbackServer:
         return reply
 
     async def _upgrade(
-        self, stream: trio.SocketStream, request: Request, headers: list[tuple[bytes, bytes]], target: bytes
+        self, stream: trio.SocketStream, request: FakeRequest, headers: list[tuple[bytes, bytes]], target: bytes
     ) -> None:
         assert self.handle_socket is not None
         protocol = WSConnection(ConnectionType.SERVER)
@@ -163,7 +165,7 @@ class LoopbackServer:
 
 async def _read_request(
     stream: trio.SocketStream, protocol: h11.Connection
-) -> tuple[Request, list[tuple[bytes, bytes]], bytes] | None:
+) -> tuple[FakeRequest, list[tuple[bytes, bytes]], bytes] | None:
     head: h11.Request | None = None
     body = bytearray()
     while True:
@@ -185,7 +187,7 @@ async def _read_request(
             return None
     parts = urlsplit(head.target.decode("ascii"))
     headers = {name.decode("ascii").lower(): value.decode("latin-1") for name, value in head.headers}
-    request = Request(
+    request = FakeRequest(
         method=head.method.decode("ascii"),
         path=unquote(parts.path),
         query=dict(parse_qsl(parts.query, keep_blank_values=True)),
@@ -195,7 +197,9 @@ async def _read_request(
     return request, list(head.headers), head.target
 
 
-async def _write_reply(stream: trio.SocketStream, protocol: h11.Connection, reply: Reply, *, head_only: bool) -> None:
+async def _write_reply(
+    stream: trio.SocketStream, protocol: h11.Connection, reply: FakeReply, *, head_only: bool
+) -> None:
     headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in reply.headers.items()]
     if reply.status != 204:
         headers.append((b"content-length", str(len(reply.body)).encode("ascii")))

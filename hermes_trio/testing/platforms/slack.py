@@ -19,8 +19,8 @@ import trio
 
 from .fake import FakePlatform, SentMessage
 from .faults import RateLimited
-from .ledger import WAIT_SECONDS, Ledger
-from .server import Reply, Request, open_loopback_server
+from .ledger import WAIT_SECONDS, CallLedger
+from .server import FakeReply, FakeRequest, open_loopback_server
 from .slack_blocks import POST_TEXT_LIMIT, UPDATE_TEXT_LIMIT, SlackRefusal, check_content
 from .slack_delivery import FakeSlackSocket, SlackDeliveries
 
@@ -81,7 +81,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         super().__init__(token, rate_limited=_rate_limited, error_of=_error_of)
         self.app_token = app_token
         self.signing_secret = signing_secret
-        self.reactions: Ledger[tuple[str, str, str]] = Ledger("reaction")
+        self.reactions: CallLedger[tuple[str, str, str]] = CallLedger("reaction")
         self.deliveries = SlackDeliveries(signing_secret, ack_timeout, retry_delay, lambda: int(time.time()))
         self._channels: dict[str, _Channel] = {}
         self._response_urls: dict[str, _ResponseUrl] = {}
@@ -223,7 +223,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
 
     # The API.
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: FakeRequest) -> FakeReply:
         """Answer a Web API method, or a response URL."""
         if request.path.startswith("/actions/"):
             return self._respond(request)
@@ -234,7 +234,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
             params |= msgspec.convert(raw, dict[str, Any])
         method = _METHODS.get(name)
 
-        async def act() -> Reply:
+        async def act() -> FakeReply:
             await trio.lowlevel.checkpoint()
             try:
                 if method is None:
@@ -242,14 +242,14 @@ class FakeSlack(FakePlatform[SlackMessage]):
                 self._authenticate(name, request, params)
                 if raw is None:
                     raise SlackRefusal("invalid_json")
-                return Reply.of({"ok": True, **method(self, params)})
+                return FakeReply.of({"ok": True, **method(self, params)})
             except SlackRefusal as refusal:
-                return Reply.of(refusal.body)
+                return FakeReply.of(refusal.body)
 
         recorded = {key: value for key, value in params.items() if key != "token"}
         return await self.reception.attend(name, recorded, act)
 
-    def _authenticate(self, method: str, request: Request, params: Mapping[str, Any]) -> None:
+    def _authenticate(self, method: str, request: FakeRequest, params: Mapping[str, Any]) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or str(params.get("token") or "")
         if not given:
             raise SlackRefusal("not_authed")
@@ -324,10 +324,10 @@ class FakeSlack(FakePlatform[SlackMessage]):
         self.reactions.append((place.id, ts, name))
         return {}
 
-    def _respond(self, request: Request) -> Reply:
+    def _respond(self, request: FakeRequest) -> FakeReply:
         target = self._response_urls.get(request.path)
         if target is None or target.uses >= RESPONSE_URL_USES:
-            return Reply(404, b"used_url")
+            return FakeReply(404, b"used_url")
         target.uses += 1
         raw: Any = request.json()
         params = msgspec.convert(raw, dict[str, Any]) if isinstance(raw, dict) else {}
@@ -342,8 +342,8 @@ class FakeSlack(FakePlatform[SlackMessage]):
                 hidden = None if params.get("response_type") == "in_channel" else (place.user or "someone")
                 self._publish(place, text, blocks, params.get("thread_ts"), ephemeral_for=hidden)
         except SlackRefusal as refusal:
-            return Reply(400, refusal.error.encode())
-        return Reply(200, b"ok")
+            return FakeReply(400, refusal.error.encode())
+        return FakeReply(200, b"ok")
 
     # The inside.
 
@@ -476,12 +476,12 @@ _METHODS: dict[str, Callable[[FakeSlack, Mapping[str, Any]], dict[str, Any]]] = 
 }
 
 
-def _rate_limited(fault: RateLimited) -> Reply:
+def _rate_limited(fault: RateLimited) -> FakeReply:
     headers = {"retry-after": str(math.ceil(fault.retry_after))}
-    return Reply.of({"ok": False, "error": "ratelimited"}, status=429, headers=headers)
+    return FakeReply.of({"ok": False, "error": "ratelimited"}, status=429, headers=headers)
 
 
-def _error_of(reply: Reply) -> str | None:
+def _error_of(reply: FakeReply) -> str | None:
     return msgspec.json.decode(reply.body).get("error")
 
 

@@ -1,6 +1,6 @@
 """How Slack delivers: Socket Mode envelopes with acknowledgements, or signed HTTP requests with retries.
 
-Everything that people do becomes a `Delivery`. It is repeated, with a retry number, until it is acknowledged or three retries
+Everything that people do becomes a `SlackDelivery`. It is repeated, with a retry number, until it is acknowledged or three retries
 are used up, over whichever connection is there. The fake's owner runs `run` and `serve`; nothing outlives them.
 """
 
@@ -21,11 +21,11 @@ import trio
 from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
 
 from .callback import Callback, post
-from .ledger import Ledger
-from .server import Request
+from .ledger import CallLedger
+from .server import FakeRequest
 from .sockets import FakeSockets
 
-__all__ = ["Acknowledgement", "Delivery", "FakeSlackSocket", "SlackDeliveries", "sign"]
+__all__ = ["Acknowledgement", "FakeSlackSocket", "SlackDeliveries", "SlackDelivery", "sign"]
 
 MAX_RETRIES = 3
 MAX_QUEUED = 100_000
@@ -33,7 +33,7 @@ MAX_QUEUED = 100_000
 
 @final
 @attrs.define(eq=False)
-class Delivery:
+class SlackDelivery:
     """One thing to deliver. `kind` is events_api, interactive or slash_commands."""
 
     kind: str
@@ -67,9 +67,9 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
     def __init__(self) -> None:
         super().__init__()
         self.opened = 0
-        self.acknowledgements: Ledger[Acknowledgement] = Ledger("acknowledgement")
+        self.acknowledgements: CallLedger[Acknowledgement] = CallLedger("acknowledgement")
         self._tickets: set[str] = set()
-        self._waiting: dict[str, Delivery] = {}
+        self._waiting: dict[str, SlackDelivery] = {}
         self._turn = itertools.count()
         self._count = itertools.count(1)
 
@@ -95,7 +95,7 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
             if close:
                 await socket.close(timeout=0.5)
 
-    async def serve(self, request: Request, socket: WebSocket) -> None:
+    async def serve(self, request: FakeRequest, socket: WebSocket) -> None:
         """Speak to one client until its connection ends."""
         if self.refuse_connections or request.query.get("ticket") not in self._tickets:
             await socket.abort()
@@ -114,7 +114,7 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
             while True:
                 self._hear(msgspec.json.decode(await socket.receive()))
 
-    async def try_deliver(self, delivery: Delivery, ack_timeout: float, sent: Callable[[], None]) -> bool:
+    async def try_deliver(self, delivery: SlackDelivery, ack_timeout: float, sent: Callable[[], None]) -> bool:
         """Send one envelope once, say that it was sent, and wait for its acknowledgement while the connection lasts."""
         await self._changes.until(lambda: bool(self.connections))
         socket = self.connections[next(self._turn) % len(self.connections)]
@@ -157,19 +157,19 @@ class SlackDeliveries:
 
     def __init__(self, signing_secret: str, ack_timeout: float, retry_delay: float, now: Callable[[], int]) -> None:
         self.socket = FakeSlackSocket()
-        self.callbacks: Ledger[Callback] = Ledger("request to the app")
+        self.callbacks: CallLedger[Callback] = CallLedger("request to the app")
         self.request_url: str | None = None
-        self.given_up: Ledger[Delivery] = Ledger("abandoned delivery")
+        self.given_up: CallLedger[SlackDelivery] = CallLedger("abandoned delivery")
         self.signing_secret = signing_secret
         self._ack_timeout = ack_timeout
         self._retry_delay = retry_delay
         self._now = now
         self._count = itertools.count(1)
-        self._send, self._receive = trio.open_memory_channel[Delivery](MAX_QUEUED)
+        self._send, self._receive = trio.open_memory_channel[SlackDelivery](MAX_QUEUED)
 
-    def add(self, kind: str, payload: dict[str, Any]) -> Delivery:
+    def add(self, kind: str, payload: dict[str, Any]) -> SlackDelivery:
         """Queue something for delivery, after everything queued before it."""
-        delivery = Delivery(kind, payload, f"envelope-{next(self._count)}")
+        delivery = SlackDelivery(kind, payload, f"envelope-{next(self._count)}")
         self._send.send_nowait(delivery)
         return delivery
 
@@ -195,7 +195,7 @@ class SlackDeliveries:
         return callback
 
     async def _insist(
-        self, delivery: Delivery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, delivery: SlackDelivery, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         begun = False
 
@@ -214,7 +214,7 @@ class SlackDeliveries:
             await trio.sleep(self._retry_delay)
         begin()
 
-    async def _try(self, delivery: Delivery, sent: Callable[[], None]) -> bool:
+    async def _try(self, delivery: SlackDelivery, sent: Callable[[], None]) -> bool:
         if self.request_url is None:
             return await self.socket.try_deliver(delivery, self._ack_timeout, sent)
         retry, delivery.attempts = delivery.attempts, delivery.attempts + 1

@@ -22,10 +22,10 @@ from .callback import Callback, post
 from .changes import Changes
 from .fake import FakePlatform
 from .faults import RateLimited
-from .ledger import WAIT_SECONDS, Ledger
-from .server import Reply, Request, open_loopback_server
+from .ledger import WAIT_SECONDS, CallLedger
+from .server import FakeReply, FakeRequest, open_loopback_server
 from .telegram_arguments import (
-    Refusal,
+    TelegramRefusal,
     arguments_of,
     bad_request,
     boolean,
@@ -37,7 +37,7 @@ from .telegram_arguments import (
     structure,
     without_reply,
 )
-from .telegram_chats import BotMessage, Chat
+from .telegram_chats import BotMessage, FakeChat
 
 __all__ = ["BotMessage", "FakeTelegram", "open_fake_telegram"]
 
@@ -81,11 +81,11 @@ class FakeTelegram(FakePlatform[BotMessage]):
     def __init__(self, token: str, username: str, webhook_retry_delay: float) -> None:
         super().__init__(token, rate_limited=_rate_limited, error_of=_error_of)
         self.bot = {"id": int(token.partition(":")[0]), "is_bot": True, "first_name": "Bot", "username": username}
-        self.webhook_deliveries: Ledger[Callback] = Ledger("webhook delivery")
+        self.webhook_deliveries: CallLedger[Callback] = CallLedger("webhook delivery")
         self.commands: list[dict[str, str]] = []
-        self.chat_actions: Ledger[tuple[int, str, int | None]] = Ledger("chat action")
+        self.chat_actions: CallLedger[tuple[int, str, int | None]] = CallLedger("chat action")
         self.answered_callbacks: dict[str, dict[str, Any]] = {}
-        self._chats: dict[int, Chat] = {}
+        self._chats: dict[int, FakeChat] = {}
         self._updates: list[dict[str, Any]] = []
         self._next_update = 100_000_001
         self._next_message = 1
@@ -137,13 +137,13 @@ class FakeTelegram(FakePlatform[BotMessage]):
 
     def add_private_chat(self, user_id: int, first_name: str = "Ada") -> None:
         """A person who has started the bot: until then the bot cannot write to them."""
-        self._chats.setdefault(user_id, Chat(user_id, "private", first_name))
+        self._chats.setdefault(user_id, FakeChat(user_id, "private", first_name))
 
     def add_group(self, chat_id: int, title: str = "Group", *, forum: bool = False) -> None:
         """A (super)group that the bot is a member of. Its id is negative."""
         assert chat_id < 0, "Telegram's group ids are negative"
         kind = "supergroup" if forum or chat_id <= -1_000_000_000_000 else "group"
-        self._chats.setdefault(chat_id, Chat(chat_id, kind, title, forum))
+        self._chats.setdefault(chat_id, FakeChat(chat_id, kind, title, forum))
 
     def add_topic(self, chat_id: int, thread_id: int) -> None:
         self._chats[chat_id].topics.add(thread_id)
@@ -212,28 +212,28 @@ class FakeTelegram(FakePlatform[BotMessage]):
 
     # The API.
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: FakeRequest) -> FakeReply:
         """Answer `/bot<token>/<method>`."""
         match = re.fullmatch(r"/bot([^/]+)/([A-Za-z]+)", request.path)
         if match is None:
-            return Refusal(404, "Not Found").reply()
+            return TelegramRefusal(404, "Not Found").reply()
         token, name = match.groups()
         params = arguments_of(request)
         # Method names are not case-sensitive.
         method = next((m for m in ("getUpdates", *_METHODS) if m.lower() == name.lower()), None)
 
-        async def act() -> Reply:
+        async def act() -> FakeReply:
             try:
                 if not re.fullmatch(r"\d+:[\w-]+", token):
-                    raise Refusal(404, "Not Found")
+                    raise TelegramRefusal(404, "Not Found")
                 if token != self.token:
-                    raise Refusal(401, "Unauthorized")
+                    raise TelegramRefusal(401, "Unauthorized")
                 if method is None:
-                    raise Refusal(404, "Not Found")
+                    raise TelegramRefusal(404, "Not Found")
                 if method == "getUpdates":
-                    return Reply.of({"ok": True, "result": await self._get_updates(params)})
-                return Reply.of({"ok": True, "result": _METHODS[method](self, params)})
-            except Refusal as refusal:
+                    return FakeReply.of({"ok": True, "result": await self._get_updates(params)})
+                return FakeReply.of({"ok": True, "result": _METHODS[method](self, params)})
+            except TelegramRefusal as refusal:
                 return refusal.reply()
 
         return await self.reception.attend(method or name, params, act)
@@ -241,7 +241,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
     async def _get_updates(self, params: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self._webhook.url:
             hint = "use deleteWebhook to delete the webhook first"
-            raise Refusal(409, f"Conflict: can't use getUpdates method while webhook is active; {hint}")
+            raise TelegramRefusal(409, f"Conflict: can't use getUpdates method while webhook is active; {hint}")
         if self._poller is not None:
             self._poller.terminated = True
         mine = self._poller = _Poller()
@@ -258,7 +258,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
                 await self._changes.until(lambda: bool(self._updates) or mine.terminated)
             if mine.terminated:
                 hint = "make sure that only one bot instance is running"
-                raise Refusal(409, f"Conflict: terminated by other getUpdates request; {hint}")
+                raise TelegramRefusal(409, f"Conflict: terminated by other getUpdates request; {hint}")
             return self._updates[:limit]
         finally:
             if self._poller is mine:
@@ -468,7 +468,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
         self._next_message += 1
         return self._next_message - 1
 
-    def _chat(self, params: Mapping[str, Any]) -> Chat:
+    def _chat(self, params: Mapping[str, Any]) -> FakeChat:
         if params.get("chat_id") in (None, ""):
             raise bad_request("chat_id is empty")
         chat = self._chats.get(integer(params, "chat_id") or 0)
@@ -476,16 +476,16 @@ class FakeTelegram(FakePlatform[BotMessage]):
             raise bad_request("chat not found")
         return chat
 
-    def _writable_chat(self, params: Mapping[str, Any]) -> Chat:
+    def _writable_chat(self, params: Mapping[str, Any]) -> FakeChat:
         chat = self._chat(params)
         if chat.forbidden is not None:
-            raise Refusal(403, f"Forbidden: {chat.forbidden}")
+            raise TelegramRefusal(403, f"Forbidden: {chat.forbidden}")
         if chat.moved_to is not None:
             text = "Bad Request: group chat was upgraded to a supergroup chat"
-            raise Refusal(400, text, migrate_to_chat_id=chat.moved_to)
+            raise TelegramRefusal(400, text, migrate_to_chat_id=chat.moved_to)
         return chat
 
-    def _reply_target(self, chat: Chat, params: Mapping[str, Any]) -> int | None:
+    def _reply_target(self, chat: FakeChat, params: Mapping[str, Any]) -> int | None:
         reply: Any = structure(params, "reply_parameters")
         if reply is None:
             return None
@@ -534,12 +534,12 @@ _METHODS: dict[str, Callable[[FakeTelegram, Mapping[str, Any]], Any]] = {
 }
 
 
-def _rate_limited(fault: RateLimited) -> Reply:
+def _rate_limited(fault: RateLimited) -> FakeReply:
     seconds = math.ceil(fault.retry_after)
-    return Refusal(429, f"Too Many Requests: retry after {seconds}", retry_after=seconds).reply()
+    return TelegramRefusal(429, f"Too Many Requests: retry after {seconds}", retry_after=seconds).reply()
 
 
-def _error_of(reply: Reply) -> str | None:
+def _error_of(reply: FakeReply) -> str | None:
     return None if reply.status == 200 else msgspec.json.decode(reply.body)["description"]
 
 

@@ -1,6 +1,6 @@
 """How the Bot API reads the arguments of a call, and how it refuses them.
 
-Arguments arrive in the query, as JSON or as a form; objects inside a form are JSON text. Every refusal is a `Refusal`
+Arguments arrive in the query, as JSON or as a form; objects inside a form are JSON text. Every refusal is a `TelegramRefusal`
 with the status and the description that the Bot API answers with.
 """
 
@@ -13,10 +13,10 @@ from typing import Any, final
 import msgspec
 
 from .markdown_v2 import MarkupError, parse_markdown_v2, utf16_length
-from .server import Reply, Request
+from .server import FakeReply, FakeRequest
 
 __all__ = [
-    "Refusal",
+    "TelegramRefusal",
     "arguments_of",
     "bad_request",
     "boolean",
@@ -34,25 +34,25 @@ CALLBACK_DATA_BYTES = 64
 
 
 @final
-class Refusal(Exception):
+class TelegramRefusal(Exception):
     def __init__(self, status: int, description: str, **parameters: Any) -> None:
         super().__init__(description)
         self.status = status
         self.description = description
         self.parameters = parameters
 
-    def reply(self) -> Reply:
+    def reply(self) -> FakeReply:
         body: dict[str, Any] = {"ok": False, "error_code": self.status, "description": self.description}
         if self.parameters:
             body["parameters"] = self.parameters
-        return Reply.of(body, status=self.status)
+        return FakeReply.of(body, status=self.status)
 
 
-def bad_request(description: str) -> Refusal:
-    return Refusal(400, f"Bad Request: {description}")
+def bad_request(description: str) -> TelegramRefusal:
+    return TelegramRefusal(400, f"Bad Request: {description}")
 
 
-def arguments_of(request: Request) -> dict[str, Any]:
+def arguments_of(request: FakeRequest) -> dict[str, Any]:
     params: dict[str, Any] = dict(request.query)
     if "json" in request.headers.get("content-type", ""):
         body = request.json()

@@ -8,7 +8,7 @@ import attrs
 
 from .fake import SentMessage
 
-__all__ = ["BotMessage", "Chat"]
+__all__ = ["BotMessage", "FakeChat"]
 
 
 @final
@@ -29,7 +29,7 @@ class BotMessage(SentMessage):
 
 @final
 @attrs.define
-class Chat:
+class FakeChat:
     id: int
     type: str
     title: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_trio.base.lazy import lazily
+from hermes_trio.base.lazy import lazy_attributes
 
 from .links import McpLinks, open_links
 from .settings import McpServer, McpSettings
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["LinkState", "McpLink", "McpLinks", "McpServer", "McpSettings", "McpTool", "open_links"]
 
-__getattr__ = lazily(__name__, {".link": ("LinkState", "McpLink", "McpTool")})
+__getattr__ = lazy_attributes(__name__, {".link": ("LinkState", "McpLink", "McpTool")})

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, cast
 import msgspec
 from msgspec import Meta
 
-from hermes_trio.base.settings import SettingsError, read_table
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.settings import SettingsError, read_settings
+from hermes_trio.base.structs import RedactedStruct
 
 __all__ = ["McpServer", "McpSettings"]
 
@@ -20,7 +20,7 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class McpServer(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class McpServer(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[mcp.servers.NAME]`: a `command` that speaks over its standard streams, or the `url` of a streamable HTTP server.
 
     `${NAME}` in `env` and `headers` is a variable of this process, so that secrets need not stand in the file.
@@ -57,13 +57,13 @@ class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         given: Any = table.get("servers", {})
         if not isinstance(given, dict):
             raise SettingsError("mcp.servers must be a table of servers, [mcp.servers.NAME]")
-        settings = read_table({**table, "servers": {}}, cls, "mcp")
+        settings = read_settings({**table, "servers": {}}, cls, "mcp")
         servers: dict[str, McpServer] = {}
         for name, entry in cast("dict[str, Any]", given).items():
             where = f"mcp.servers.{name}"
             if not isinstance(entry, dict):
                 raise SettingsError(f"{where} must be a table, [{where}]")
-            server = read_table(cast("dict[str, Any]", entry), McpServer, where)
+            server = read_settings(cast("dict[str, Any]", entry), McpServer, where)
             if not _NAME.fullmatch(name):
                 raise SettingsError(f"{where}: a name has 1 to 32 letters, digits, '_' or '-'")
             if bool(server.command) == bool(server.url):

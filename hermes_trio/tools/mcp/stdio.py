@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from hermes_trio.tools.terminal.output import Decoder, RingText
+from hermes_trio.tools.terminal.output import OutputDecoder, RingText
 from hermes_trio.tools.warden import KeptProcess, ProcessSpec, StdinClosed, Warden
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class StdioServer:
                     return
 
     async def _read_errors(self, process: KeptProcess) -> None:
-        decoder = Decoder()
+        decoder = OutputDecoder()
         assert process.errors is not None
         try:
             while data := await process.errors.receive_some():

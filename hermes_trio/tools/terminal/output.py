@@ -46,7 +46,7 @@ def strip_ansi(text: str) -> str:
 
 
 @final
-class Decoder:
+class OutputDecoder:
     """UTF-8 from a stream: a character is never split, and a broken byte becomes U+FFFD."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from hermes_trio.runtime.context import current_turn
 from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.tools.context import Place
+from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.registry import schema_of
 from hermes_trio.tools.warden import StdinClosed
 
@@ -70,7 +70,7 @@ class ProcessTool:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._spec = ToolSpec(name="process", description=_DESCRIPTION, parameters=schema_of(ProcessArguments))
-        self._actions: Mapping[str, Callable[[BackgroundProcess, ProcessArguments, Place], Awaitable[Result]]] = {
+        self._actions: Mapping[str, Callable[[BackgroundProcess, ProcessArguments, ToolContext], Awaitable[Result]]] = {
             "poll": self._poll,
             "log": self._log,
             "wait": self._wait,
@@ -107,7 +107,7 @@ class ProcessTool:
         return await self._act(current_turn(), given)
 
     async def _act(self, turn: Turn | None, given: ProcessArguments) -> Result:
-        place = Place.of(turn)
+        place = ToolContext.of(turn)
         if given.action == "list":
             return {"processes": [self._line(record) for record in self._processes.of_session(place.session_id)]}
         action = self._actions.get(given.action)
@@ -150,7 +150,7 @@ class ProcessTool:
             "status": "running" if record.running else "exited",
         }
 
-    async def _poll(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _poll(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         """A status check: the promised notice still comes."""
         await trio.lowlevel.checkpoint()
         return {
@@ -161,7 +161,7 @@ class ProcessTool:
             **_end_of(record),
         }
 
-    async def _log(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _log(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         part = record.output.log(given.offset, given.limit)
         last = part.first + part.lines
         if not record.running and last >= part.total_lines:
@@ -177,7 +177,7 @@ class ProcessTool:
             **({"dropped_characters": record.output.dropped} if record.output.dropped else {}),
         }
 
-    async def _wait(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _wait(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         limit = self._processes.settings.timeout
         seconds = min(given.timeout or limit, limit)
         note = ""
@@ -212,7 +212,7 @@ class ProcessTool:
 
     # -- acting ------------------------------------------------------------------------------------------------------------------
 
-    async def _kill(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _kill(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         job = record.job
         await job.mark_seen()
         if not job.state.terminal:
@@ -231,7 +231,7 @@ class ProcessTool:
             }
         return {**self._facts(record), "status": "already_exited", "output": record.tail(END_OUTPUT), **_end_of(record)}
 
-    async def _write(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _write(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         if not record.running or record.process is None:
             return _already_exited(record)
         text = given.data + ("\n" if given.action == "submit" else "")
@@ -245,7 +245,7 @@ class ProcessTool:
             return {"status": "error", "session_id": record.id, "error": error}
         return {"status": "ok", "session_id": record.id, "bytes_written": len(text)}
 
-    async def _close(self, record: BackgroundProcess, given: ProcessArguments, place: Place) -> Result:
+    async def _close(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
         if not record.running or record.process is None:
             return _already_exited(record)
         try:

@@ -21,14 +21,14 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, JobState
 from hermes_trio.runtime.ports import NoticeKind
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.tree import waiting
-from hermes_trio.tools.context import Place
+from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.settings import TerminalSettings
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Stdin, Warden, WardenError
 
 from .notices import completion_text, watch_text
-from .output import AnsiFilter, Decoder, RingText, mask_secrets
-from .shell_state import Shells
-from .watching import Breaker, Disabled, Match, Watch, WatchEvent
+from .output import AnsiFilter, OutputDecoder, RingText, mask_secrets
+from .shell_state import ShellStates
+from .watching import Breaker, Disabled, Match, OutputWatch, WatchEvent
 
 __all__ = ["KILLED_BY_TOOL", "SEE_OFF_LIMIT", "BackgroundProcess", "OutputLog", "Processes"]
 
@@ -73,7 +73,7 @@ class BackgroundProcess:
     cwd: str
     pty: bool = False
     notify: bool = False
-    watch: Watch | None = None
+    watch: OutputWatch | None = None
     started_at: float = 0.0
     started: float = 0.0
     ended: float | None = None
@@ -130,7 +130,7 @@ class Processes:
     def __init__(
         self,
         warden: Warden,
-        shells: Shells,
+        shells: ShellStates,
         settings: TerminalSettings,
         output_log: OutputLog | None,
         clock: Callable[[], float] = trio.current_time,
@@ -185,7 +185,7 @@ class Processes:
 
     async def start(
         self,
-        place: Place,
+        place: ToolContext,
         command: str,
         *,
         cwd: str = "",
@@ -207,7 +207,7 @@ class Processes:
             cwd=cwd or self._shells.cwd_of(place.context),
             pty=pty,
             notify=notify,
-            watch=Watch(watch, self._breaker, self._clock) if watch else None,
+            watch=OutputWatch(watch, self._breaker, self._clock) if watch else None,
             output=RingText(self._settings.ring_characters),
         )
         spec = JobSpec(
@@ -228,7 +228,7 @@ class Processes:
 
     # -- the life of one process -------------------------------------------------------------------------------------------------
 
-    async def _live(self, job: Job, record: BackgroundProcess, place: Place, cwd: str) -> JobState:
+    async def _live(self, job: Job, record: BackgroundProcess, place: ToolContext, cwd: str) -> JobState:
         """The job's task. Cancelling kills the process and all its descendants, and keeps what it wrote."""
         record.job = job
         with self.slot(record.session_id), self._shells.lease(place.context, cwd=cwd) as lease:
@@ -324,7 +324,7 @@ class Processes:
     async def _read(self, record: BackgroundProcess, reading: trio.CancelScope) -> None:
         """The one reader of the output, until nobody holds its other end or it is told that nothing more will come."""
         assert record.process is not None
-        decoder, escapes = Decoder(), AnsiFilter()
+        decoder, escapes = OutputDecoder(), AnsiFilter()
         noted = -1
         note_at = self._clock() + SETTLE_SECONDS
         with reading:

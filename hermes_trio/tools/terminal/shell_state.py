@@ -1,6 +1,6 @@
 """What a session's shell remembers between two commands: its directory, its variables, its functions and aliases.
 
-`Shells` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
+`ShellStates` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
 the state and writes what became of it into a private file of its own; the change, not the whole, is then merged, so commands that run side by side do not
 undo each other. State is forgotten when its session is over. It is also forgotten when it was idle for long or there are too many sessions, but then never
 while a command holds a lease on it (H29).
@@ -24,7 +24,7 @@ import msgspec
 from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE
 
-__all__ = ["Lease", "Shell", "Shells", "base_environment", "open_shells"]
+__all__ = ["Lease", "ShellState", "ShellStates", "base_environment", "open_shells"]
 
 BASHES: Final = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
@@ -113,7 +113,7 @@ def base_environment(server: Mapping[str, str], passed_on: Sequence[str] = ()) -
     return found
 
 
-class Shell(msgspec.Struct, eq=False):
+class ShellState(msgspec.Struct, eq=False):
     """One session's state. `changes` are the variables that differ from the base environment; None for one that was removed."""
 
     cwd: str
@@ -128,8 +128,8 @@ class Shell(msgspec.Struct, eq=False):
 class Lease:
     """A session's state in the hands of one command: what it starts with, and where it leaves what became of it."""
 
-    _shells: Shells
-    _shell: Shell
+    _shells: ShellStates
+    _shell: ShellState
     cwd: str
     environment: dict[str, str]
     _definitions: bytes
@@ -195,7 +195,7 @@ def _read(path: Path) -> bytes:
 
 
 @final
-class Shells:
+class ShellStates:
     """The shells of all sessions. `open_shells` makes it and removes its files."""
 
     def __init__(
@@ -211,7 +211,7 @@ class Shells:
         self._folder = folder
         self._clock = clock
         self._cwd = cwd
-        self._sessions: OrderedDict[str, Shell] = OrderedDict()
+        self._sessions: OrderedDict[str, ShellState] = OrderedDict()
         self._files = 0
         self.base: dict[str, str] = dict(base)
         self.login = login
@@ -264,17 +264,19 @@ class Shells:
         self._files += 1
         return self._folder / str(self._files)
 
-    def _of(self, context: SessionContext) -> Shell:
+    def _of(self, context: SessionContext) -> ShellState:
         shell = self._sessions.get(context.session_id)
         if shell is None:
-            shell = Shell(cwd=context.cwd if os.path.isabs(context.cwd) and os.path.isdir(context.cwd) else self._cwd)
+            shell = ShellState(
+                cwd=context.cwd if os.path.isabs(context.cwd) and os.path.isdir(context.cwd) else self._cwd
+            )
             self._sessions[context.session_id] = shell
         shell.used_at = self._clock()
         self._sessions.move_to_end(context.session_id)
         self._prune()
         return shell
 
-    def _standing(self, shell: Shell) -> str:
+    def _standing(self, shell: ShellState) -> str:
         """The session's directory; the default again if it has been removed, or no command could ever run again."""
         return shell.cwd if os.path.isdir(shell.cwd) else self._cwd
 
@@ -299,12 +301,12 @@ _FOLDER: Final = "hermes-trio-shells-"
 @contextmanager
 def open_shells(
     base: Mapping[str, str], cwd: str, clock: Callable[[], float], *, login: bool = False
-) -> Iterator[Shells]:
-    """`Shells` for the body of the `with`, in a private folder that goes with it. Folders of servers that were killed are swept."""
+) -> Iterator[ShellStates]:
+    """`ShellStates` for the body of the `with`, in a private folder that goes with it. Folders of servers that were killed are swept."""
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
     try:
-        yield Shells(folder, base, cwd, clock, login=login)
+        yield ShellStates(folder, base, cwd, clock, login=login)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,21 +15,21 @@ import trio
 from msgspec import Meta
 
 from hermes_trio import guard
-from hermes_trio.agent.command_policy import Consent
+from hermes_trio.agent.command_policy import CommandPolicy
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import keep_partial_result
 from hermes_trio.runtime.context import current_turn
 from hermes_trio.runtime.errors import Draining, JobRefused, RuntimeClosed
 from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.tools.context import Place
+from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.registry import schema_of
 from hermes_trio.tools.settings import TerminalSettings
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Warden, WardenError
 
-from .output import AnsiFilter, Decoder, HeadTail, mask_secrets
+from .output import AnsiFilter, HeadTail, OutputDecoder, mask_secrets
 from .processes import SEE_OFF_LIMIT, Processes
-from .shell_state import Lease, Shells
+from .shell_state import Lease, ShellStates
 
 __all__ = ["Terminal", "TerminalArguments"]
 
@@ -82,7 +82,12 @@ class Terminal:
     """See the module. As a tool it is called by the loop; a program calls it directly: `await terminal(command="ls")`."""
 
     def __init__(
-        self, warden: Warden, shells: Shells, processes: Processes, consent: Consent, settings: TerminalSettings
+        self,
+        warden: Warden,
+        shells: ShellStates,
+        processes: Processes,
+        consent: CommandPolicy,
+        settings: TerminalSettings,
     ) -> None:
         self._warden = warden
         self._shells = shells
@@ -120,7 +125,7 @@ class Terminal:
     # -- before anything runs ----------------------------------------------------------------------------------------------------
 
     async def _run(self, turn: Turn | None, given: TerminalArguments) -> dict[str, Any]:
-        place = Place.of(turn)
+        place = ToolContext.of(turn)
         refused = self._misused(given)
         if refused is not None:
             return refused
@@ -168,7 +173,7 @@ class Terminal:
             )
         return None
 
-    def _directory(self, place: Place, workdir: str | None) -> str:
+    def _directory(self, place: ToolContext, workdir: str | None) -> str:
         """The absolute directory for this call, or empty for the session's own. Raises `NotADirectoryError` with the shell's words."""
         if not workdir:
             return ""
@@ -183,7 +188,7 @@ class Terminal:
 
     # -- background --------------------------------------------------------------------------------------------------------------
 
-    async def _background(self, place: Place, given: TerminalArguments, cwd: str) -> dict[str, Any]:
+    async def _background(self, place: ToolContext, given: TerminalArguments, cwd: str) -> dict[str, Any]:
         patterns = [] if given.notify_on_complete else list(given.watch_patterns or ())
         notify = given.notify_on_complete
         asked = notify or bool(patterns)
@@ -230,7 +235,7 @@ class Terminal:
 
     # -- foreground --------------------------------------------------------------------------------------------------------------
 
-    async def _foreground(self, place: Place, given: TerminalArguments, cwd: str) -> dict[str, Any]:
+    async def _foreground(self, place: ToolContext, given: TerminalArguments, cwd: str) -> dict[str, Any]:
         """Run to the end, the time-out or the cancellation; in every case nothing of it runs when this returns or raises."""
         seconds = given.timeout or self._settings.timeout
         output = HeadTail(self._settings.output_characters)
@@ -252,7 +257,7 @@ class Terminal:
         return self._result(given, _finished(output), status, how)
 
     async def _conduct(
-        self, place: Place, command: str, lease: Lease, output: HeadTail, seconds: float
+        self, place: ToolContext, command: str, lease: Lease, output: HeadTail, seconds: float
     ) -> tuple[ExitStatus, KillHow, bool]:
         spec = ProcessSpec(
             argv=lease.argv(command, keep=True),
@@ -318,7 +323,7 @@ class _Reading:
 
     async def run(self) -> None:
         """Read until nobody holds the other end. Shielded: the owner cancels `scope` when nothing more will come."""
-        decoder, escapes = Decoder(), AnsiFilter()
+        decoder, escapes = OutputDecoder(), AnsiFilter()
         with self.scope:
             try:
                 while data := await self._process.output.receive_some():

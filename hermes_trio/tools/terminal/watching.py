@@ -1,6 +1,6 @@
 """Watching a process's output for plain substrings, without letting a talkative process flood its conversation.
 
-A `Watch` belongs to one process, a `Breaker` is shared by all; both are pure: text and time come in, events come out,
+A `OutputWatch` belongs to one process, a `Breaker` is shared by all; both are pure: text and time come in, events come out,
 and whoever feeds the watch routes them, the breaker's included, to that process's conversation. Lines are put together
 across chunks (H24), so the same output gives the same matches however it was cut.
 """
@@ -161,7 +161,7 @@ class Breaker:
 
 
 @final
-class Watch:
+class OutputWatch:
     """One process's patterns and their limits. Raises `ValueError` for patterns that could never match a line."""
 
     def __init__(self, patterns: Iterable[str], breaker: Breaker, clock: Callable[[], float]) -> None:

@@ -13,7 +13,7 @@ from hermes_trio.tools.warden.errors import (
     WardenClosed,
     WardenError,
 )
-from hermes_trio.tools.warden.process import KeptProcess, Phase
+from hermes_trio.tools.warden.process import KeptProcess, ProcessPhase
 from hermes_trio.tools.warden.spec import ExitStatus, KillHow, KillReport, ProcessSpec, Stdin
 from hermes_trio.tools.warden.streams import OutputStream
 from hermes_trio.tools.warden.warden import Warden, WardenReceipt, open_warden
@@ -25,7 +25,7 @@ __all__ = [
     "KillReport",
     "NotTaken",
     "OutputStream",
-    "Phase",
+    "ProcessPhase",
     "ProcessSpec",
     "SpawnFailed",
     "Stdin",

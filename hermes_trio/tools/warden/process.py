@@ -38,7 +38,7 @@ _HOW = {
 }
 
 
-class Phase(enum.Enum):
+class ProcessPhase(enum.Enum):
     """Where a job is. It only moves down this list."""
 
     PLANNED = enum.auto()
@@ -82,7 +82,7 @@ class KeptProcess:
     _link: trio.SocketStream = attrs.field(repr=False)
     pid: int = attrs.field(init=False, default=0)
     keeper_pid: int = attrs.field(init=False, default=0)
-    phase: Phase = attrs.field(init=False, default=Phase.PLANNED)
+    phase: ProcessPhase = attrs.field(init=False, default=ProcessPhase.PLANNED)
     survivors: int = attrs.field(init=False, default=0)
     """How many processes withstood the last SIGKILL, as far as the keeper could tell."""
     _status: ExitStatus | None = attrs.field(init=False, default=None)
@@ -236,9 +236,9 @@ class KeptProcess:
             while len(unread) >= FRAME.size:
                 self._hear(*FRAME.unpack_from(unread))
                 unread = unread[FRAME.size :]
-        if self.phase is Phase.PLANNED:
+        if self.phase is ProcessPhase.PLANNED:
             self._failure = NotTaken("the warden, or the keeper, died before it took the command")
-        elif self.phase is not Phase.EMPTY:
+        elif self.phase is not ProcessPhase.EMPTY:
             self._lose()
             await self._cleared.wait()
         self._finish()
@@ -253,16 +253,16 @@ class KeptProcess:
     def _hear(self, kind: int, first: int, second: int) -> None:
         match kind:
             case Kind.HELLO:
-                self.phase, self.keeper_pid = Phase.KEPT, first
+                self.phase, self.keeper_pid = ProcessPhase.KEPT, first
             case Kind.STARTED:
-                self.phase, self.pid = Phase.RUNNING, first
+                self.phase, self.pid = ProcessPhase.RUNNING, first
                 self._launched.set()
             case Kind.FAILED:
                 self._failure = _explain(self.spec, Stage(first), second)
             case Kind.ORPHANED:
                 self._lost = self._status is None
             case Kind.EXITED:
-                self.phase = Phase.EXITED
+                self.phase = ProcessPhase.EXITED
                 self._exit(ExitStatus.from_frame(first, second, lost=self._lost))
             case Kind.SURVIVORS:
                 self.survivors = first
@@ -276,7 +276,7 @@ class KeptProcess:
     def _lose(self) -> None:
         """The keeper died before its job did."""
         self._lost = True
-        if self._failure is None and self.phase is Phase.KEPT:
+        if self._failure is None and self.phase is ProcessPhase.KEPT:
             self._failure = SpawnFailed("the keeper of the command died before it could say that the command runs")
         if self._status is None:
             self._exit(ExitStatus(lost=True))
@@ -288,9 +288,9 @@ class KeptProcess:
         self._exited.set()
 
     def _finish(self) -> None:
-        if self.phase is Phase.EMPTY:
+        if self.phase is ProcessPhase.EMPTY:
             return
-        self.phase = Phase.EMPTY
+        self.phase = ProcessPhase.EMPTY
         self.survivors = 0
         if self._status is None:
             self._exit(ExitStatus(lost=self._lost))

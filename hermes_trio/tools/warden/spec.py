@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Plan, Streams
 from hermes_trio.tools.warden.errors import SpawnFailed
 
@@ -27,7 +27,7 @@ class Stdin(enum.Enum):
     """A terminal, which is the command's output too."""
 
 
-class ProcessSpec(Discreet, frozen=True, kw_only=True):
+class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
     """A command to start: either a `command` for the shell or an `argv`, in `cwd`, with exactly this environment."""
 
     hidden: ClassVar[tuple[str, ...]] = ("env",)

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from hermes_trio.adapters.discord.client import DiscordClient, Interaction, InteractionResponse
 from hermes_trio.adapters.discord.rate_limits import RateLimits
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import Drop, FakeDiscord, RateLimited, ServerError, open_fake_discord
 
 CHANNEL = "500"
@@ -34,7 +34,7 @@ async def test_wrong_token_is_permanent_and_never_shown(discord: FakeDiscord, ca
     with caplog.at_level(logging.DEBUG):
         async with DiscordClient(discord.base_url, "wrong-token") as client:
             error = await refused(client.get_current_user())
-    assert (error.kind, error.permanent) == (ErrorKind.UNAUTHORIZED, True)
+    assert (error.kind, error.permanent) == (PlatformErrorKind.UNAUTHORIZED, True)
     assert "wrong-token" not in f"{error!r} {client!r} {caplog.text}"
 
 
@@ -59,7 +59,7 @@ async def test_nonce_makes_sending_repeatable(discord: FakeDiscord, discord_clie
     discord.add_channel(CHANNEL)
     discord.fail("create_message", Drop(before=False))
     error = await refused(discord_client.create_message(CHANNEL, "once", nonce="n-1"))
-    assert (error.kind, error.ambiguous) == (ErrorKind.TRANSIENT, True)
+    assert (error.kind, error.ambiguous) == (PlatformErrorKind.TRANSIENT, True)
     await discord_client.create_message(CHANNEL, "once", nonce="n-1")
     assert len(discord.messages) == 1
 
@@ -75,7 +75,7 @@ async def test_edit_delete_typing_and_channel(discord: FakeDiscord, discord_clie
     await discord_client.delete_message(CHANNEL, message.id)
     assert seen.deleted
     error = await refused(discord_client.edit_message(CHANNEL, message.id, "late"))
-    assert (error.kind, error.missing, error.code) == (ErrorKind.NOT_FOUND, Missing.MESSAGE, 10008)
+    assert (error.kind, error.missing, error.code) == (PlatformErrorKind.NOT_FOUND, Missing.MESSAGE, 10008)
     channel = await discord_client.get_channel(CHANNEL)
     assert (channel.name, channel.is_thread) == ("general", False)
 
@@ -96,20 +96,25 @@ async def test_direct_message_and_threads(discord: FakeDiscord, discord_client: 
 @pytest.mark.parametrize(
     ("content", "components", "kind", "where"),
     [
-        ("a" * 2001, None, ErrorKind.TOO_LONG, "content"),
-        ("  ", None, ErrorKind.BAD_FORMAT, "empty"),
-        ("a", [{"type": 2}], ErrorKind.BAD_FORMAT, "components.0.type"),
-        ("a", [{"type": 1, "components": [{"type": 2, "style": 1}]}], ErrorKind.BAD_FORMAT, "custom_id"),
+        ("a" * 2001, None, PlatformErrorKind.TOO_LONG, "content"),
+        ("  ", None, PlatformErrorKind.BAD_FORMAT, "empty"),
+        ("a", [{"type": 2}], PlatformErrorKind.BAD_FORMAT, "components.0.type"),
+        ("a", [{"type": 1, "components": [{"type": 2, "style": 1}]}], PlatformErrorKind.BAD_FORMAT, "custom_id"),
         (
             "a",
             [{"type": 1, "components": [{"type": 2, "style": 1, "custom_id": "x", "label": "y" * 81}]}],
-            ErrorKind.BAD_FORMAT,
+            PlatformErrorKind.BAD_FORMAT,
             "components.0.components.0.label",
         ),
     ],
 )
 async def test_refused_messages(
-    discord: FakeDiscord, discord_client: DiscordClient, content: str, components: list, kind: ErrorKind, where: str
+    discord: FakeDiscord,
+    discord_client: DiscordClient,
+    content: str,
+    components: list,
+    kind: PlatformErrorKind,
+    where: str,
 ) -> None:
     """What Discord refuses is refused here, with the path into the body, and nothing is sent."""
     discord.add_channel(CHANNEL)
@@ -126,14 +131,14 @@ async def test_unknown_and_forbidden_channels(discord: FakeDiscord, discord_clie
     discord.forbid(CHANNEL)
     forbidden = await refused(discord_client.create_message(CHANNEL, "hello"))
     assert (missing.missing, missing.code) == (Missing.CHAT, 10003)
-    assert (forbidden.kind, forbidden.code) == (ErrorKind.FORBIDDEN, 50013)
+    assert (forbidden.kind, forbidden.code) == (PlatformErrorKind.FORBIDDEN, 50013)
 
 
 async def test_server_error_is_transient(discord: FakeDiscord, discord_client: DiscordClient) -> None:
     """A 5xx with a page that is no JSON is transient, and may have been carried out."""
     discord.fail("get_current_user", ServerError(503))
     error = await refused(discord_client.get_current_user())
-    assert (error.kind, error.ambiguous, error.code) == (ErrorKind.TRANSIENT, True, 503)
+    assert (error.kind, error.ambiguous, error.code) == (PlatformErrorKind.TRANSIENT, True, 503)
 
 
 async def test_exhausted_bucket_is_waited_for(discord: FakeDiscord, discord_client: DiscordClient) -> None:
@@ -158,7 +163,7 @@ async def test_scripted_limits_block_one_bucket_or_all(discord: FakeDiscord) -> 
         discord.fail("trigger_typing", RateLimited(30, everywhere=True))
         await refused(client.trigger_typing(CHANNEL))
         third = await refused(client.get_current_user())
-    assert {first.kind, second.kind, third.kind} == {ErrorKind.RATE_LIMITED}
+    assert {first.kind, second.kind, third.kind} == {PlatformErrorKind.RATE_LIMITED}
     assert first.retry_after == 30
     assert 29 < (second.retry_after or 0) <= 30
     assert [call.method for call in discord.calls] == ["create_message", "trigger_typing", "trigger_typing"]
@@ -202,7 +207,7 @@ async def test_interaction_is_answered_once(discord: FakeDiscord, discord_client
     assert error.code == 40060
     unknown = Interaction(id="1", application_id="8000", type=3, token="secret-interaction-token")
     error = await refused(discord_client.respond(unknown, InteractionResponse.REPLY, "x"))
-    assert (error.kind, error.code) == (ErrorKind.NOT_FOUND, 10062)
+    assert (error.kind, error.code) == (PlatformErrorKind.NOT_FOUND, 10062)
     assert "secret-interaction-token" not in f"{error!r} {unknown!r}"
 
 
@@ -237,4 +242,4 @@ async def test_commands_are_overwritten_and_validated(discord: FakeDiscord, disc
     await discord_client.overwrite_commands("8000", [{"name": "status", "description": "What is running"}])
     assert [command["name"] for command in discord.commands] == ["status"]
     error = await refused(discord_client.overwrite_commands("8000", [{"name": "Not Good", "description": "x"}]))
-    assert (error.kind, "0.name" in error.message) == (ErrorKind.BAD_FORMAT, True)
+    assert (error.kind, "0.name" in error.message) == (PlatformErrorKind.BAD_FORMAT, True)

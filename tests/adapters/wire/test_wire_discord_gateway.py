@@ -15,7 +15,7 @@ from hermes_trio.adapters.discord.gateway import (
     open_discord_gateway,
 )
 from hermes_trio.adapters.wire.backoff import Backoff
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import FakeDiscord, ServerError, open_fake_discord
 
 CHANNEL = "500"
@@ -160,7 +160,11 @@ async def test_wrong_token_is_fatal(discord: FakeDiscord) -> None:
         with pytest.raises(PlatformError) as caught, trio.fail_after(5):
             async with open_discord_gateway(client, **QUICK):
                 await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.permanent, caught.value.code) == (ErrorKind.UNAUTHORIZED, True, 4004)
+    assert (caught.value.kind, caught.value.permanent, caught.value.code) == (
+        PlatformErrorKind.UNAUTHORIZED,
+        True,
+        4004,
+    )
     assert "wrong-token" not in str(caught.value)
 
 
@@ -173,7 +177,7 @@ async def test_disallowed_intents_are_fatal() -> None:
         with pytest.raises(PlatformError, match="developer portal") as caught, trio.fail_after(5):
             async with open_discord_gateway(client, **QUICK):
                 await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.code) == (ErrorKind.FORBIDDEN, 4014)
+    assert (caught.value.kind, caught.value.code) == (PlatformErrorKind.FORBIDDEN, 4014)
 
 
 async def test_short_outage_is_ridden_out(discord: FakeDiscord, discord_client: DiscordClient) -> None:
@@ -190,7 +194,7 @@ async def test_long_outage_is_the_owners(discord: FakeDiscord, discord_client: D
     with pytest.raises(PlatformError) as caught, trio.fail_after(5):
         async with open_discord_gateway(discord_client, **QUICK):
             await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.TRANSIENT, False)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.TRANSIENT, False)
 
 
 async def test_no_session_start_left(discord: FakeDiscord, discord_client: DiscordClient) -> None:
@@ -199,7 +203,7 @@ async def test_no_session_start_left(discord: FakeDiscord, discord_client: Disco
     with pytest.raises(PlatformError) as caught, trio.fail_after(5):
         async with open_discord_gateway(discord_client, backoff=Backoff(attempts=1)):
             await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.RATE_LIMITED, 60)
+    assert (caught.value.kind, caught.value.retry_after) == (PlatformErrorKind.RATE_LIMITED, 60)
     assert len(discord.gateway.log) == 0
 
 

@@ -8,13 +8,13 @@ import trio
 from hermes_trio.adapters.discord.client import DiscordClient
 from hermes_trio.adapters.slack.client import SlackClient
 from hermes_trio.adapters.telegram.client import TelegramClient
-from hermes_trio.messaging.errors import ErrorKind, PlatformError, Redaction, single_failure
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, Redaction, single_failure
 
 
-@pytest.mark.parametrize("kind", ErrorKind)
-def test_kinds_know_whether_they_are_permanent(kind: ErrorKind) -> None:
+@pytest.mark.parametrize("kind", PlatformErrorKind)
+def test_kinds_know_whether_they_are_permanent(kind: PlatformErrorKind) -> None:
     """Only kinds that a repetition may mend are not permanent; a caller may say otherwise."""
-    passing = {ErrorKind.RATE_LIMITED, ErrorKind.TRANSIENT, ErrorKind.UNKNOWN}
+    passing = {PlatformErrorKind.RATE_LIMITED, PlatformErrorKind.TRANSIENT, PlatformErrorKind.UNKNOWN}
     assert PlatformError(kind, "x").permanent is (kind not in passing)
     assert PlatformError(kind, "x", permanent=True).permanent
 
@@ -22,7 +22,7 @@ def test_kinds_know_whether_they_are_permanent(kind: ErrorKind) -> None:
 def test_kinds_are_the_senders_vocabulary() -> None:
     """The words of GW-5, and `unauthorized` for a credential that is refused."""
     words = "too_long bad_format forbidden not_found rate_limited transient unauthorized unknown"
-    assert {kind.value for kind in ErrorKind} == set(words.split())
+    assert {kind.value for kind in PlatformErrorKind} == set(words.split())
 
 
 def test_redaction_hides_itself() -> None:
@@ -38,7 +38,7 @@ def test_impossible_tokens_are_refused_unseen(client: type, token: str) -> None:
     """A token that no platform gives out is refused at once, without quoting it."""
     with pytest.raises(PlatformError) as caught:
         client("http://127.0.0.1:1", token)
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.UNAUTHORIZED, True)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.UNAUTHORIZED, True)
     assert not token or token.strip() not in str(caught.value)
 
 

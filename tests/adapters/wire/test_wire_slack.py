@@ -12,9 +12,9 @@ import trio
 
 from hermes_trio.adapters.slack.client import BlockActions, EventCallback, SlackClient
 from hermes_trio.adapters.slack.signing import is_signed_by_slack
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import ANY, Drop, FakeSlack, RateLimited, ServerError
-from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server
 
 CHANNEL = "C1"
 BUTTONS = [
@@ -45,7 +45,7 @@ async def test_wrong_token_is_permanent_and_never_shown(slack: FakeSlack, caplog
     with caplog.at_level(logging.DEBUG):
         async with SlackClient(slack.base_url, "xoxb-wrong") as client:
             error = await refused(client.auth_test())
-    assert (error.kind, error.permanent) == (ErrorKind.UNAUTHORIZED, True)
+    assert (error.kind, error.permanent) == (PlatformErrorKind.UNAUTHORIZED, True)
     assert "xoxb" not in f"{error!r} {client!r} {caplog.text}"
 
 
@@ -53,7 +53,7 @@ async def test_bot_token_does_not_open_a_socket(slack: FakeSlack) -> None:
     """Socket Mode needs the app-level token; the bot token is refused."""
     async with SlackClient(slack.base_url, slack.token, app_token=slack.token) as client:
         error = await refused(client.open_connection())
-    assert (error.kind, error.code) == (ErrorKind.UNAUTHORIZED, "not_allowed_token_type")
+    assert (error.kind, error.code) == (PlatformErrorKind.UNAUTHORIZED, "not_allowed_token_type")
 
 
 async def test_message_in_a_thread_with_blocks(slack: FakeSlack, slack_client: SlackClient) -> None:
@@ -76,7 +76,7 @@ async def test_edit_delete_react_and_names(slack: FakeSlack, slack_client: Slack
     await slack_client.delete(CHANNEL, ts)
     assert seen.deleted
     error = await refused(slack_client.update(CHANNEL, ts, "late"))
-    assert (error.kind, error.missing) == (ErrorKind.NOT_FOUND, Missing.MESSAGE)
+    assert (error.kind, error.missing) == (PlatformErrorKind.NOT_FOUND, Missing.MESSAGE)
     assert await slack_client.channel_name(CHANNEL) == "general"
     assert await slack_client.user_name("U7") == "Person U7"
 
@@ -97,7 +97,7 @@ async def test_long_text_is_cut_when_posted_and_refused_when_edited(
     slack.add_channel(CHANNEL)
     ts = await slack_client.post_message(CHANNEL, "a" * 40_001)
     assert (len(slack.messages[0].text), slack.messages[0].truncated) == (40_000, True)
-    assert (await refused(slack_client.update(CHANNEL, ts, "a" * 4_001))).kind is ErrorKind.TOO_LONG
+    assert (await refused(slack_client.update(CHANNEL, ts, "a" * 4_001))).kind is PlatformErrorKind.TOO_LONG
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_refused_messages(
     """What Slack refuses is refused here with the place in the blocks, and nothing is sent."""
     slack.add_channel(CHANNEL)
     error = await refused(slack_client.post_message(CHANNEL, text, blocks=blocks))
-    assert (error.kind, error.permanent) == (ErrorKind.BAD_FORMAT, True)
+    assert (error.kind, error.permanent) == (PlatformErrorKind.BAD_FORMAT, True)
     assert detail in error.message
     assert len(slack.messages) == 0
 
@@ -137,7 +137,7 @@ async def test_missing_and_forbidden_places(slack: FakeSlack, slack_client: Slac
     foreign = await refused(slack_client.post_message("C2", "hello"))
     assert (missing.missing, thread.missing) == (Missing.CHAT, Missing.THREAD)
     assert (archived.code, foreign.code) == ("is_archived", "not_in_channel")
-    assert {archived.kind, foreign.kind} == {ErrorKind.FORBIDDEN}
+    assert {archived.kind, foreign.kind} == {PlatformErrorKind.FORBIDDEN}
 
 
 async def test_faults(slack: FakeSlack, slack_client: SlackClient) -> None:
@@ -149,9 +149,9 @@ async def test_faults(slack: FakeSlack, slack_client: SlackClient) -> None:
     broken = await refused(slack_client.post_message(CHANNEL, "hello"))
     slack.fail("chat.postMessage", Drop(before=False))
     lost = await refused(slack_client.post_message(CHANNEL, "hello"))
-    assert (limited.kind, limited.retry_after) == (ErrorKind.RATE_LIMITED, 12)
-    assert (broken.kind, broken.ambiguous, broken.code) == (ErrorKind.TRANSIENT, True, 503)
-    assert (lost.kind, lost.ambiguous) == (ErrorKind.TRANSIENT, True)
+    assert (limited.kind, limited.retry_after) == (PlatformErrorKind.RATE_LIMITED, 12)
+    assert (broken.kind, broken.ambiguous, broken.code) == (PlatformErrorKind.TRANSIENT, True, 503)
+    assert (lost.kind, lost.ambiguous) == (PlatformErrorKind.TRANSIENT, True)
     assert [call.status for call in slack.calls] == [429, 503, 0]
     assert len(slack.messages) == 1
 
@@ -167,15 +167,15 @@ async def test_response_url_replaces_and_wears_out(slack: FakeSlack, slack_clien
     for _ in range(4):
         await slack_client.respond(url, "note", in_channel=True)
     error = await refused(slack_client.respond(url, "too late"))
-    assert error.kind is ErrorKind.NOT_FOUND
+    assert error.kind is PlatformErrorKind.NOT_FOUND
     error = await refused(slack_client.respond("http://127.0.0.1:1/actions/secret", "x"))
     assert "secret" not in str(error)
 
 
-Endpoint = Callable[[Request], Awaitable[Reply]]
+Endpoint = Callable[[FakeRequest], Awaitable[FakeReply]]
 
 
-def signed(slack: FakeSlack, request: Request) -> bool:
+def signed(slack: FakeSlack, request: FakeRequest) -> bool:
     """Whether the request proves that it comes from this Slack, judged at the time that it names."""
     timestamp = request.headers["x-slack-request-timestamp"]
     return is_signed_by_slack(
@@ -191,13 +191,13 @@ async def test_events_api_requests_are_signed_and_repeated(slack: FakeSlack) -> 
     """Events are posted with a valid signature, and again with a retry number until they are accepted."""
     seen: list[tuple[str, str | None]] = []
 
-    async def endpoint(request: Request) -> Reply:
+    async def endpoint(request: FakeRequest) -> FakeReply:
         assert signed(slack, request)
         callback = msgspec.json.decode(request.body, type=EventCallback)
         if callback.type == "url_verification":
-            return Reply.of({"challenge": callback.challenge})
+            return FakeReply.of({"challenge": callback.challenge})
         seen.append((callback.event_id, request.headers.get("x-slack-retry-num")))
-        return Reply(500 if len(seen) == 1 else 200)
+        return FakeReply(500 if len(seen) == 1 else 200)
 
     async with open_loopback_server(endpoint) as server:
         slack.use_request_url(f"{server.url}/slack/events")
@@ -213,11 +213,11 @@ async def test_clicks_and_commands_are_posted_as_forms(slack: FakeSlack, slack_c
     """Interactions arrive as a form with JSON in `payload`, commands as a plain form, both signed."""
     seen: list[dict[str, list[str]]] = []
 
-    async def endpoint(request: Request) -> Reply:
+    async def endpoint(request: FakeRequest) -> FakeReply:
         assert signed(slack, request)
         if request.headers["content-type"] == "application/x-www-form-urlencoded":
             seen.append(parse_qs(request.body.decode()))
-        return Reply(200)
+        return FakeReply(200)
 
     async with open_loopback_server(endpoint) as server:
         slack.use_request_url(server.url)

@@ -8,7 +8,7 @@ import trio
 from hermes_trio.adapters.slack.client import SlackClient
 from hermes_trio.adapters.slack.socket import Envelope, SlackSocket, SocketStatus, open_slack_socket
 from hermes_trio.adapters.wire.backoff import Backoff
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import FakeSlack, ServerError, open_fake_slack
 
 CHANNEL = "C1"
@@ -142,7 +142,7 @@ async def test_link_disabled_is_fatal(slack: FakeSlack, slack_client: SlackClien
 
     with pytest.raises(PlatformError, match="settings") as caught, trio.fail_after(5):
         await stay_connected()
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.FORBIDDEN, True)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.FORBIDDEN, True)
 
 
 async def test_wrong_app_token_is_fatal(slack: FakeSlack) -> None:
@@ -151,7 +151,7 @@ async def test_wrong_app_token_is_fatal(slack: FakeSlack) -> None:
         with pytest.raises(PlatformError) as caught, trio.fail_after(5):
             async with open_slack_socket(client, **QUICK):
                 await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.UNAUTHORIZED, True)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.UNAUTHORIZED, True)
     assert "xapp-wrong" not in str(caught.value)
 
 
@@ -168,7 +168,7 @@ async def test_long_outage_is_the_owners(slack: FakeSlack, slack_client: SlackCl
     with pytest.raises(PlatformError) as caught, trio.fail_after(5):
         async with open_slack_socket(slack_client, **QUICK):
             await trio.sleep_forever()
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.TRANSIENT, False)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.TRANSIENT, False)
     assert "ticket" not in str(caught.value)
 
 

@@ -9,9 +9,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio.adapters.telegram.client import TelegramClient, parse_update
-from hermes_trio.messaging.errors import ErrorKind, Missing, PlatformError
+from hermes_trio.messaging.errors import Missing, PlatformError, PlatformErrorKind
 from hermes_trio.testing.platforms import ANY, Delay, Drop, FakeTelegram, RateLimited, ServerError
-from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server
 
 GROUP = -1001234567890
 
@@ -33,7 +33,7 @@ async def test_wrong_token_is_permanent_and_never_shown(telegram: FakeTelegram, 
     """A wrong or malformed token is UNAUTHORIZED for good, and appears in no text."""
     async with TelegramClient(telegram.base_url, token) as client:
         error = await refused(client.get_me())
-    assert (error.kind, error.permanent) == (ErrorKind.UNAUTHORIZED, True)
+    assert (error.kind, error.permanent) == (PlatformErrorKind.UNAUTHORIZED, True)
     assert token not in f"{error} {error!r} {client!r}"
 
 
@@ -50,7 +50,7 @@ async def test_token_is_in_no_log_and_no_traceback(
     async with TelegramClient("http://127.0.0.1:1", telegram.token) as nowhere:
         error = await refused(nowhere.get_me())
     assert telegram.token not in str(error)
-    assert (error.kind, error.ambiguous) == (ErrorKind.TRANSIENT, False)
+    assert (error.kind, error.ambiguous) == (PlatformErrorKind.TRANSIENT, False)
 
 
 async def test_updates_are_polled_and_confirmed(telegram: FakeTelegram, telegram_client: TelegramClient) -> None:
@@ -119,7 +119,7 @@ async def test_poller_goes_on_after_an_error(telegram: FakeTelegram, telegram_cl
     telegram.fail("getUpdates", ServerError())
     telegram.say("hello")
     error = await refused(anext(poller))
-    assert (error.kind, error.code) == (ErrorKind.TRANSIENT, 502)
+    assert (error.kind, error.code) == (PlatformErrorKind.TRANSIENT, 502)
     update = await anext(poller)
     assert update.message is not None
 
@@ -204,7 +204,7 @@ async def test_button_click_arrives_and_is_answered_once(
     assert (query.id, query.data, query.sender.id, query.message.text) == (query_id, "y", 42, "ok?")
     await telegram_client.answer_callback_query(query.id, "done")
     error = await refused(telegram_client.answer_callback_query(query.id))
-    assert (error.kind, error.missing) == (ErrorKind.NOT_FOUND, Missing.OTHER)
+    assert (error.kind, error.missing) == (PlatformErrorKind.NOT_FOUND, Missing.OTHER)
     assert telegram.answered_callbacks[query_id]["text"] == "done"
 
 
@@ -234,7 +234,7 @@ async def test_edit_delete_and_chat_action(telegram: FakeTelegram, telegram_clie
     assert telegram.messages[0].deleted
     assert list(telegram.chat_actions) == [(42, "typing", None)]
     error = await refused(telegram_client.edit_message_text(42, message.message_id, "late"))
-    assert (error.kind, error.missing) == (ErrorKind.NOT_FOUND, Missing.MESSAGE)
+    assert (error.kind, error.missing) == (PlatformErrorKind.NOT_FOUND, Missing.MESSAGE)
 
 
 async def test_length_is_counted_in_utf16_units(telegram: FakeTelegram, telegram_client: TelegramClient) -> None:
@@ -242,23 +242,23 @@ async def test_length_is_counted_in_utf16_units(telegram: FakeTelegram, telegram
     telegram.say("hello")
     await telegram_client.send_message(42, "😀" * 2048)
     error = await refused(telegram_client.send_message(42, "😀" * 2048 + "a"))
-    assert (error.kind, error.permanent) == (ErrorKind.TOO_LONG, True)
+    assert (error.kind, error.permanent) == (PlatformErrorKind.TOO_LONG, True)
 
 
 @pytest.mark.parametrize(
     ("text", "options", "kind"),
     [
-        ("1. first", {"parse_mode": "MarkdownV2"}, ErrorKind.BAD_FORMAT),
-        ("*open", {"parse_mode": "MarkdownV2"}, ErrorKind.BAD_FORMAT),
-        ("text", {"parse_mode": "nonsense"}, ErrorKind.BAD_FORMAT),
-        ("  \n", {}, ErrorKind.BAD_FORMAT),
-        ("text", {"inline_keyboard": [[{"text": "x", "callback_data": "d" * 65}]]}, ErrorKind.BAD_FORMAT),
-        ("text", {"message_thread_id": 77}, ErrorKind.NOT_FOUND),
-        ("text", {"message_thread_id": 1}, ErrorKind.NOT_FOUND),
+        ("1. first", {"parse_mode": "MarkdownV2"}, PlatformErrorKind.BAD_FORMAT),
+        ("*open", {"parse_mode": "MarkdownV2"}, PlatformErrorKind.BAD_FORMAT),
+        ("text", {"parse_mode": "nonsense"}, PlatformErrorKind.BAD_FORMAT),
+        ("  \n", {}, PlatformErrorKind.BAD_FORMAT),
+        ("text", {"inline_keyboard": [[{"text": "x", "callback_data": "d" * 65}]]}, PlatformErrorKind.BAD_FORMAT),
+        ("text", {"message_thread_id": 77}, PlatformErrorKind.NOT_FOUND),
+        ("text", {"message_thread_id": 1}, PlatformErrorKind.NOT_FOUND),
     ],
 )
 async def test_refused_messages(
-    telegram: FakeTelegram, telegram_client: TelegramClient, text: str, options: dict, kind: ErrorKind
+    telegram: FakeTelegram, telegram_client: TelegramClient, text: str, options: dict, kind: PlatformErrorKind
 ) -> None:
     """What the Bot API refuses is refused here, with a kind that a sender can act on, and nothing is sent."""
     telegram.say("hello", chat_id=GROUP)
@@ -279,11 +279,11 @@ async def test_blocked_and_migrated_chats(telegram: FakeTelegram, telegram_clien
     """A block is FORBIDDEN; a group that became a supergroup says where it went."""
     telegram.say("hello")
     telegram.forbid(42)
-    assert (await refused(telegram_client.send_message(42, "hello"))).kind is ErrorKind.FORBIDDEN
+    assert (await refused(telegram_client.send_message(42, "hello"))).kind is PlatformErrorKind.FORBIDDEN
     telegram.say("hello", chat_id=-55)
     telegram.migrate(-55, GROUP)
     error = await refused(telegram_client.send_message(-55, "hello"))
-    assert (error.kind, error.moved_to) == (ErrorKind.NOT_FOUND, str(GROUP))
+    assert (error.kind, error.moved_to) == (PlatformErrorKind.NOT_FOUND, str(GROUP))
 
 
 async def test_rate_limit_says_how_long(telegram: FakeTelegram, telegram_client: TelegramClient) -> None:
@@ -291,7 +291,7 @@ async def test_rate_limit_says_how_long(telegram: FakeTelegram, telegram_client:
     telegram.say("hello")
     telegram.fail("sendMessage", RateLimited(7))
     error = await refused(telegram_client.send_message(42, "hello"))
-    assert (error.kind, error.retry_after, error.permanent) == (ErrorKind.RATE_LIMITED, 7, False)
+    assert (error.kind, error.retry_after, error.permanent) == (PlatformErrorKind.RATE_LIMITED, 7, False)
     await telegram_client.send_message(42, "hello")
 
 
@@ -300,7 +300,7 @@ async def test_lost_answer_is_ambiguous(telegram: FakeTelegram, telegram_client:
     telegram.say("hello")
     telegram.fail("sendMessage", Drop(before=False))
     error = await refused(telegram_client.send_message(42, "hello"))
-    assert (error.kind, error.ambiguous) == (ErrorKind.TRANSIENT, True)
+    assert (error.kind, error.ambiguous) == (PlatformErrorKind.TRANSIENT, True)
     assert (await telegram.wait_for_message(chat_id=42)).text == "hello"
 
 
@@ -309,7 +309,7 @@ async def test_slow_answer_times_out(telegram: FakeTelegram) -> None:
     telegram.fail(ANY, Delay(5))
     async with TelegramClient(telegram.base_url, telegram.token, timeout=0.05) as client:
         error = await refused(client.get_me())
-    assert (error.kind, error.ambiguous) == (ErrorKind.TRANSIENT, True)
+    assert (error.kind, error.ambiguous) == (PlatformErrorKind.TRANSIENT, True)
 
 
 async def test_webhook_is_delivered_with_its_secret_until_accepted(
@@ -318,10 +318,10 @@ async def test_webhook_is_delivered_with_its_secret_until_accepted(
     """Webhook mode: updates are posted with the secret, again after a 5xx, and polling is refused meanwhile."""
     received: list[tuple[str | None, int]] = []
 
-    async def endpoint(request: Request) -> Reply:
+    async def endpoint(request: FakeRequest) -> FakeReply:
         update = parse_update(request.body)
         received.append((request.headers.get("x-telegram-bot-api-secret-token"), update.update_id))
-        return Reply(500 if len(received) == 1 else 200)
+        return FakeReply(500 if len(received) == 1 else 200)
 
     async with open_loopback_server(endpoint) as server:
         await telegram_client.set_webhook(f"{server.url}/telegram", secret_token="s3cret")
@@ -339,4 +339,4 @@ async def test_commands_are_set_and_validated(telegram: FakeTelegram, telegram_c
     """setMyCommands takes lower-case names and refuses others."""
     await telegram_client.set_my_commands({"status": "What is running"})
     assert telegram.commands == [{"command": "status", "description": "What is running"}]
-    assert (await refused(telegram_client.set_my_commands({"Bad-Name": "x"}))).kind is ErrorKind.BAD_FORMAT
+    assert (await refused(telegram_client.set_my_commands({"Bad-Name": "x"}))).kind is PlatformErrorKind.BAD_FORMAT

@@ -12,13 +12,13 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Request, TextMessage
 
 from hermes_trio.adapters.wire.websocket import MAX_MESSAGE_BYTES, SocketClosed, WebSocket, open_websocket
-from hermes_trio.messaging.errors import ErrorKind, PlatformError
-from hermes_trio.testing.platforms.server import Reply, open_loopback_server
-from hermes_trio.testing.platforms.server import Request as HttpRequest
+from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
+from hermes_trio.testing.platforms.server import FakeReply, open_loopback_server
+from hermes_trio.testing.platforms.server import FakeRequest as HttpRequest
 
 
-async def not_a_socket(request: HttpRequest) -> Reply:
-    return Reply(403 if request.path == "/forbidden" else 404)
+async def not_a_socket(request: HttpRequest) -> FakeReply:
+    return FakeReply(403 if request.path == "/forbidden" else 404)
 
 
 async def echo(request: HttpRequest, socket: WebSocket) -> None:
@@ -82,7 +82,7 @@ async def test_close_code_and_lost_connection_are_told_apart() -> None:
 async def test_refused_upgrade_and_unreachable_host() -> None:
     """A host that does not upgrade and one that is not there are errors without the address's secrets."""
     async with open_loopback_server(not_a_socket) as server:
-        for path, kind in (("/forbidden", ErrorKind.UNAUTHORIZED), ("/missing", ErrorKind.TRANSIENT)):
+        for path, kind in (("/forbidden", PlatformErrorKind.UNAUTHORIZED), ("/missing", PlatformErrorKind.TRANSIENT)):
             with pytest.raises(PlatformError) as caught:
                 async with open_websocket(f"{server.socket_url}{path}?ticket=s3cret"):
                     pass
@@ -91,7 +91,7 @@ async def test_refused_upgrade_and_unreachable_host() -> None:
     with pytest.raises(PlatformError) as caught:
         async with open_websocket("ws://127.0.0.1:1/?ticket=s3cret"):
             pass
-    assert (caught.value.kind, caught.value.permanent) == (ErrorKind.TRANSIENT, False)
+    assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.TRANSIENT, False)
     assert "s3cret" not in str(caught.value)
 
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from hermes_trio.http.server.listener import accept_forever, accept_waiting, bind_of, raise_descriptor_limit
-from hermes_trio.http.server.timeouts import Patience
+from hermes_trio.http.server.timeouts import Connections
 
 from .test_patience import Patient
 
@@ -65,7 +65,7 @@ def test_every_waiting_connection_is_accepted_in_one_go(listener: FullTable) -> 
 
 async def test_full_descriptor_table_waits_for_a_connection_to_close(listener: FullTable) -> None:
     """Without a descriptor the listener tries once and then waits; a connection that closes wakes it."""
-    patience = Patience(1.0)
+    patience = Connections(1.0)
     patient = Patient(float("inf"))
     patience.add(patient)
     clients = connect(listener, 3)
@@ -87,7 +87,7 @@ async def test_full_descriptor_table_is_looked_at_again(listener: FullTable, aut
     clients = connect(listener, 1)
     accepted: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(accept_forever, listener, accepted.append, Patience(1.0))
+        nursery.start_soon(accept_forever, listener, accepted.append, Connections(1.0))
         await trio.testing.wait_all_tasks_blocked(0.01)
         listener.room = True
         await trio.sleep(2)

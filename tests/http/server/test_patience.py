@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from hermes_trio.http.server import Ending
-from hermes_trio.http.server.timeouts import Patience
+from hermes_trio.http.server.timeouts import Connections
 
 from .loopback import request, running
 from .sample_app import SampleApp
@@ -191,7 +191,7 @@ class Patient:
 
 async def test_patience_ends_waits_in_order_and_once(autojump_clock: object) -> None:
     """A wait ends when it is due, moving `due` postpones it, and it is told once."""
-    patience = Patience(1.0)
+    patience = Connections(1.0)
     now = trio.current_time()
     early, late, moved = Patient(now + 1), Patient(now + 3), Patient(now + 1)
     async with trio.open_nursery() as nursery:
@@ -209,7 +209,7 @@ async def test_patience_ends_waits_in_order_and_once(autojump_clock: object) -> 
 
 async def test_patience_sleeps_without_a_deadline_when_there_is_nobody(autojump_clock: object) -> None:
     """An idle server wakes up for nothing."""
-    patience = Patience(1.0)
+    patience = Connections(1.0)
     patient = Patient(float("inf"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(patience.run)
@@ -223,7 +223,7 @@ async def test_patience_sleeps_without_a_deadline_when_there_is_nobody(autojump_
 
 async def test_blocked_loop_is_not_held_against_the_clients(mock_clock: trio.testing.MockClock) -> None:
     """After the loop itself was blocked, waits get one more tick to be met."""
-    patience = Patience(1.0)
+    patience = Connections(1.0)
     patient = Patient(trio.current_time() + 1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(patience.run)

@@ -24,8 +24,8 @@ from hermes_trio.testing.platforms import (
 )
 from hermes_trio.testing.platforms.callback import post
 from hermes_trio.testing.platforms.faults import FaultScript
-from hermes_trio.testing.platforms.ledger import Ledger
-from hermes_trio.testing.platforms.server import Reply, Request, open_loopback_server
+from hermes_trio.testing.platforms.ledger import CallLedger
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server
 
 FAKES: list[Callable[[], AbstractAsyncContextManager[Any]]] = [
     open_fake_telegram,
@@ -75,11 +75,11 @@ async def test_the_tests_own_error_leaves_as_it_is(opened: Callable[[], Abstract
 
 async def test_requests_of_every_form_reach_the_handler(http: httpx2.AsyncClient) -> None:
     """Query, JSON, forms, chunked bodies and several requests on one connection are understood."""
-    seen: list[Request] = []
+    seen: list[FakeRequest] = []
 
-    async def handle(request: Request) -> Reply:
+    async def handle(request: FakeRequest) -> FakeReply:
         seen.append(request)
-        return Reply.of({"path": request.path})
+        return FakeReply.of({"path": request.path})
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b'{"a":'
@@ -101,7 +101,7 @@ async def test_handler_of_a_client_that_leaves_is_cancelled() -> None:
     """A held request ends when its client goes away."""
     held, ended = trio.Event(), trio.Event()
 
-    async def handle(request: Request) -> Reply:
+    async def handle(request: FakeRequest) -> FakeReply:
         held.set()
         try:
             await trio.sleep_forever()
@@ -120,8 +120,8 @@ async def test_handler_of_a_client_that_leaves_is_cancelled() -> None:
 async def test_garbage_ends_only_its_own_connection(http: httpx2.AsyncClient) -> None:
     """Bytes that are no HTTP end their connection; the server goes on."""
 
-    async def handle(request: Request) -> Reply:
-        return Reply(200)
+    async def handle(request: FakeRequest) -> FakeReply:
+        return FakeReply(200)
 
     async with open_loopback_server(handle) as server:
         async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
@@ -191,7 +191,7 @@ async def test_calls_are_recorded_in_order_with_their_outcome(http: httpx2.Async
 
 async def test_waiting_for_what_never_comes_says_what_came(autojump_clock: MockClock) -> None:
     """A wait that fails lists what there was instead."""
-    ledger: Ledger[str] = Ledger("word")
+    ledger: CallLedger[str] = CallLedger("word")
     ledger.append("something else")
     with pytest.raises(NothingArrived, match="something else"):
         await ledger.first(lambda word: word == "this", wanted="this")
@@ -199,7 +199,7 @@ async def test_waiting_for_what_never_comes_says_what_came(autojump_clock: MockC
 
 async def test_waiting_sees_the_past_and_changes_in_place(autojump_clock: MockClock) -> None:
     """What happened before the wait counts, and so does an entry that changes during it."""
-    ledger: Ledger[list[str]] = Ledger("list")
+    ledger: CallLedger[list[str]] = CallLedger("list")
     ledger.append(["early"])
     assert await ledger.first(lambda words: "early" in words, wanted="") == ["early"]
 
@@ -226,9 +226,9 @@ def test_faults_are_used_up_in_order() -> None:
 async def test_callback_reports_any_failure_as_status_zero() -> None:
     """An endpoint that is not there, one that hangs and one that hangs up are deliveries with status 0."""
 
-    async def hang(request: Request) -> Reply:
+    async def hang(request: FakeRequest) -> FakeReply:
         await trio.sleep_forever()
-        return Reply(200)
+        return FakeReply(200)
 
     assert (await post("http://127.0.0.1:1/", {}, b"", timeout=5)).status == 0
     async with open_loopback_server(hang) as server:

@@ -31,7 +31,7 @@ ORPHAN_PAUSE = 10
 """Milliseconds between two rounds against the orphans of a dead keeper."""
 
 
-class Warden:
+class WardenDaemon:
     """The keepers by process number, and the jobs whose keeper died before them."""
 
     def __init__(self, control: _socket.socket) -> None:
@@ -173,7 +173,7 @@ def main() -> None:
     # Collections would copy the pages that keepers share; nothing here makes cycles.
     gc.disable()
     gc.freeze()
-    Warden(control).run()
+    WardenDaemon(control).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import trio
 
 from hermes_trio.agent.model import Model, ModelAnswer, ModelRequest, collect
 from hermes_trio.base.redaction import Secret
-from hermes_trio.net.http1 import Transport
+from hermes_trio.net.http1 import ConnectionPool
 from hermes_trio.providers.anthropic import AnthropicModel
 from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.runtime.ports import Message
@@ -23,8 +23,8 @@ StartServer = Callable[..., Awaitable[ModelServer]]
 
 
 @pytest.fixture
-async def transport() -> AsyncIterator[Transport]:
-    async with Transport() as transport:
+async def transport() -> AsyncIterator[ConnectionPool]:
+    async with ConnectionPool() as transport:
         yield transport
 
 
@@ -44,7 +44,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_model(protocol: str, transport: Transport) -> MakeModel:
+def make_model(protocol: str, transport: ConnectionPool) -> MakeModel:
     """A model of the protocol under test, for a server."""
 
     def make(server: ModelServer, **options: Any) -> Model:

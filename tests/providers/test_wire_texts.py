@@ -10,7 +10,7 @@ from email.utils import format_datetime
 import pytest
 import trio
 
-from hermes_trio.agent.model import ErrorKind, ModelError, ModelEvent, TextDelta, collect
+from hermes_trio.agent.model import ModelError, ModelErrorKind, ModelEvent, TextDelta, collect
 from hermes_trio.base.redaction import HIDDEN, Secret, redact
 from hermes_trio.providers.failures import read_failure, response_error, retry_after
 from hermes_trio.providers.transcript import MISSING_RESULT, paired
@@ -165,7 +165,7 @@ async def test_collecting_an_unfinished_stream() -> None:
     send.close()
     with pytest.raises(ModelError) as caught:
         await collect(receive)
-    assert caught.value.kind is ErrorKind.BROKEN_STREAM
+    assert caught.value.kind is ModelErrorKind.BROKEN_STREAM
 
 
 async def test_server_process() -> None:

@@ -7,25 +7,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from hermes_trio.agent.model import ErrorKind, Finished, Model, ModelError, ModelRequest, ToolCallReady, ToolSpec
+from hermes_trio.agent.model import Finished, Model, ModelError, ModelErrorKind, ModelRequest, ToolCallReady, ToolSpec
 from hermes_trio.base.redaction import Secret
-from hermes_trio.net.http1 import Transport
+from hermes_trio.net.http1 import ConnectionPool
 from hermes_trio.net.sse import ServerEvent
 from hermes_trio.providers.anthropic import AnthropicModel, MessagesDecoder
-from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.http_model import AnswerLimits
 from hermes_trio.providers.transcript import MISSING_RESULT
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, ToolCall
-from hermes_trio.testing.model_server import Answer
+from hermes_trio.testing.model_server import ScriptedAnswer
 
 from .conftest import StartServer, answer_of, ask
 
 
-def model_at(transport: Transport, url: str = "http://127.0.0.1:1", **options: Any) -> AnthropicModel:
+def model_at(transport: ConnectionPool, url: str = "http://127.0.0.1:1", **options: Any) -> AnthropicModel:
     return AnthropicModel("m", transport=transport, base_url=url, **options)
 
 
-def encoded(transport: Transport, *messages: Message, **more: Any) -> dict[str, Any]:
+def encoded(transport: ConnectionPool, *messages: Message, **more: Any) -> dict[str, Any]:
     body = model_at(transport, cache=False).encode(ModelRequest(messages=messages, **more))
     return msgspec.json.decode(body, type=dict[str, Any])
 
@@ -34,14 +34,14 @@ def event(**value: Any) -> ServerEvent:
     return ServerEvent(value["type"], msgspec.json.encode(value))
 
 
-async def test_is_a_model(transport: Transport) -> None:
+async def test_is_a_model(transport: ConnectionPool) -> None:
     """The class fulfils the port, and both spellings of the base URL mean the same."""
     model = model_at(transport, "http://127.0.0.1:1/v1/")
     assert isinstance(model, Model)
     assert model._endpoint.path == model_at(transport)._endpoint.path == "/v1/messages"
 
 
-async def test_request_body(transport: Transport) -> None:
+async def test_request_body(transport: ConnectionPool) -> None:
     """System messages become the system prompt, tool calls and results become blocks, neighbours are merged."""
     call = ToolCall(id="functions.ls:0", name="terminal", arguments='{"command":"ls"}')
     body = encoded(
@@ -83,7 +83,7 @@ async def test_request_body(transport: Transport) -> None:
     }
 
 
-async def test_images(transport: Transport) -> None:
+async def test_images(transport: ConnectionPool) -> None:
     """Data URLs and addresses become image blocks; anything else is refused with the reason."""
 
     def image(url: str) -> Message:
@@ -96,12 +96,12 @@ async def test_images(transport: Transport) -> None:
     ]
     with pytest.raises(ModelError, match="an image is given as") as caught:
         encoded(transport, image("file:///etc/passwd"))
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.kind is ModelErrorKind.BAD_REQUEST
 
 
-async def test_a_cut_transcript_is_accepted(start_server: StartServer, transport: Transport) -> None:
+async def test_a_cut_transcript_is_accepted(start_server: StartServer, transport: ConnectionPool) -> None:
     """Half pairs of calls and results, empty texts and a missing beginning are mended before they are sent."""
-    server = await start_server(Answer(text="fine"), key="k" * 20)
+    server = await start_server(ScriptedAnswer(text="fine"), key="k" * 20)
     calls = (ToolCall(id="a", name="t", arguments="[1]"), ToolCall(id="b", name="t", arguments="{broken"))
     request = ModelRequest(
         messages=(
@@ -123,15 +123,17 @@ async def test_a_cut_transcript_is_accepted(start_server: StartServer, transport
     ]
 
 
-async def test_nothing_to_say_is_refused_here(transport: Transport) -> None:
+async def test_nothing_to_say_is_refused_here(transport: ConnectionPool) -> None:
     """A request without any message of a user never leaves."""
     with pytest.raises(ModelError, match="at least one message"):
         await answer_of(model_at(transport), ModelRequest(messages=(Message(role="system", content="x"),)))
 
 
-async def test_prompt_is_marked_for_the_cache_until_refused(start_server: StartServer, transport: Transport) -> None:
+async def test_prompt_is_marked_for_the_cache_until_refused(
+    start_server: StartServer, transport: ConnectionPool
+) -> None:
     """The system prompt and the end of the conversation carry the mark, so that the next call can read them."""
-    server = await start_server(Answer(usage=Usage(input_tokens=30, output_tokens=1, cache_write_tokens=20)))
+    server = await start_server(ScriptedAnswer(usage=Usage(input_tokens=30, output_tokens=1, cache_write_tokens=20)))
     request = ModelRequest(messages=(Message(role="system", content="s"), Message(role="user", content="u")))
     answer = await answer_of(model_at(transport, server.url), request)
     mark = {"type": "ephemeral"}
@@ -140,11 +142,11 @@ async def test_prompt_is_marked_for_the_cache_until_refused(start_server: StartS
     assert (answer.usage.input_tokens, answer.usage.cache_write_tokens) == (30, 20)
 
 
-async def test_server_that_does_not_know_the_mark(transport: Transport) -> None:
+async def test_server_that_does_not_know_the_mark(transport: ConnectionPool) -> None:
     """A refusal that names the mark is learnt from, once."""
     model = model_at(transport)
     body = model.encode(ask())
-    refusal = ModelError(ErrorKind.BAD_REQUEST, "cache_control: Extra inputs are not permitted", status=400)
+    refusal = ModelError(ModelErrorKind.BAD_REQUEST, "cache_control: Extra inputs are not permitted", status=400)
     assert model.relent(body, refusal)
     assert b"cache_control" not in model.encode(ask())
     assert not model.relent(model.encode(ask()), refusal)
@@ -162,7 +164,7 @@ async def test_server_that_does_not_know_the_mark(transport: Transport) -> None:
 )
 def test_stop_reasons(stop_reason: str, finish_reason: str) -> None:
     """Stop reasons are translated into the one vocabulary."""
-    decoder = MessagesDecoder("m", Limits())
+    decoder = MessagesDecoder("m", AnswerLimits())
     decoder.event(event(type="message_delta", delta={"stop_reason": stop_reason}, usage={"output_tokens": 2}))
     assert list(decoder.event(event(type="message_stop"))) == [
         Finished(finish_reason=finish_reason, usage=Usage(output_tokens=2, api_calls=1))
@@ -171,7 +173,7 @@ def test_stop_reasons(stop_reason: str, finish_reason: str) -> None:
 
 def test_input_that_comes_at_once() -> None:
     """A server that sends a tool's whole input with the start of its block is understood."""
-    decoder = MessagesDecoder("m", Limits())
+    decoder = MessagesDecoder("m", AnswerLimits())
     block = {"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "/"}}
     decoder.event(event(type="content_block_start", index=0, content_block=block))
     decoder.event(event(type="something_new", data=[1]))
@@ -183,15 +185,15 @@ def test_input_that_comes_at_once() -> None:
 @pytest.mark.parametrize(
     ("type_", "kind"),
     [
-        ("overloaded_error", ErrorKind.OVERLOADED),
-        ("rate_limit_error", ErrorKind.RATE_LIMITED),
-        ("api_error", ErrorKind.UNAVAILABLE),
-        ("authentication_error", ErrorKind.AUTH),
-        ("invalid_request_error", ErrorKind.BAD_REQUEST),
+        ("overloaded_error", ModelErrorKind.OVERLOADED),
+        ("rate_limit_error", ModelErrorKind.RATE_LIMITED),
+        ("api_error", ModelErrorKind.UNAVAILABLE),
+        ("authentication_error", ModelErrorKind.AUTH),
+        ("invalid_request_error", ModelErrorKind.BAD_REQUEST),
     ],
 )
-def test_error_events(type_: str, kind: ErrorKind) -> None:
+def test_error_events(type_: str, kind: ModelErrorKind) -> None:
     """An error event has the kind that it would have had as a status."""
     with pytest.raises(ModelError, match="words") as caught:
-        MessagesDecoder("m", Limits()).event(event(type="error", error={"type": type_, "message": "words"}))
+        MessagesDecoder("m", AnswerLimits()).event(event(type="error", error={"type": type_, "message": "words"}))
     assert caught.value.kind is kind

@@ -8,26 +8,26 @@ import msgspec
 import pytest
 
 from hermes_trio.agent.model import (
-    ErrorKind,
     Finished,
     Model,
     ModelError,
+    ModelErrorKind,
     ModelRequest,
     TextDelta,
     ToolCallReady,
     ToolSpec,
 )
-from hermes_trio.net.http1 import Transport
+from hermes_trio.net.http1 import ConnectionPool
 from hermes_trio.net.sse import ServerEvent
-from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.http_model import AnswerLimits
 from hermes_trio.providers.openai import ChatDecoder, OpenAIModel
 from hermes_trio.runtime.ports import Message, ToolCall
-from hermes_trio.testing.model_server import Answer
+from hermes_trio.testing.model_server import ScriptedAnswer
 
 from .conftest import StartServer, answer_of, ask
 
 
-def model_at(transport: Transport, url: str = "http://127.0.0.1:1/v1", **options: Any) -> OpenAIModel:
+def model_at(transport: ConnectionPool, url: str = "http://127.0.0.1:1/v1", **options: Any) -> OpenAIModel:
     return OpenAIModel("m", transport=transport, base_url=url, **options)
 
 
@@ -39,12 +39,12 @@ def chunk(delta: dict[str, Any] | None = None, finish_reason: str | None = None,
 DONE = ServerEvent("message", b"[DONE]")
 
 
-def decode(*events: ServerEvent, limits: Limits | None = None) -> list[Any]:
-    decoder = ChatDecoder("m", limits or Limits())
+def decode(*events: ServerEvent, limits: AnswerLimits | None = None) -> list[Any]:
+    decoder = ChatDecoder("m", limits or AnswerLimits())
     return [found for event in events for found in decoder.event(event)]
 
 
-async def test_is_a_model(transport: Transport) -> None:
+async def test_is_a_model(transport: ConnectionPool) -> None:
     """The class fulfils the port, and shows neither key nor transport."""
     model = model_at(transport, name="fast", context_window=1000)
     assert isinstance(model, Model)
@@ -52,7 +52,7 @@ async def test_is_a_model(transport: Transport) -> None:
     assert repr(model) == "OpenAIModel('m', base_url='http://127.0.0.1:1')"
 
 
-async def test_request_body(transport: Transport) -> None:
+async def test_request_body(transport: ConnectionPool) -> None:
     """A transcript, tools and settings become the body that the API documents."""
     request = ModelRequest(
         messages=(
@@ -95,7 +95,7 @@ async def test_request_body(transport: Transport) -> None:
     }
 
 
-async def test_refused_optional_fields_are_left_out(start_server: StartServer, transport: Transport) -> None:
+async def test_refused_optional_fields_are_left_out(start_server: StartServer, transport: ConnectionPool) -> None:
     """A server that does not know an optional field gets the request again without it, and is not asked again."""
     server = await start_server(rejects=frozenset({"stream_options", "max_tokens", "temperature"}))
     model = model_at(transport, server.openai_url)
@@ -107,18 +107,18 @@ async def test_refused_optional_fields_are_left_out(start_server: StartServer, t
     assert len(server.calls) == 5
 
 
-async def test_field_that_stays_refused_is_an_error(start_server: StartServer, transport: Transport) -> None:
+async def test_field_that_stays_refused_is_an_error(start_server: StartServer, transport: ConnectionPool) -> None:
     """A server that refuses a field that we cannot leave out is not asked for ever."""
     server = await start_server(rejects=frozenset({"messages"}))
     with pytest.raises(ModelError, match="'messages' is not supported") as caught:
         await answer_of(model_at(transport, server.openai_url))
-    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert caught.value.kind is ModelErrorKind.BAD_REQUEST
     assert len(server.calls) == 1
 
 
-async def test_no_key_no_header(start_server: StartServer, transport: Transport) -> None:
+async def test_no_key_no_header(start_server: StartServer, transport: ConnectionPool) -> None:
     """A local server without keys is not sent an empty one."""
-    server = await start_server(Answer(text="ok"))
+    server = await start_server(ScriptedAnswer(text="ok"))
     await answer_of(model_at(transport, server.openai_url, headers=(("X-Title", "tests"),)))
     assert "authorization" not in server.calls[0].headers
     assert server.calls[0].headers["x-title"] == "tests"
@@ -158,7 +158,7 @@ def test_too_many_tool_calls() -> None:
     """More calls than anybody means are refused."""
     pieces = [chunk({"tool_calls": [{"index": number, "function": {"name": "t"}}]}) for number in range(4)]
     with pytest.raises(ModelError, match="more than 3 tool calls"):
-        decode(*pieces, limits=Limits(calls=3))
+        decode(*pieces, limits=AnswerLimits(calls=3))
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_end_without_a_reason() -> None:
     assert decode(chunk({"content": "x"}), DONE)[-1] == Finished(finish_reason="stop")
     with pytest.raises(ModelError) as caught:
         decode(chunk(None), DONE)
-    assert caught.value.kind is ErrorKind.BROKEN_STREAM
+    assert caught.value.kind is ModelErrorKind.BROKEN_STREAM
 
 
 def test_stream_that_ends_after_its_reason() -> None:
     """A server that leaves out `[DONE]` is understood if it gave a reason."""
-    decoder = ChatDecoder("m", Limits())
+    decoder = ChatDecoder("m", AnswerLimits())
     decoder.event(chunk({"content": "x"}, "length"))
     assert list(decoder.end()) == [Finished(finish_reason="length")]
 
@@ -192,13 +192,13 @@ def test_stream_that_ends_after_its_reason() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        ({"message": "slow down", "code": 429}, ErrorKind.RATE_LIMITED),
-        ({"message": "boom", "type": "server_error"}, ErrorKind.UNAVAILABLE),
-        ({"message": "maximum context length is 8", "type": "invalid_request_error"}, ErrorKind.CONTEXT_OVERFLOW),
-        ("just words", ErrorKind.UNAVAILABLE),
+        ({"message": "slow down", "code": 429}, ModelErrorKind.RATE_LIMITED),
+        ({"message": "boom", "type": "server_error"}, ModelErrorKind.UNAVAILABLE),
+        ({"message": "maximum context length is 8", "type": "invalid_request_error"}, ModelErrorKind.CONTEXT_OVERFLOW),
+        ("just words", ModelErrorKind.UNAVAILABLE),
     ],
 )
-def test_errors_inside_a_stream(error: Any, kind: ErrorKind) -> None:
+def test_errors_inside_a_stream(error: Any, kind: ModelErrorKind) -> None:
     """An error that arrives as an event has the kind that it would have had as a status."""
     with pytest.raises(ModelError) as caught:
         decode(ServerEvent("message", msgspec.json.encode({"error": error})))

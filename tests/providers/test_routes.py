@@ -18,7 +18,7 @@ from hermes_trio.providers.network_switch import (
 )
 from hermes_trio.providers.openai import OpenAIModel
 from hermes_trio.providers.routes import InvalidRoute, UnknownRoute, build_routes
-from hermes_trio.testing.model_server import Answer
+from hermes_trio.testing.model_server import ScriptedAnswer
 
 from .conftest import StartServer, answer_of
 
@@ -171,7 +171,7 @@ async def test_closing_the_routes_closes_their_connections(
     start_server: StartServer, mock_clock: trio.testing.MockClock
 ) -> None:
     """Models work inside the block and fail clearly after it; no connection is left."""
-    server = await start_server(Answer(text="hello"))
+    server = await start_server(ScriptedAnswer(text="hello"))
     environment = {"HERMES_MODEL": "openai/m", "OPENAI_BASE_URL": server.openai_url}
     async with build_routes({}, environment) as routes:
         assert (await answer_of(routes.get())).text == "hello"

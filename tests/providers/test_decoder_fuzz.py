@@ -14,7 +14,7 @@ from hermes_trio.agent.model import ModelError
 from hermes_trio.net.sse import ServerEvent
 from hermes_trio.providers.anthropic import MessagesDecoder
 from hermes_trio.providers.failures import failure_error, read_failure
-from hermes_trio.providers.http_model import Limits
+from hermes_trio.providers.http_model import AnswerLimits
 from hermes_trio.providers.openai import ChatDecoder
 
 KEYS = st.sampled_from(
@@ -75,14 +75,14 @@ DECODERS = pytest.mark.parametrize("make", [ChatDecoder, MessagesDecoder])
 @given(values=st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4))
 def test_any_json_is_understood_or_refused(make: Any, values: list[Any]) -> None:
     """An event of any shape gives events or a `ModelError`, and nothing else; so does the end after it."""
-    decoder = make("m", Limits(calls=3, arguments=100))
+    decoder = make("m", AnswerLimits(calls=3, arguments=100))
     with suppress(ModelError):
         for value in values:
             decoder.event(ServerEvent("message", msgspec.json.encode(value)))
         decoder.end()
     for value in values:
         with suppress(ModelError):
-            make("m", Limits()).whole(msgspec.json.encode(value))
+            make("m", AnswerLimits()).whole(msgspec.json.encode(value))
 
 
 @DECODERS
@@ -90,7 +90,7 @@ def test_any_json_is_understood_or_refused(make: Any, values: list[Any]) -> None
 def test_any_bytes_are_refused(make: Any, data: bytes) -> None:
     """Bytes that are no JSON give a `ModelError`, and nothing else."""
     with suppress(ModelError):
-        make("m", Limits()).event(ServerEvent("message", data))
+        make("m", AnswerLimits()).event(ServerEvent("message", data))
 
 
 @DECODERS
@@ -100,7 +100,7 @@ def test_any_bytes_are_refused(make: Any, data: bytes) -> None:
 def test_oddities(make: Any, data: bytes) -> None:
     """Lone surrogates and numbers beyond measure are refused, too."""
     with suppress(ModelError):
-        make("m", Limits()).event(ServerEvent("message", data))
+        make("m", AnswerLimits()).event(ServerEvent("message", data))
 
 
 @given(value=VALUES)

@@ -7,19 +7,19 @@ import trio
 
 from hermes_trio import Turn
 from hermes_trio.adapters.telegram.adapter import telegram_member
-from hermes_trio.agent.approvals import Answer, Question
-from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.agent.approvals import ApprovalResult, Question
+from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
 from hermes_trio.store.records import ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from hermes_trio.testing.platforms import open_fake_telegram
+from tests.adapters.platform_bench import open_bench
 
 from .harness import World, asks, open_world, scripted
-from .platform_bench import open_bench
 
 DAY = 86_400.0
 
 
-def refuses_questions(kind: ErrorKind, permanent: bool | None = None) -> MemoryPlatform:
+def refuses_questions(kind: PlatformErrorKind, permanent: bool | None = None) -> MemoryPlatform:
     """A chat that takes everything but messages with buttons."""
     chat = MemoryPlatform()
 
@@ -33,13 +33,13 @@ def refuses_questions(kind: ErrorKind, permanent: bool | None = None) -> MemoryP
 @pytest.mark.parametrize(
     ("kind", "permanent"),
     [
-        pytest.param(ErrorKind.FORBIDDEN, None, id="refused for good"),
-        pytest.param(ErrorKind.BAD_FORMAT, None, id="refused in every form"),
-        pytest.param(ErrorKind.UNKNOWN, False, id="given up after some attempts"),
+        pytest.param(PlatformErrorKind.FORBIDDEN, None, id="refused for good"),
+        pytest.param(PlatformErrorKind.BAD_FORMAT, None, id="refused in every form"),
+        pytest.param(PlatformErrorKind.UNKNOWN, False, id="given up after some attempts"),
     ],
 )
 async def test_a_question_that_is_given_up_is_withdrawn_with_the_reason(
-    virtual_clock: object, kind: ErrorKind, permanent: bool | None
+    virtual_clock: object, kind: PlatformErrorKind, permanent: bool | None
 ) -> None:
     """The agent, the row and the chat are told the same: it could not be sent. Nobody waits for the time-out."""
     chat, worlds = refuses_questions(kind, permanent), list[World]()
@@ -57,7 +57,7 @@ async def test_a_question_that_is_given_up_is_withdrawn_with_the_reason(
 async def test_a_question_that_is_tried_again_still_waits_for_its_answer(virtual_clock: object) -> None:
     """A failure that passes withdraws nothing."""
     chat, worlds = MemoryPlatform(), list[World]()
-    chat.send_faults.extend([PlatformError(ErrorKind.TRANSIENT, "a moment"), None])
+    chat.send_faults.extend([PlatformError(PlatformErrorKind.TRANSIENT, "a moment"), None])
     async with open_world(scripted(asks(lambda: worlds[0])), chat, approval_seconds=DAY) as world:
         worlds.append(world)
         await chat.say("delete it")
@@ -69,9 +69,11 @@ async def test_a_question_that_is_tried_again_still_waits_for_its_answer(virtual
 
 async def test_only_the_question_that_was_given_up_is_withdrawn(virtual_clock: object) -> None:
     """Two questions of one turn: the other one was shown, and is answered."""
-    chat, worlds, answers = MemoryPlatform(), list[World](), dict[str, Answer]()
+    chat, worlds, answers = MemoryPlatform(), list[World](), dict[str, ApprovalResult]()
     chat.refuses = lambda message: (
-        PlatformError(ErrorKind.FORBIDDEN, "not this one") if "first" in message.text and message.buttons else None
+        PlatformError(PlatformErrorKind.FORBIDDEN, "not this one")
+        if "first" in message.text and message.buttons
+        else None
     )
 
     async def step(turn: Turn) -> str:
@@ -98,7 +100,7 @@ async def test_only_the_question_that_was_given_up_is_withdrawn(virtual_clock: o
 async def test_whoever_blocks_the_bot_does_not_keep_its_turn_waiting() -> None:
     """Over the wire: the platform's refusal ends the question long before its time."""
     ended = trio.Event()
-    answers: list[Answer] = []
+    answers: list[ApprovalResult] = []
     worlds: list[World] = []
     async with open_fake_telegram() as fake:
 

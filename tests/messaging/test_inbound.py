@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio import Settings, Turn
+from hermes_trio import RuntimeSettings, Turn
 from hermes_trio.messaging.command_text import Choice, LiteralText
-from hermes_trio.messaging.contract import Button, Incoming, Receipt
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.contract import Button, Disposition, Incoming
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
@@ -20,9 +20,9 @@ from .harness import World, asks, open_world, scripted, starts_job, works
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def member(chat: MemoryPlatform, **settings: object) -> Member:
+def member(chat: MemoryPlatform, **settings: object) -> Platform:
     """A platform with some settings; everybody may come in unless they say otherwise."""
-    return Member(chat, PlatformSettings(**{"allow_all": True, **settings}))  # type: ignore[arg-type]
+    return Platform(chat, PlatformSettings(**{"allow_all": True, **settings}))  # type: ignore[arg-type]
 
 
 # Who may
@@ -32,12 +32,12 @@ async def test_a_stranger_in_a_direct_chat_is_offered_a_code_once_and_let_in_by_
     """Before that nothing of what they write reaches the agent."""
     chat, agent = MemoryPlatform(), scripted()
     async with open_world(agent, member(chat, allow_all=False)) as world:
-        assert (await chat.say("let me in")).receipt is Receipt.PAIRING
-        assert (await chat.say("hello?")).receipt is Receipt.UNAUTHORISED
+        assert (await chat.say("let me in")).receipt is Disposition.PAIRING
+        assert (await chat.say("hello?")).receipt is Disposition.UNAUTHORISED
         (offer,) = await chat.wait_sent(1)
         code = offer.text.split("`")[1]
         assert await world.store.redeem_pairing("memory", code) is not None
-        assert (await chat.say("thanks")).receipt is Receipt.ACCEPTED
+        assert (await chat.say("thanks")).receipt is Disposition.ACCEPTED
         await chat.wait_sent(2)
     assert [turn.input.text for turn in agent.turns] == ["thanks"]
 
@@ -49,7 +49,7 @@ async def test_strangers_in_groups_get_no_answer_and_their_commands_do_nothing()
         await chat.say("work", kind="group", user="friend")
         await trio.sleep(1)
         for text in ("hello", "/stop", "yes"):
-            assert (await chat.say(text, kind="group", user="stranger")).receipt is Receipt.UNAUTHORISED
+            assert (await chat.say(text, kind="group", user="stranger")).receipt is Disposition.UNAUTHORISED
         await chat.wait_sent(1)
     assert chat.texts("1") == ["worked"]
 
@@ -58,7 +58,7 @@ async def test_an_ignored_stranger_gets_no_code() -> None:
     """`unknown_dm = "ignore"` is silence."""
     chat = MemoryPlatform()
     async with open_world(scripted(), member(chat, allow_all=False, unknown_dm="ignore")):
-        assert (await chat.say("hello")).receipt is Receipt.UNAUTHORISED
+        assert (await chat.say("hello")).receipt is Disposition.UNAUTHORISED
     assert chat.sent == []
 
 
@@ -67,9 +67,9 @@ async def test_bots_and_talk_among_others_are_ignored() -> None:
     chat, agent = MemoryPlatform(), scripted()
     async with open_world(agent, member(chat)):
         source = Source(platform="memory", chat_type="dm", chat_id="1", user_id="b", is_bot=True)
-        assert (await chat.gateway.receive(chat, Incoming(source=source, text="beep"))).receipt is Receipt.IGNORED
-        assert (await chat.say("lunch?", kind="group", addressed=False)).receipt is Receipt.IGNORED
-        assert (await chat.say("   ")).receipt is Receipt.IGNORED
+        assert (await chat.gateway.receive(chat, Incoming(source=source, text="beep"))).receipt is Disposition.IGNORED
+        assert (await chat.say("lunch?", kind="group", addressed=False)).receipt is Disposition.IGNORED
+        assert (await chat.say("   ")).receipt is Disposition.IGNORED
     assert agent.turns == []
 
 
@@ -81,14 +81,14 @@ async def test_an_event_that_is_delivered_twice_is_done_once(tmp_path: Path) -> 
     path, agent = tmp_path / "state.db", scripted()
     chat = MemoryPlatform()
     async with open_world(agent, chat, path=path) as world:
-        assert (await chat.say("a", event_id="1")).receipt is Receipt.ACCEPTED
-        assert (await chat.say("a", event_id="1")).receipt is Receipt.DUPLICATE
-        assert (await chat.say("/status", event_id="2")).receipt is Receipt.COMMAND
-        assert (await chat.say("/status", event_id="2")).receipt is Receipt.DUPLICATE
+        assert (await chat.say("a", event_id="1")).receipt is Disposition.ACCEPTED
+        assert (await chat.say("a", event_id="1")).receipt is Disposition.DUPLICATE
+        assert (await chat.say("/status", event_id="2")).receipt is Disposition.COMMAND
+        assert (await chat.say("/status", event_id="2")).receipt is Disposition.DUPLICATE
         await world.idle()
     again = MemoryPlatform()
     async with open_world(agent, again, path=path) as world:
-        assert (await again.say("a", event_id="1")).receipt is Receipt.DUPLICATE
+        assert (await again.say("a", event_id="1")).receipt is Disposition.DUPLICATE
         await world.idle()
     assert len(agent.turns) == 1
 
@@ -96,7 +96,7 @@ async def test_an_event_that_is_delivered_twice_is_done_once(tmp_path: Path) -> 
 async def test_two_redeliveries_at_the_same_moment_are_one_message() -> None:
     """The claim is made before the first await."""
     chat, agent = MemoryPlatform(), scripted()
-    receipts: list[Receipt] = []
+    receipts: list[Disposition] = []
 
     async def deliver() -> None:
         receipts.append((await chat.say("a", event_id="1")).receipt)
@@ -149,12 +149,12 @@ async def test_messages_of_one_conversation_are_answered_one_by_one_in_order() -
 async def test_a_full_mailbox_is_said_and_nothing_is_lost_silently() -> None:
     """The message that does not fit is refused with a word (GW-53, SC-17)."""
     chat, agent = MemoryPlatform(), scripted(works(100))
-    async with open_world(agent, chat, runtime_settings=Settings(mailbox=2, watchdog_seconds=0)):
-        receipts: list[Receipt] = []
+    async with open_world(agent, chat, runtime_settings=RuntimeSettings(mailbox=2, watchdog_seconds=0)):
+        receipts: list[Disposition] = []
         for number in range(5):
             receipts.append((await chat.say(str(number))).receipt)
             await trio.sleep(0.1)
-        assert receipts.count(Receipt.REFUSED) == 2
+        assert receipts.count(Disposition.REFUSED) == 2
         await chat.wait_sent(5)
     assert sum("too much at once" in text for text in chat.texts()) == 2
 
@@ -201,7 +201,7 @@ async def test_steer_hands_the_text_to_the_running_turn_and_does_not_repeat_it()
     async with open_world(agent, member(chat, busy="steer")) as world:
         await chat.say("go")
         await trio.sleep(1)
-        assert (await chat.say("and faster")).receipt is Receipt.STEERED
+        assert (await chat.say("and faster")).receipt is Disposition.STEERED
         await chat.wait_sent(1)
         await world.idle()
     assert chat.texts() == ["heard ['and faster']"]
@@ -214,7 +214,7 @@ async def test_what_a_turn_did_not_take_up_becomes_the_next_turn() -> None:
     async with open_world(agent, member(chat, busy="steer")) as world:
         await chat.say("go")
         await trio.sleep(1)
-        assert (await chat.say("and this")).receipt is Receipt.STEERED
+        assert (await chat.say("and this")).receipt is Disposition.STEERED
         await chat.wait_sent(2)
         await world.idle()
     assert chat.texts() == ["worked", "echo: and this"]
@@ -304,9 +304,9 @@ async def test_unknown_commands_are_answered_and_other_bots_commands_are_not() -
     chat.bot_name = "hermes"
     async with open_world(agent, chat) as world:
         assert "no command /dance" in (await chat.say("/dance")).text
-        assert (await chat.say("/stop@other")).receipt is Receipt.IGNORED
-        assert (await chat.say("/help@Hermes")).receipt is Receipt.COMMAND
-        assert (await chat.say("/etc/hosts is what?")).receipt is Receipt.ACCEPTED
+        assert (await chat.say("/stop@other")).receipt is Disposition.IGNORED
+        assert (await chat.say("/help@Hermes")).receipt is Disposition.COMMAND
+        assert (await chat.say("/etc/hosts is what?")).receipt is Disposition.ACCEPTED
         await world.idle()
     assert len(agent.turns) == 1
 
@@ -320,7 +320,7 @@ async def test_literal_text_is_never_a_command_nor_an_answer() -> None:
         await chat.say("go")
         await chat.wait_sent(1)
         for text in ("/stop", "yes", "/approve all always"):
-            assert (await chat.say(LiteralText(text))).receipt is Receipt.ACCEPTED
+            assert (await chat.say(LiteralText(text))).receipt is Disposition.ACCEPTED
         assert len(await world.approvals.pending("agent:main:memory:dm:1")) == 1
 
 
@@ -344,10 +344,10 @@ async def test_an_approval_is_answered_by_a_word_or_a_command(said: str, outcome
         await chat.say("delete it")
         (question,) = await chat.wait_sent(1)
         assert "rm -rf x" in question.text
-        assert (await chat.say(said)).receipt in (Receipt.ANSWERED, Receipt.COMMAND)
+        assert (await chat.say(said)).receipt in (Disposition.ANSWERED, Disposition.COMMAND)
         await world.idle()
         assert chat.texts()[-1] == outcome
-        assert (await chat.say("yes")).receipt is Receipt.ACCEPTED
+        assert (await chat.say("yes")).receipt is Disposition.ACCEPTED
 
 
 async def test_an_approval_is_answered_by_its_button_and_settled_in_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hermes_trio.adapters.discord.events import DiscordSettings
 from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
-from hermes_trio.base.structs import Discreet
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.config import Config
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.settings import ServerSettings
@@ -23,7 +23,7 @@ from hermes_trio.tools.warden import ProcessSpec
 SECRET = "a-secret-of-the-owner"
 
 
-class Sealed(Discreet, frozen=True):
+class Sealed(RedactedStruct, frozen=True):
     """A letter: who it is for may be read."""
 
     hidden: ClassVar[tuple[str, ...]] = ("text",)

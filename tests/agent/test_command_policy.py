@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from hermes_trio import Runtime, SessionContext, Turn
-from hermes_trio.agent.command_policy import Consent, ConsentSettings, Decision, Mode, ModelReviewer, Review
-from hermes_trio.agent.model import ErrorKind, ModelError
-from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.agent.command_policy import ApprovalSettings, CommandPolicy, Decision, Mode, ModelReviewer, Review
+from hermes_trio.agent.model import ModelError, ModelErrorKind
+from hermes_trio.base.settings import SettingsError, read_settings
 from hermes_trio.guard import Category, Finding, Verdict
 from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.tools.terminal.output import mask_secrets
@@ -88,7 +88,7 @@ async def test_nobody_is_there(tmp_path: Path) -> None:
             result = await delete(bench, tmp_path / "x", None, **more)
             assert result["status"] == "blocked"
             assert "nobody can be asked here" in result["error"]
-    async with open_bench(consent=ConsentSettings(unattended=("cron",))) as bench:
+    async with open_bench(consent=ApprovalSettings(unattended=("cron",))) as bench:
         results: list[dict[str, Any]] = []
 
         async def body(turn: Turn) -> None:
@@ -135,7 +135,7 @@ async def test_a_grant_covers_what_was_asked_and_no_more(tmp_path: Path) -> None
 @pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.SMART, False])
 async def test_hard_blocks_hold_in_every_mode(mode: Mode | bool) -> None:
     """TOOL-142: what can never run does not run, whatever the mode, the bypass, the allow-list or a person says; nobody is asked."""
-    settings = ConsentSettings(mode=mode, allow=("*", "rm -rf /"), unattended=("",))
+    settings = ApprovalSettings(mode=mode, allow=("*", "rm -rf /"), unattended=("",))
     async with open_bench(consent=settings) as bench, trio.open_nursery() as nursery:
         bench.box.consent.set_bypass("s1", True)
         person = Person(bench, nursery, ApprovalChoice.ALWAYS)
@@ -155,7 +155,7 @@ async def test_hard_blocks_hold_in_every_mode(mode: Mode | bool) -> None:
 
 async def test_deny_rules_are_stronger_than_every_permission() -> None:
     """TOOL-141: an operator's deny rule holds inside wrappers and lists, against bypass and mode off."""
-    async with open_bench(consent=ConsentSettings(mode=False, deny=("git push*", "curl *"), allow=("*",))) as bench:
+    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*", "curl *"), allow=("*",))) as bench:
         bench.box.consent.set_bypass("s1", True)
         for command in ("git push origin main", "cd /tmp && git push", "env A=1 curl http://x"):
             result = await bench.run(command)
@@ -167,7 +167,7 @@ async def test_deny_rules_are_stronger_than_every_permission() -> None:
 async def test_the_allow_list(tmp_path: Path) -> None:
     """TOOL-146: commands, globs and categories can be allowed; a glob says nothing about a command with shell operators."""
     folder = tmp_path / "x"
-    settings = ConsentSettings(allow=(f"rm -rf {folder}*", Category.GIT_DISCARD.value))
+    settings = ApprovalSettings(allow=(f"rm -rf {folder}*", Category.GIT_DISCARD.value))
     async with open_bench(consent=settings) as bench:
         assert (await delete(bench, folder, None))["approval"] == "on the operator's allow-list"
         result = await bench.run(f"rm -rf {folder}; rm -rf {tmp_path}")
@@ -242,7 +242,7 @@ async def test_what_a_reviewer_says(said: str, review: Review) -> None:
 
 async def test_a_reviewer_that_fails_means_a_person() -> None:
     """A reviewing model that cannot be reached approves nothing."""
-    model = ScriptedModel([ModelError(ErrorKind.UNAVAILABLE, "down")])
+    model = ScriptedModel([ModelError(ModelErrorKind.UNAVAILABLE, "down")])
     assert await ModelReviewer(lambda: model)("rm -rf x", []) is Review.ESCALATE
 
 
@@ -259,9 +259,9 @@ async def test_smart_mode(runtime: Runtime, said: str, allowed: bool, choices: l
     from hermes_trio.agent.approvals import Approvals
 
     approvals = Approvals(runtime.store, seconds=5)  # type: ignore[arg-type]
-    consent = Consent(
+    consent = CommandPolicy(
         approvals,
-        ConsentSettings(mode=Mode.SMART),
+        ApprovalSettings(mode=Mode.SMART),
         home="/root",
         shown=mask_secrets,
         reviewer=ModelReviewer(lambda: ScriptedModel([said])),
@@ -286,7 +286,7 @@ async def test_a_scanner_s_finding_cannot_be_allowed_for_ever(runtime: Runtime) 
     """TOOL-147: `always` is not offered for it."""
     from hermes_trio.agent.approvals import Approvals
 
-    consent = Consent(Approvals(runtime.store, seconds=5), home="/root", shown=str)  # type: ignore[arg-type]
+    consent = CommandPolicy(Approvals(runtime.store, seconds=5), home="/root", shown=str)  # type: ignore[arg-type]
     events: list[Mapping[str, Any]] = []
 
     async def agent(turn: Turn) -> str:
@@ -304,15 +304,15 @@ async def test_a_scanner_s_finding_cannot_be_allowed_for_ever(runtime: Runtime) 
 )
 def test_modes(value: object, mode: Mode) -> None:
     """TOOL-143: a boolean false means off."""
-    assert read_table({"mode": value}, ConsentSettings, "approvals").effective_mode is mode
-    assert ConsentSettings().effective_mode is Mode.MANUAL
+    assert read_settings({"mode": value}, ApprovalSettings, "approvals").effective_mode is mode
+    assert ApprovalSettings().effective_mode is Mode.MANUAL
 
 
 @pytest.mark.parametrize("mode", ["sometimes", "", "MANUAL", 5])
 def test_a_mistake_in_the_settings(mode: object) -> None:
     """An unknown mode is a mistake that is named together with the modes that there are, not silently another mode."""
     with pytest.raises(SettingsError) as caught:
-        read_table({"mode": mode}, ConsentSettings, "approvals")
+        read_settings({"mode": mode}, ApprovalSettings, "approvals")
     said = str(caught.value)
     assert said.startswith(f"approvals.mode is {mode!r}: ")
     assert said.endswith("; accepted are manual, smart, off or true or false")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from hermes_trio.base.settings import SettingsError, read_table
+from hermes_trio.base.settings import SettingsError, read_settings
 
 
 class Colour(Enum):
@@ -38,7 +38,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def test_a_table_that_can_be_used() -> None:
     """What is right becomes settings."""
-    assert read_table({"inner": {"size": 3}}, Outer, "x").inner.size == 3
+    assert read_settings({"inner": {"size": 3}}, Outer, "x").inner.size == 3
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_a_table_that_can_be_used() -> None:
 def test_mistakes(table: dict[str, Any], text: str) -> None:
     """The key by its full name, what stands there, and what would be right."""
     with pytest.raises(SettingsError) as caught:
-        read_table(table, Outer, "x")
+        read_settings(table, Outer, "x")
     assert str(caught.value) == text
 
 
 def test_a_mistake_below_a_name_of_ones_own() -> None:
     """The decoder does not tell which of the tables it was; the text does."""
     with pytest.raises(SettingsError) as caught:
-        read_table({"routes": {"a": {"size": 1}, "b": {"size": 0}}}, Outer, "x")
+        read_settings({"routes": {"a": {"size": 1}, "b": {"size": 0}}}, Outer, "x")
     assert str(caught.value) == "x.routes.b.size is 0: expected `int` >= 1; accepted is a whole number from 1 up to 9"
     with pytest.raises(
         SettingsError, match=r"^x\.routes\.c\.speed is not a setting; \[x\.routes\.c\] takes mode, size$"
     ):
-        read_table({"routes": {"a": {}, "c": {"speed": 0}}}, Outer, "x")
+        read_settings({"routes": {"a": {}, "c": {"speed": 0}}}, Outer, "x")

@@ -10,12 +10,12 @@ import pytest
 
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall
-from hermes_trio.testing.model_server import Answer, ModelServer, Refusal
+from hermes_trio.testing.model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
 
 from .conftest import StartServer
 
 CALL = ToolCall(id="call_1", name="terminal", arguments='{"command": "ls"}')
-ANSWER = Answer(text="Here you are.", tool_calls=(CALL,), usage=Usage(input_tokens=12, output_tokens=5))
+ANSWER = ScriptedAnswer(text="Here you are.", tool_calls=(CALL,), usage=Usage(input_tokens=12, output_tokens=5))
 QUESTION = {"role": "user", "content": "list the files"}
 TOOL = {"name": "terminal", "description": "runs", "input_schema": {"type": "object", "properties": {}}}
 
@@ -24,7 +24,9 @@ TOOL = {"name": "terminal", "description": "runs", "input_schema": {"type": "obj
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_openai_library(start_server: StartServer) -> None:
     """The OpenAI library reads a stream, a whole answer and an error of the server as it would the real one's."""
-    server: ModelServer = await start_server(ANSWER, ANSWER, Refusal(status=429, message="slow down"), key="sk-x")
+    server: ModelServer = await start_server(
+        ANSWER, ANSWER, ScriptedRefusal(status=429, message="slow down"), key="sk-x"
+    )
     async with openai.AsyncOpenAI(base_url=server.openai_url, api_key="sk-x", max_retries=0) as client:
         async with client.chat.completions.stream(
             model="m", messages=[QUESTION], stream_options={"include_usage": True}
@@ -46,7 +48,9 @@ async def test_openai_library(start_server: StartServer) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_anthropic_library(start_server: StartServer) -> None:
     """The Anthropic library reads a stream, a whole answer and an error of the server as it would the real one's."""
-    server: ModelServer = await start_server(ANSWER, ANSWER, Refusal(status=529, message="busy"), key="sk-ant-x")
+    server: ModelServer = await start_server(
+        ANSWER, ANSWER, ScriptedRefusal(status=529, message="busy"), key="sk-ant-x"
+    )
     request = {"model": "m", "max_tokens": 10, "messages": [QUESTION]}
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="sk-ant-x", max_retries=0) as client:
         async with client.messages.stream(**request, tools=[TOOL]) as stream:

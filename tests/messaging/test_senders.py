@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from hermes_trio.messaging.addresses import Address
-from hermes_trio.messaging.contract import ErrorKind, Outgoing, PlatformError
+from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import OutboxState
@@ -21,7 +21,7 @@ from .harness import open_world, scripted
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
-def fault(kind: ErrorKind, **details: object) -> PlatformError:
+def fault(kind: PlatformErrorKind, **details: object) -> PlatformError:
     """A platform's refusal."""
     return PlatformError(kind, kind.value, **details)  # type: ignore[arg-type]
 
@@ -29,7 +29,7 @@ def fault(kind: ErrorKind, **details: object) -> PlatformError:
 async def test_a_failure_that_passes_is_tried_again_with_growing_pauses() -> None:
     """Nothing is lost and nothing is doubled."""
     chat = MemoryPlatform()
-    chat.send_faults.extend(fault(ErrorKind.TRANSIENT) for _ in range(4))
+    chat.send_faults.extend(fault(PlatformErrorKind.TRANSIENT) for _ in range(4))
     async with open_world(scripted(), chat) as world:
         await chat.say("hi")
         await chat.wait_sent(1)
@@ -42,7 +42,7 @@ async def test_a_failure_that_passes_is_tried_again_with_growing_pauses() -> Non
 async def test_the_platforms_own_pause_is_kept() -> None:
     """`Retry-After` decides, not our own idea of it."""
     chat = MemoryPlatform()
-    chat.send_faults.append(fault(ErrorKind.RATE_LIMITED, retry_after=77.0))
+    chat.send_faults.append(fault(PlatformErrorKind.RATE_LIMITED, retry_after=77.0))
     async with open_world(scripted(), chat):
         await chat.say("hi")
         await chat.wait_sent(1)
@@ -53,7 +53,7 @@ async def test_the_order_of_a_chat_is_kept_and_chats_do_not_wait_for_each_other(
     """What waits behind a reply that is tried again comes after it; other chats go on."""
     chat = MemoryPlatform()
     chat.refuses = lambda message: (
-        fault(ErrorKind.TRANSIENT) if message.chat_id == "slow" and trio.current_time() < 100 else None
+        fault(PlatformErrorKind.TRANSIENT) if message.chat_id == "slow" and trio.current_time() < 100 else None
     )
     async with open_world(scripted(), chat):
         for number in range(3):
@@ -66,8 +66,8 @@ async def test_the_order_of_a_chat_is_kept_and_chats_do_not_wait_for_each_other(
     assert chat.texts("slow") == ["echo: s0", "echo: s1", "echo: s2"]
 
 
-@pytest.mark.parametrize("kind", [ErrorKind.FORBIDDEN, ErrorKind.NOT_FOUND])
-async def test_a_failure_for_good_is_a_dead_letter_that_can_be_queued_again(kind: ErrorKind) -> None:
+@pytest.mark.parametrize("kind", [PlatformErrorKind.FORBIDDEN, PlatformErrorKind.NOT_FOUND])
+async def test_a_failure_for_good_is_a_dead_letter_that_can_be_queued_again(kind: PlatformErrorKind) -> None:
     """It does not hold up the next reply of the chat."""
     chat = MemoryPlatform()
     chat.send_faults.append(fault(kind))
@@ -86,7 +86,7 @@ async def test_a_failure_for_good_is_a_dead_letter_that_can_be_queued_again(kind
 async def test_after_a_day_of_failures_a_reply_is_given_up() -> None:
     """The dead letter says what the last failure was."""
     chat = MemoryPlatform()
-    chat.refuses = lambda message: fault(ErrorKind.TRANSIENT)
+    chat.refuses = lambda message: fault(PlatformErrorKind.TRANSIENT)
     async with open_world(scripted(), chat) as world:
         await chat.say("one")
         await trio.sleep(25 * 3600)
@@ -107,7 +107,7 @@ async def test_an_error_that_nobody_can_explain_is_not_tried_for_ever() -> None:
 async def test_markup_that_the_platform_refuses_is_sent_plain() -> None:
     """In the same attempt; the answer arrives."""
     chat = MemoryPlatform()
-    chat.refuses = lambda message: None if message.plain else fault(ErrorKind.BAD_FORMAT)
+    chat.refuses = lambda message: None if message.plain else fault(PlatformErrorKind.BAD_FORMAT)
     async with open_world(scripted("**bold**"), chat):
         await chat.say("hi")
         (sent,) = await chat.wait_sent(1)
@@ -123,7 +123,7 @@ async def test_a_long_answer_is_split_and_a_retry_repeats_no_part_that_has_arriv
 
     def second_fails_once(message: Outgoing) -> PlatformError | None:
         seen.append(message)
-        return fault(ErrorKind.TRANSIENT) if len(seen) == 2 else None
+        return fault(PlatformErrorKind.TRANSIENT) if len(seen) == 2 else None
 
     chat.refuses = second_fails_once
     async with open_world(scripted(text), chat) as world:
@@ -171,7 +171,7 @@ async def test_a_crash_between_commit_and_send_sends_it_once_without_a_label(tmp
 
 
 async def _never(message: Outgoing) -> None:
-    raise fault(ErrorKind.TRANSIENT)
+    raise fault(PlatformErrorKind.TRANSIENT)
 
 
 async def test_a_send_without_an_answer_is_repeated_with_the_label() -> None:
@@ -204,7 +204,7 @@ async def test_replies_of_a_platform_that_is_gone_wait_for_it(tmp_path: Path) ->
     """They are neither lost nor sent elsewhere."""
     path = tmp_path / "state.db"
     chat = MemoryPlatform("old")
-    chat.refuses = lambda message: fault(ErrorKind.TRANSIENT)
+    chat.refuses = lambda message: fault(PlatformErrorKind.TRANSIENT)
     async with open_world(scripted(), chat, path=path):
         await chat.say("hi")
         await trio.sleep(1)

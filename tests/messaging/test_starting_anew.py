@@ -11,11 +11,11 @@ import trio
 from hermes_trio import Turn
 from hermes_trio.adapters.assembly import AdapterAssembly
 from hermes_trio.agent.approvals import Approvals
-from hermes_trio.agent.command_policy import Consent
+from hermes_trio.agent.command_policy import CommandPolicy
 from hermes_trio.config import Config
 from hermes_trio.gateway.host import Host, open_host
 from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
@@ -31,7 +31,9 @@ async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Host]]:
     """The whole product around a platform in memory, with the demo model, real tools and real time."""
     chat = MemoryPlatform()
     config = Config(home=home, tools={"terminal": {"cwd": str(home)}}, approvals={"timeout": 600})
-    async with open_host(config, AdapterAssembly([Member(chat, OPEN)]), in_memory=True, directives=("memory",)) as host:
+    async with open_host(
+        config, AdapterAssembly([Platform(chat, OPEN)]), in_memory=True, directives=("memory",)
+    ) as host:
         yield chat, host
 
 
@@ -104,10 +106,10 @@ async def test_new_forgets_the_shell_of_a_command_that_is_running(tmp_path: Path
 
 async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
     """Whoever comes back after the idle time finds a conversation in which nothing is allowed beforehand."""
-    chat, made, ended = MemoryPlatform(), list[Consent](), list[str]()
+    chat, made, ended = MemoryPlatform(), list[CommandPolicy](), list[str]()
 
     def ends(approvals: Approvals) -> ConversationEnd:
-        made.append(Consent(approvals, home="/", shown=str))
+        made.append(CommandPolicy(approvals, home="/", shown=str))
 
         async def end(session_key: str, session_id: str, reason: str) -> None:
             ended.append(session_id)
@@ -117,7 +119,7 @@ async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
 
     settings = PlatformSettings(allow_all=True, reset=ResetSettings(mode="idle", idle_minutes=60))
     agent = scripted()
-    async with open_world(agent, Member(chat, settings), ends=ends) as world:
+    async with open_world(agent, Platform(chat, settings), ends=ends) as world:
         await chat.say("one")
         await chat.wait_sent(1)
         key = agent.turns[0].context.session_key

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 import pytest
 import trio
 
-from hermes_trio.base.settings import SettingsError, read_table
-from hermes_trio.messaging.platforms import Member
+from hermes_trio.base.settings import SettingsError, read_settings
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.reset_policy import ResetReason, policy_for, reset_reason
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.testing.memory_platform import MemoryPlatform
@@ -40,7 +40,7 @@ def at(text: str) -> float:
 )
 def test_the_policies(policy: ResetSettings, last: str, now: str, reason: ResetReason | None) -> None:
     """Idle time, the hour of the day in its time zone (also where the clock skips it), both, or never."""
-    zoned = read_table(
+    zoned = read_settings(
         {**{name: getattr(policy, name) for name in policy.__struct_fields__}, "timezone": "Europe/Berlin"},
         ResetSettings,
         "x",
@@ -67,7 +67,7 @@ async def test_an_idle_conversation_starts_afresh_and_says_so_once(virtual_clock
     """The model is told, the person is told, and the old session has its reason (GW-81)."""
     chat, agent = MemoryPlatform(), scripted()
     settings = PlatformSettings(allow_all=True, reset=ResetSettings(mode="idle", idle_minutes=60))
-    async with open_world(agent, Member(chat, settings)) as world:
+    async with open_world(agent, Platform(chat, settings)) as world:
         await chat.say("one")
         await chat.wait_sent(1)
         await trio.sleep(2 * HOUR)
@@ -87,7 +87,7 @@ async def test_a_conversation_with_live_background_work_is_kept(virtual_clock: o
     """Its notice must find the session that it was promised to."""
     chat, agent = MemoryPlatform(), scripted(starts_job(5 * HOUR))
     settings = PlatformSettings(allow_all=True, reset=ResetSettings(mode="idle", idle_minutes=60))
-    async with open_world(agent, Member(chat, settings)):
+    async with open_world(agent, Platform(chat, settings)):
         await chat.say("one")
         await chat.wait_sent(1)
         await trio.sleep(2 * HOUR)
@@ -100,5 +100,5 @@ async def test_a_time_zone_that_does_not_exist_is_refused_at_start(virtual_clock
     """And not at four in the morning."""
     settings = PlatformSettings(reset=ResetSettings(mode="daily", timezone="Mars/Olympus"))
     with pytest.raises(SettingsError, match="Mars/Olympus"):
-        async with open_world(scripted(), Member(MemoryPlatform(), settings)):
+        async with open_world(scripted(), Platform(MemoryPlatform(), settings)):
             pass

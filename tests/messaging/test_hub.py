@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio import Settings, Turn
-from hermes_trio.messaging.contract import AdapterState, ErrorKind, PlatformError, Receipt
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio import RuntimeSettings, Turn
+from hermes_trio.messaging.contract import AdapterState, Disposition, PlatformError, PlatformErrorKind
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import OPEN, memory_store, open_world, scripted, starts_job, works
@@ -24,7 +24,7 @@ async def test_a_message_becomes_a_turn_and_its_reply_goes_to_the_chat_and_threa
     async with open_world(scripted(), chat):
         reception = await chat.say("hello", chat="42", thread="7")
         (reply,) = await chat.wait_sent(1)
-    assert reception.receipt is Receipt.ACCEPTED
+    assert reception.receipt is Disposition.ACCEPTED
     assert (reply.text, reply.chat, reply.thread, reply.reply_to) == ("echo: hello", "42", "7", "in-1")
 
 
@@ -42,7 +42,7 @@ async def test_background_work_reports_back_to_its_own_chat_and_thread_hours_lat
 async def test_an_adapter_that_cannot_connect_backs_off_alone_and_is_visible() -> None:
     """30, 60, 120, 240, then 300 seconds; the other adapter and its conversations never notice (GW-16, SC-32)."""
     broken, healthy = MemoryPlatform("broken"), MemoryPlatform("healthy")
-    broken.connect_faults.extend(PlatformError(ErrorKind.TRANSIENT, "no route") for _ in range(7))
+    broken.connect_faults.extend(PlatformError(PlatformErrorKind.TRANSIENT, "no route") for _ in range(7))
     async with open_world(scripted(), broken, healthy) as world:
         await broken.until(lambda: broken.connects == 7)
         await trio.sleep(1)
@@ -62,7 +62,7 @@ async def test_an_adapter_that_cannot_connect_backs_off_alone_and_is_visible() -
 async def test_a_permanent_error_is_said_and_not_tried_again() -> None:
     """A bad token stays off for a week, visibly, while the other adapter works (issue of one bad token)."""
     broken, healthy = MemoryPlatform("broken"), MemoryPlatform("healthy")
-    broken.connect_faults.append(PlatformError(ErrorKind.UNAUTHORIZED, "the token is not valid"))
+    broken.connect_faults.append(PlatformError(PlatformErrorKind.UNAUTHORIZED, "the token is not valid"))
     async with open_world(scripted(), broken, healthy) as world:
         await trio.sleep(7 * 86400)
         assert broken.connects == 1
@@ -94,7 +94,7 @@ async def test_a_reply_that_was_computed_during_a_reconnect_goes_out_through_the
     async with open_world(scripted(works(100)), chat):
         await chat.say("long work")
         await trio.sleep(1)
-        chat.disconnect(PlatformError(ErrorKind.TRANSIENT, "reset"))
+        chat.disconnect(PlatformError(PlatformErrorKind.TRANSIENT, "reset"))
         (reply,) = await chat.wait_sent(1)
         assert chat.connects == 2
     assert reply.text == "worked"
@@ -124,7 +124,7 @@ async def test_an_answer_is_shown_while_it_is_written_and_ends_as_one_message() 
         return "Once upon a time there was a task tree that was never left alone."
 
     chat = MemoryPlatform(edits=True)
-    member = Member(chat, type(OPEN)(allow_all=True, stream=True))
+    member = Platform(chat, type(OPEN)(allow_all=True, stream=True))
     async with open_world(scripted(writes), member) as world:
         await chat.say("tell me")
         await chat.until(lambda: bool(chat.sent) and chat.sent[0].text.endswith("alone."))
@@ -158,7 +158,7 @@ async def test_a_message_that_comes_while_draining_is_kept_for_the_next_start(tm
     async with open_world(scripted(), chat, path=path) as world:
         await world.runtime.drain(0)
         reception = await chat.say("are you there?")
-        assert reception.receipt is Receipt.ACCEPTED
+        assert reception.receipt is Disposition.ACCEPTED
         await chat.wait_sent(1)
         assert "kept" in chat.sent[0].text
     again = MemoryPlatform()
@@ -171,7 +171,7 @@ async def test_a_message_that_comes_while_draining_is_kept_for_the_next_start(tm
 async def test_the_gateway_ends_without_leaving_a_task_behind() -> None:
     """Leaving the scope ends adapters, lanes and senders, in that order (SC-4, SC-21)."""
     chat = MemoryPlatform()
-    async with open_world(scripted(works(1000)), chat, runtime_settings=Settings(watchdog_seconds=0)) as world:
+    async with open_world(scripted(works(1000)), chat, runtime_settings=RuntimeSettings(watchdog_seconds=0)) as world:
         await chat.say("work")
         await trio.sleep(1)
         tree = world.runtime.tree
@@ -183,7 +183,7 @@ async def test_the_gateway_ends_without_leaving_a_task_behind() -> None:
 async def test_two_adapters_cannot_have_one_name() -> None:
     """The name is what keys, rows and targets mean."""
     with pytest.raises(ValueError, match="two adapters are called 'memory'"):
-        Directory([Member(MemoryPlatform()), Member(MemoryPlatform())])
+        Platforms([Platform(MemoryPlatform()), Platform(MemoryPlatform())])
 
 
 async def test_one_slow_conversation_does_not_hold_up_others_at_start(tmp_path: Path) -> None:

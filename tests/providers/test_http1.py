@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hermes_trio.agent.model import ErrorKind, ModelError
+from hermes_trio.agent.model import ModelError, ModelErrorKind
 from hermes_trio.net.dial import ConnectFailed, Dialer, InvalidURL, Origin, Proxies, parse_base_url
-from hermes_trio.net.http1 import Connection, ResponseBroken, Transport
+from hermes_trio.net.http1 import ClientConnection, ConnectionPool, ResponseBroken
 from hermes_trio.providers.http_model import Retries
 from hermes_trio.providers.network_switch import allow_network_models
 from hermes_trio.providers.openai import OpenAIModel
-from hermes_trio.testing.model_server import Answer, Fault, ModelServer
+from hermes_trio.testing.model_server import Fault, ModelServer, ScriptedAnswer
 
 from .conftest import StartServer, answer_of, ask
 
@@ -89,12 +89,12 @@ async def test_tls(
 ) -> None:
     """Calls go over TLS, the connection is kept, and cancelling one is seen by the provider like without TLS."""
     server: ModelServer = await start_server(tls=server_tls)
-    async with Transport(Dialer(tls=client_tls)) as transport:
+    async with ConnectionPool(Dialer(tls=client_tls)) as transport:
         model = OpenAIModel("m", transport=transport, base_url=server.openai_url)
         for number in range(2):
             assert (await answer_of(model, ask(f"{number}"))).text == f"You said: {number}"
         assert server.connections == 1
-        server.say(Answer(text="x", fault=Fault.STALL, fault_after=2))
+        server.say(ScriptedAnswer(text="x", fault=Fault.STALL, fault_after=2))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer_of, model)
             call = await server.call(2)
@@ -107,7 +107,7 @@ async def test_tls(
 async def test_untrusted_certificate_is_refused(start_server: StartServer, server_tls: ssl.SSLContext) -> None:
     """A certificate that nobody vouches for is reported as what it is."""
     server: ModelServer = await start_server(tls=server_tls)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("m", transport=transport, base_url=server.openai_url, retries=ONCE)
         with pytest.raises(
             ModelError, match=r"no TLS connection to https://127.*certificate not accepted: self.signed"
@@ -155,7 +155,7 @@ async def test_proxies(
     seen: list[str] = []
     origin = await serve_raw(nursery, partial(proxy, seen=seen, refuse=False, destination=server.port))
     proxies = Proxies.from_environment({"ALL_PROXY": f"http://me:p%40ss@127.0.0.1:{origin.port}"})
-    async with Transport(Dialer(proxies=proxies, tls=client_tls)) as transport:
+    async with ConnectionPool(Dialer(proxies=proxies, tls=client_tls)) as transport:
         # The server is on this machine, and only pretends not to be.
         stack.enter_context(allow_network_models())
         model = OpenAIModel("m", transport=transport, base_url=server.openai_url)
@@ -231,13 +231,13 @@ def test_host_header(origin: Origin) -> None:
 
 async def test_idle_connection_that_the_server_closed_is_not_used(start_server: StartServer) -> None:
     """A server that restarts between two calls costs nobody an error."""
-    async with Transport() as transport, trio.open_nursery() as nursery:
+    async with ConnectionPool() as transport, trio.open_nursery() as nursery:
         server = await nursery.start(ModelServer().run)
         model = OpenAIModel("m", transport=transport, base_url=server.openai_url, retries=ONCE)
         await answer_of(model)
         server.stop()
     assert transport.statistics() == {}
-    async with Transport() as transport, trio.open_nursery() as nursery:
+    async with ConnectionPool() as transport, trio.open_nursery() as nursery:
         first = await nursery.start(ModelServer().run)
         model = OpenAIModel("m", transport=transport, base_url=first.openai_url, retries=ONCE)
         await answer_of(model)
@@ -259,7 +259,7 @@ async def test_idle_connection_that_dies_in_use_is_replaced(nursery: trio.Nurser
         await stream.receive_some(65536)
 
     origin = await serve_raw(nursery, once_each)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("m", transport=transport, base_url=str(origin), retries=ONCE)
         connection = await transport.take(origin)
         await connection.send("GET", "/", [], b"")
@@ -276,7 +276,7 @@ async def test_old_idle_connections_are_not_trusted(
 ) -> None:
     """A connection that nobody used for half a minute is closed and not used."""
     server: ModelServer = await start_server()
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("m", transport=transport, base_url=server.openai_url)
         await answer_of(model)
         mock_clock.jump(31)
@@ -303,7 +303,7 @@ async def test_framings(nursery: trio.Nursery, raw: bytes, body: bytes) -> None:
         await stream.aclose()
 
     origin = await serve_raw(nursery, answer)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         connection = await transport.take(origin)
         await connection.send("POST", "/", [("A", "b")], b"{}")
         assert connection.status == 200
@@ -333,13 +333,13 @@ async def test_broken_responses(nursery: trio.Nursery, raw: bytes) -> None:
             await stream.send_all(raw)
         await stream.aclose()
 
-    async def exchange(connection: Connection) -> None:
+    async def exchange(connection: ClientConnection) -> None:
         await connection.send("POST", "/", [], b"")
         while await connection.read():
             pass
 
     origin = await serve_raw(nursery, answer)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         connection = await transport.take(origin)
         with pytest.raises(ResponseBroken) as caught:
             await exchange(connection)
@@ -360,11 +360,11 @@ async def test_early_answer_to_a_large_request_is_heard(nursery: trio.Nursery) -
                 pass
 
     origin = await serve_raw(nursery, impatient)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("m", transport=transport, base_url=str(origin))
         with pytest.raises(ModelError) as caught:
             await answer_of(model, ask("x" * 5_000_000))
-    assert caught.value.kind is ErrorKind.CONTEXT_OVERFLOW
+    assert caught.value.kind is ModelErrorKind.CONTEXT_OVERFLOW
 
 
 async def test_redirects_and_encodings_are_explained(nursery: trio.Nursery) -> None:
@@ -379,7 +379,7 @@ async def test_redirects_and_encodings_are_explained(nursery: trio.Nursery) -> N
         await stream.send_all(replies.pop(0))
 
     origin = await serve_raw(nursery, answer)
-    async with Transport() as transport:
+    async with ConnectionPool() as transport:
         model = OpenAIModel("m", transport=transport, base_url=str(origin))
         with pytest.raises(ModelError, match="redirects to https://elsewhere/v1"):
             await answer_of(model)
@@ -391,7 +391,7 @@ async def test_closed_transport(start_server: StartServer) -> None:
     """After it is closed a transport gives no connection, and keeps none that comes back."""
     server: ModelServer = await start_server()
     origin = Origin("http", "127.0.0.1", server.port)
-    transport = Transport()
+    transport = ConnectionPool()
     connection = await transport.take(origin)
     transport.close()
     transport.give_back(connection)

@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 import trio
 
-from hermes_trio import Agent, Runtime, Settings, Turn
+from hermes_trio import Agent, Runtime, RuntimeSettings, Turn
 from hermes_trio.agent.approvals import Approvals, Question
 from hermes_trio.messaging.contract import Adapter
 from hermes_trio.messaging.core import ConversationEnd
-from hermes_trio.messaging.hub import MessageGateway
-from hermes_trio.messaging.platforms import Directory, Member
+from hermes_trio.messaging.hub import MessageHub
+from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
@@ -32,7 +32,7 @@ class World:
 
     runtime: Runtime
     store: Store
-    gateway: MessageGateway
+    gateway: MessageHub
     senders: Senders
     approvals: Approvals
 
@@ -52,10 +52,10 @@ def memory_store(
 @asynccontextmanager
 async def open_world(
     agent: Agent,
-    *platforms: Adapter | Member,
+    *platforms: Adapter | Platform,
     settings: PlatformSettings = OPEN,
     path: Path | None = None,
-    runtime_settings: Settings | None = None,
+    runtime_settings: RuntimeSettings | None = None,
     outbox: OutboxSettings | None = None,
     approval_seconds: float = 60,
     seed: int = 1,
@@ -63,13 +63,13 @@ async def open_world(
     ends: Callable[[Approvals], ConversationEnd] | None = None,
 ) -> AsyncIterator[World]:
     """A running gateway for the body of the `async with`. `ends` makes what is called when a conversation starts anew."""
-    members = [one if isinstance(one, Member) else Member(one, settings) for one in platforms]
-    directory = Directory(members)
+    members = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
+    directory = Platforms(members)
     senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
     runtime = Runtime(
         agent=agent,
         store=memory_store(path, clock),
-        settings=runtime_settings or Settings(watchdog_seconds=0),
+        settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
         stages=[senders.stage],
         seed=seed,
         clock=clock,
@@ -77,7 +77,7 @@ async def open_world(
     async with runtime:
         store: Any = runtime.store
         approvals = Approvals(store, seconds=approval_seconds)
-        gateway = MessageGateway(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
+        gateway = MessageHub(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
         async with gateway.open():
             yield World(runtime, store, gateway, senders, approvals)
 

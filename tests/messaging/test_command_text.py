@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_trio.messaging.command_text import (
-    Answer,
+    ApprovalAnswer,
     Choice,
     Command,
     CommandTextError,
@@ -91,7 +91,7 @@ def test_any_text_can_be_asked(text: str) -> None:
 )
 def test_a_bare_word_answers_while_one_waits(text: str, choice: Choice) -> None:
     """A single word of consent or refusal answers the waiting approval."""
-    assert Answer(choice) == bare_answer(text, waiting=True)
+    assert ApprovalAnswer(choice) == bare_answer(text, waiting=True)
     assert bare_answer(text, waiting=False) is None
 
 
@@ -104,18 +104,18 @@ def test_more_than_a_word_is_conversation(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("/approve", Answer(Choice.ONCE)),
-        ("/approve all", Answer(Choice.ONCE, everything=True)),
-        ("/approve session", Answer(Choice.SESSION)),
-        ("/approve all always", Answer(Choice.ALWAYS, everything=True)),
-        ("/deny", Answer(Choice.DENY)),
-        ("/deny all", Answer(Choice.DENY, everything=True)),
-        ("/deny all too risky", Answer(Choice.DENY, everything=True, reason="too risky")),
-        ("/deny use the other disk", Answer(Choice.DENY, reason="use the other disk")),
-        ("/deny " + "x" * 400, Answer(Choice.DENY, reason="x" * 280)),
+        ("/approve", ApprovalAnswer(Choice.ONCE)),
+        ("/approve all", ApprovalAnswer(Choice.ONCE, everything=True)),
+        ("/approve session", ApprovalAnswer(Choice.SESSION)),
+        ("/approve all always", ApprovalAnswer(Choice.ALWAYS, everything=True)),
+        ("/deny", ApprovalAnswer(Choice.DENY)),
+        ("/deny all", ApprovalAnswer(Choice.DENY, everything=True)),
+        ("/deny all too risky", ApprovalAnswer(Choice.DENY, everything=True, reason="too risky")),
+        ("/deny use the other disk", ApprovalAnswer(Choice.DENY, reason="use the other disk")),
+        ("/deny " + "x" * 400, ApprovalAnswer(Choice.DENY, reason="x" * 280)),
     ],
 )
-def test_approval_commands(text: str, answer: Answer) -> None:
+def test_approval_commands(text: str, answer: ApprovalAnswer) -> None:
     """approve takes a scope and "all"; deny takes "all" and a bounded reason."""
     command = parse_command(text)
     assert command is not None

@@ -10,14 +10,22 @@ import pytest
 import trio
 import trio.testing
 
-from hermes_trio.agent.model import ErrorKind, Finished, Model, ModelError, ReasoningDelta, TextDelta, ToolCallReady
-from hermes_trio.net.http1 import Transport
-from hermes_trio.providers.http_model import Limits, Retries, Timeouts
+from hermes_trio.agent.model import (
+    Finished,
+    Model,
+    ModelError,
+    ModelErrorKind,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallReady,
+)
+from hermes_trio.net.http1 import ConnectionPool
+from hermes_trio.providers.http_model import AnswerLimits, Retries, Timeouts
 from hermes_trio.runtime.context import Binding, _binding
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import ToolCall
 from hermes_trio.runtime.tree import EMPTY_CONTEXT, Tree
-from hermes_trio.testing.model_server import Answer, Fault, Refusal
+from hermes_trio.testing.model_server import Fault, ScriptedAnswer, ScriptedRefusal
 
 from .conftest import KEY, MakeModel, StartServer, answer_of, ask
 
@@ -40,7 +48,7 @@ async def test_streams_text_reasoning_tool_calls_and_usage(start_server: StartSe
     )
     usage = Usage(input_tokens=20, output_tokens=9, cache_read_tokens=5)
     server = await start_server(
-        Answer(text="Let me look around.", reasoning="hm, files", tool_calls=calls, usage=usage)
+        ScriptedAnswer(text="Let me look around.", reasoning="hm, files", tool_calls=calls, usage=usage)
     )
     async with make_model(server).stream(ask("list the files")) as stream:
         events = [event async for event in stream]
@@ -58,13 +66,13 @@ async def test_streams_text_reasoning_tool_calls_and_usage(start_server: StartSe
 
 async def test_events_arrive_while_the_answer_is_written(start_server: StartServer, make_model: MakeModel) -> None:
     """The first piece is there before the provider has written the rest."""
-    server = await start_server(Answer(text="first piece then nothing", fault=Fault.STALL, fault_after=5))
+    server = await start_server(ScriptedAnswer(text="first piece then nothing", fault=Fault.STALL, fault_after=5))
     async with make_model(server).stream(ask()) as stream:
         assert isinstance(await stream.receive(), TextDelta)
 
 
 async def test_connection_is_used_again(
-    start_server: StartServer, make_model: MakeModel, transport: Transport, mock_clock: trio.testing.MockClock
+    start_server: StartServer, make_model: MakeModel, transport: ConnectionPool, mock_clock: trio.testing.MockClock
 ) -> None:
     """Calls one after the other share a connection; calls at the same time do not."""
     server = await start_server()
@@ -73,7 +81,7 @@ async def test_connection_is_used_again(
         assert (await answer_of(model, ask(f"call {number}"))).text == f"You said: call {number}"
     assert server.connections == 1
     gate = trio.Event()
-    server.say(Answer(text="one", gate=gate), Answer(text="two", gate=gate))
+    server.say(ScriptedAnswer(text="one", gate=gate), ScriptedAnswer(text="two", gate=gate))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_of, model)
         nursery.start_soon(answer_of, model)
@@ -86,7 +94,7 @@ async def test_connection_is_used_again(
 async def test_server_that_does_not_stream_is_understood(start_server: StartServer, make_model: MakeModel) -> None:
     """A whole JSON answer to a request for a stream is read as one."""
     call = ToolCall(id="call_a", name="terminal", arguments='{"command":"ls"}')
-    server = await start_server(Answer(text="all at once", tool_calls=(call,), whole=True))
+    server = await start_server(ScriptedAnswer(text="all at once", tool_calls=(call,), whole=True))
     answer = await answer_of(make_model(server))
     assert (answer.text, answer.tool_calls, answer.finish_reason) == ("all at once", (call,), "tool_calls")
     assert answer.usage.output_tokens == 7
@@ -95,23 +103,31 @@ async def test_server_that_does_not_stream_is_understood(start_server: StartServ
 @pytest.mark.parametrize(
     ("refusal", "kind", "retryable"),
     [
-        (Refusal(status=401), ErrorKind.AUTH, False),
-        (Refusal(status=403), ErrorKind.AUTH, False),
-        (Refusal(status=400, message="no such field"), ErrorKind.BAD_REQUEST, False),
-        (Refusal(status=400, message="prompt is too long: 250000 tokens"), ErrorKind.CONTEXT_OVERFLOW, False),
-        (Refusal(status=400, code="content_filter", type="content_filter"), ErrorKind.CONTENT_FILTER, False),
-        (Refusal(status=404, message="model not found"), ErrorKind.BAD_REQUEST, False),
-        (Refusal(status=413), ErrorKind.CONTEXT_OVERFLOW, False),
-        (Refusal(status=429), ErrorKind.RATE_LIMITED, True),
-        (Refusal(status=429, type="insufficient_quota"), ErrorKind.RATE_LIMITED, False),
-        (Refusal(status=500), ErrorKind.UNAVAILABLE, True),
-        (Refusal(status=503, type="unknown"), ErrorKind.OVERLOADED, True),
-        (Refusal(status=529), ErrorKind.OVERLOADED, True),
+        (ScriptedRefusal(status=401), ModelErrorKind.AUTH, False),
+        (ScriptedRefusal(status=403), ModelErrorKind.AUTH, False),
+        (ScriptedRefusal(status=400, message="no such field"), ModelErrorKind.BAD_REQUEST, False),
+        (
+            ScriptedRefusal(status=400, message="prompt is too long: 250000 tokens"),
+            ModelErrorKind.CONTEXT_OVERFLOW,
+            False,
+        ),
+        (
+            ScriptedRefusal(status=400, code="content_filter", type="content_filter"),
+            ModelErrorKind.CONTENT_FILTER,
+            False,
+        ),
+        (ScriptedRefusal(status=404, message="model not found"), ModelErrorKind.BAD_REQUEST, False),
+        (ScriptedRefusal(status=413), ModelErrorKind.CONTEXT_OVERFLOW, False),
+        (ScriptedRefusal(status=429), ModelErrorKind.RATE_LIMITED, True),
+        (ScriptedRefusal(status=429, type="insufficient_quota"), ModelErrorKind.RATE_LIMITED, False),
+        (ScriptedRefusal(status=500), ModelErrorKind.UNAVAILABLE, True),
+        (ScriptedRefusal(status=503, type="unknown"), ModelErrorKind.OVERLOADED, True),
+        (ScriptedRefusal(status=529), ModelErrorKind.OVERLOADED, True),
     ],
-    ids=lambda value: str(value.status) if isinstance(value, Refusal) else None,
+    ids=lambda value: str(value.status) if isinstance(value, ScriptedRefusal) else None,
 )
 async def test_refusals_have_a_kind(
-    start_server: StartServer, make_model: MakeModel, refusal: Refusal, kind: ErrorKind, retryable: bool
+    start_server: StartServer, make_model: MakeModel, refusal: ScriptedRefusal, kind: ModelErrorKind, retryable: bool
 ) -> None:
     """Each refusal becomes one error that says what to do about it, with the provider's own words."""
     server = await start_server(refusal)
@@ -125,8 +141,10 @@ async def test_retries_wait_as_long_as_the_provider_says(
 ) -> None:
     """A rate limit before the first event is waited out, exactly as long as `Retry-After` says."""
     mock_clock.autojump_threshold = 0.01
-    limit = Refusal(status=429, headers={"retry-after": "7"})
-    server = await start_server(limit, Refusal(status=529, headers={"retry-after-ms": "1500"}), Answer(text="at last"))
+    limit = ScriptedRefusal(status=429, headers={"retry-after": "7"})
+    server = await start_server(
+        limit, ScriptedRefusal(status=529, headers={"retry-after-ms": "1500"}), ScriptedAnswer(text="at last")
+    )
     assert (await answer_of(make_model(server))).text == "at last"
     first, second, third = server.calls
     assert second.started_at - first.started_at == pytest.approx(7, abs=0.5)
@@ -135,7 +153,7 @@ async def test_retries_wait_as_long_as_the_provider_says(
 
 async def test_a_long_pause_is_reported_instead_of_waited_for(start_server: StartServer, make_model: MakeModel) -> None:
     """A provider that wants to be left alone for an hour makes the call fail at once, with the hour in the error."""
-    server = await start_server(Refusal(status=429, headers={"retry-after": "3600"}))
+    server = await start_server(ScriptedRefusal(status=429, headers={"retry-after": "3600"}))
     with pytest.raises(ModelError) as caught:
         await answer_of(make_model(server))
     assert caught.value.retry_after == 3600
@@ -148,9 +166,9 @@ async def test_failures_before_the_first_event_are_repeated(
 ) -> None:
     """A stream that breaks before it has said anything is tried again, and gives up after the last attempt."""
     mock_clock.autojump_threshold = 0.01
-    server = await start_server(Answer(fault=fault), Answer(text="second time lucky"))
+    server = await start_server(ScriptedAnswer(fault=fault), ScriptedAnswer(text="second time lucky"))
     assert (await answer_of(make_model(server))).text == "second time lucky"
-    server.say(*[Answer(fault=fault)] * 3)
+    server.say(*[ScriptedAnswer(fault=fault)] * 3)
     with pytest.raises(ModelError):
         await answer_of(make_model(server))
     assert len(server.calls) == 5
@@ -161,7 +179,7 @@ async def test_failures_after_the_first_event_are_not_repeated(
     start_server: StartServer, make_model: MakeModel, fault: Fault
 ) -> None:
     """What was said before a stream broke is told, then the failure; nothing is said twice."""
-    server = await start_server(Answer(text="the beginning of", piece=4, fault=fault, fault_after=5))
+    server = await start_server(ScriptedAnswer(text="the beginning of", piece=4, fault=fault, fault_after=5))
     said: list[str] = []
     with pytest.raises(ModelError) as caught:
         await listen(make_model(server), said)
@@ -169,7 +187,7 @@ async def test_failures_after_the_first_event_are_not_repeated(
     assert "the beginning of".startswith("".join(said))
     assert said or fault is Fault.RESET
     overloaded = fault is Fault.ERROR_EVENT
-    assert caught.value.kind is (ErrorKind.OVERLOADED if overloaded else ErrorKind.BROKEN_STREAM)
+    assert caught.value.kind is (ModelErrorKind.OVERLOADED if overloaded else ModelErrorKind.BROKEN_STREAM)
     assert len(server.calls) == 1 or fault is Fault.RESET
 
 
@@ -180,8 +198,8 @@ async def test_hostile_streams_end_in_a_clear_failure_within_bounded_memory(
     start_server: StartServer, make_model: MakeModel, fault: Fault
 ) -> None:
     """A stream without measure is cut off by us, not by the machine's memory, and the provider sees us leave."""
-    server = await start_server(Answer(text="x", fault=fault, fault_after=2))
-    model = make_model(server, retries=ONCE, limits=Limits(answer=8 * 1024 * 1024, arguments=1024 * 1024))
+    server = await start_server(ScriptedAnswer(text="x", fault=fault, fault_after=2))
+    model = make_model(server, retries=ONCE, limits=AnswerLimits(answer=8 * 1024 * 1024, arguments=1024 * 1024))
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match="longer than") as caught:
@@ -189,7 +207,7 @@ async def test_hostile_streams_end_in_a_clear_failure_within_bounded_memory(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert caught.value.kind is ErrorKind.BROKEN_STREAM
+    assert caught.value.kind is ModelErrorKind.BROKEN_STREAM
     assert peak < 40 * 1024 * 1024
     with trio.fail_after(5):
         await server.calls[0].ended.wait()
@@ -197,7 +215,7 @@ async def test_hostile_streams_end_in_a_clear_failure_within_bounded_memory(
 
 async def test_invalid_utf8_is_marked_and_survived(start_server: StartServer, make_model: MakeModel) -> None:
     """Bytes that are no text become replacement characters; the answer goes on."""
-    server = await start_server(Answer(text="before ", piece=100, fault=Fault.INVALID_UTF8, fault_after=3))
+    server = await start_server(ScriptedAnswer(text="before ", piece=100, fault=Fault.INVALID_UTF8, fault_after=3))
     answer = await answer_of(make_model(server))
     assert "caf\N{REPLACEMENT CHARACTER} " in answer.text
     assert answer.finish_reason == "stop"
@@ -221,10 +239,10 @@ async def test_silence_is_a_timeout_and_never_a_hang(
 ) -> None:
     """A provider that stops talking makes the call fail by the deadline that it broke."""
     mock_clock.autojump_threshold = 0.01
-    server = await start_server(Answer(text="some text", fault=fault, fault_after=3))
+    server = await start_server(ScriptedAnswer(text="some text", fault=fault, fault_after=3))
     with pytest.raises(ModelError, match=words) as caught:
         await answer_of(make_model(server, timeouts=timeouts, retries=ONCE))
-    assert caught.value.kind is ErrorKind.TIMEOUT
+    assert caught.value.kind is ModelErrorKind.TIMEOUT
     await server.calls[0].ended.wait()
     assert server.calls[0].client_gone
 
@@ -234,7 +252,7 @@ async def test_a_slow_answer_is_no_silence(
 ) -> None:
     """Pauses below the idle limit add up to an answer, however long it takes in all."""
     mock_clock.autojump_threshold = 0.01
-    server = await start_server(Answer(text="slow but steady", piece=3, pause=15))
+    server = await start_server(ScriptedAnswer(text="slow but steady", piece=3, pause=15))
     assert (await answer_of(make_model(server, timeouts=Timeouts(idle=20)))).text == "slow but steady"
 
 
@@ -243,7 +261,7 @@ async def test_cancellation_is_seen_by_the_provider(
     start_server: StartServer, make_model: MakeModel, fault: Fault
 ) -> None:
     """Cancelling a call closes its connection: the provider knows before the block is left."""
-    server = await start_server(Answer(text="never ending", fault=fault, fault_after=3))
+    server = await start_server(ScriptedAnswer(text="never ending", fault=fault, fault_after=3))
     model = make_model(server)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer_of, model)
@@ -258,10 +276,10 @@ async def test_cancellation_is_seen_by_the_provider(
 
 
 async def test_leaving_the_block_early_ends_the_call(
-    start_server: StartServer, make_model: MakeModel, transport: Transport
+    start_server: StartServer, make_model: MakeModel, transport: ConnectionPool
 ) -> None:
     """A reader that has heard enough ends the call by leaving, without an error and without a connection left over."""
-    server = await start_server(Answer(text="a long story", piece=1, fault=Fault.STALL, fault_after=6))
+    server = await start_server(ScriptedAnswer(text="a long story", piece=1, fault=Fault.STALL, fault_after=6))
     async with make_model(server).stream(ask()) as stream:
         assert isinstance(await stream.receive(), TextDelta)
     with trio.fail_after(5):
@@ -274,7 +292,7 @@ async def test_leaving_the_block_early_ends_the_call(
 
 async def test_an_error_of_the_reader_is_not_wrapped(start_server: StartServer, make_model: MakeModel) -> None:
     """What the body of the block raises comes out as it was raised: there is no nursery in between."""
-    server = await start_server(Answer(text="hello"))
+    server = await start_server(ScriptedAnswer(text="hello"))
 
     async def read_badly() -> None:
         async with make_model(server).stream(ask()) as stream:
@@ -297,20 +315,20 @@ async def test_keys_are_in_no_error_and_no_log(
     model = make_model(server)
     with pytest.raises(ModelError) as caught:
         await answer_of(model)
-    server.say(Refusal(status=500, message=f"cannot use {KEY}"), Answer(text="fine"))
+    server.say(ScriptedRefusal(status=500, message=f"cannot use {KEY}"), ScriptedAnswer(text="fine"))
     server._key = ""
     with caplog.at_level(logging.DEBUG):
         await answer_of(model)
     assert "attempt 2 of 3" in caplog.text
     shown = f"{caught.value} {caught.value!r} {caplog.text} {model!r} {model.__dict__!r}"
-    assert caught.value.kind is ErrorKind.AUTH
+    assert caught.value.kind is ModelErrorKind.AUTH
     assert KEY not in shown
     assert KEY[-4:] not in shown
 
 
 async def test_tree_says_what_is_waited_for(start_server: StartServer, make_model: MakeModel) -> None:
     """While a call is under way, the node that made it shows the model that it waits on."""
-    server = await start_server(Answer(fault=Fault.SILENT))
+    server = await start_server(ScriptedAnswer(fault=Fault.SILENT))
     model = make_model(server, name="fast")
     tree = Tree()
     async with trio.open_nursery() as nursery:
@@ -336,7 +354,7 @@ async def test_nobody_listening_is_unavailable(
     model: Model = make_model(server)
     with pytest.raises(ModelError, match=f"cannot connect to http://127.0.0.1:{server.port}") as caught:
         await answer_of(model)
-    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert caught.value.kind is ModelErrorKind.UNAVAILABLE
 
 
 async def test_many_calls_at_once_each_get_their_own_answer(start_server: StartServer, make_model: MakeModel) -> None:
