@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import msgspec
 
 from hermes_trio.config import load_config
-from hermes_trio.gateway.wiring import open_gateway
+from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.auth import AdminKey, admin_key, is_loopback
 from hermes_trio.http.errors import ApiError
 from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, remedied
@@ -56,13 +56,13 @@ class Application:
             config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, host="asgi"))
             undo = bound_stock_sends()
             try:
-                async with open_gateway(config, key) as gateway:
+                async with open_api_gateway(config, key) as gateway:
                     self._app = remedied(gateway.app if key.path is None else _loopback_only(gateway.app))
                     _announce(key)
                     await send({"type": "lifespan.startup.complete"})
                     started = True
                     await receive()
-                    report = await gateway.front.drain.run(config.server.drain_seconds)
+                    report = await gateway.api.drain.run(config.server.drain_seconds)
                     logger.info("drained: %s", report)
             finally:
                 self._app = None

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.base.settings import read_settings
+from hermes_trio.messaging.callbacks import CallbackEndpoint
 from hermes_trio.messaging.core import ConversationEnd
 from hermes_trio.messaging.hub import MessageHub
 from hermes_trio.messaging.platforms import Platform, Platforms
@@ -29,34 +30,23 @@ if TYPE_CHECKING:
 
 # By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
 
-__all__ = ["AdapterAssembly", "Mount", "OpenAdapters", "build_assembly", "github_member"]
+__all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_member"]
 
 
 _PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
 """The chat platforms, and the variable that switches each on without a table in the configuration."""
 
 
-class Mount(Protocol):
-    """What answers requests for an address. Bodies above `max_body_bytes` need not be read; the answer is (status, headers, body)."""
-
-    @property
-    def max_body_bytes(self) -> int: ...
-
-    async def handle(
-        self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes
-    ) -> tuple[int, tuple[tuple[str, str], ...], bytes]: ...
-
-
 class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
-    """What is running. `gateway.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
+    """What is running. `hub.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
 
-    gateway: MessageHub
+    hub: MessageHub
     webhook: WebhookReceiver | None
     cron: CronScheduler | None
-    endpoints: Mapping[str, Mount]
+    endpoints: Mapping[str, CallbackEndpoint]
     """The addresses that platforms call, by their exact path."""
 
-    def mount(self, path: str) -> Mount | None:
+    def mount(self, path: str) -> CallbackEndpoint | None:
         """Who answers requests for this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
         if self.webhook is not None and path.startswith(self.webhook.prefix):
             return self.webhook
@@ -124,14 +114,14 @@ class AdapterAssembly:
             if self._cron is not None and self._cron.enabled:
                 cron = CronScheduler(gateway.desk, self._cron)
                 await stack.enter_async_context(cron.open())
-            yield OpenAdapters(gateway=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints())
+            yield OpenAdapters(hub=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints())
 
-    def _endpoints(self) -> dict[str, Mount]:
-        found: dict[str, Mount] = {}
+    def _endpoints(self) -> dict[str, CallbackEndpoint]:
+        found: dict[str, CallbackEndpoint] = {}
         for member in self.directory.members:
             path = getattr(member.adapter, "endpoint", "")
             if path:
-                found[path] = cast("Mount", member.adapter)
+                found[path] = cast("CallbackEndpoint", member.adapter)
         return found
 
 

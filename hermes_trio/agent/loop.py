@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import trio
@@ -58,15 +58,19 @@ class Routes(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
 
-class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent works."""
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[agent]`: how the agent works, and on which platforms the demo model obeys directives."""
 
-    system_prompt: str = DEFAULT_PROMPT
-    max_iterations: int = 90
-    compact_at: float = 0.85
+    system_prompt: str = ""
+    """Replaces the built-in prompt."""
+    max_iterations: Annotated[int, msgspec.Meta(ge=1)] = 90
+    """Model calls of one turn."""
+    compact_at: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
     """The share of the context window at which older messages are summarised."""
-    max_tokens: int | None = None
-    temperature: float | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    demo_directives: tuple[str, ...] = ()
+    """Platforms, besides the terminal and HTTP on loopback, on which the demo model obeys its directives."""
 
 
 class ModelAgent:
@@ -104,7 +108,7 @@ class ModelAgent:
 
     def system_prompt(self, turn: Turn) -> str:
         """What the model is told about itself: the agent's own prompt, then what this turn adds."""
-        own = self.settings.system_prompt
+        own = self.settings.system_prompt or DEFAULT_PROMPT
         return f"{own}\n\n{turn.input.instructions}" if turn.input.instructions else own
 
     def metadata(self, turn: Turn) -> Mapping[str, object]:

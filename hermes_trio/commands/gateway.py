@@ -83,7 +83,7 @@ async def chat(
     from hermes_trio.adapters.cli.lines import PipedLines, PromptLines
     from hermes_trio.adapters.cli.screen import Screen
     from hermes_trio.base.settings import read_settings
-    from hermes_trio.gateway.host import open_host
+    from hermes_trio.gateway.gateway import open_gateway
     from hermes_trio.messaging.platforms import Platform
     from hermes_trio.messaging.settings import CliSettings, PlatformSettings
 
@@ -108,17 +108,17 @@ async def chat(
     member = Platform(adapter, PlatformSettings(allow_all=True, busy=own.busy))
     assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
     left = ""
-    async with _prompting(prompt), open_host(settings, assembly, database=database, directives=(CLI,)) as host:
-        adapter.delivery = lambda: host.adapters.gateway.desk.deliveries[CLI]
-        adapter.running = lambda: len(host.runtime.supervisor)
+    async with _prompting(prompt), open_gateway(settings, assembly, database=database, directives=(CLI,)) as gateway:
+        adapter.delivery = lambda: gateway.adapters.hub.desk.deliveries[CLI]
+        adapter.running = lambda: len(gateway.runtime.supervisor)
         if remark:
             screen.note(remark)
         try:
-            session = await begin_session(host.store, "" if resume == "last" else resume)
+            session = await begin_session(gateway.store, "" if resume == "last" else resume)
         except ResumeError as error:
             raise CommandFailed(str(error)) from None
         if resume is not None:
-            await show_history(host.store, screen, session)
+            await show_history(gateway.store, screen, session)
         if interactive:
             screen.note("Ctrl-C stops the agent, Ctrl-D leaves, Alt-Enter makes a new line, /help lists commands.")
         chosen.set()
@@ -128,9 +128,9 @@ async def chat(
                 nursery.start_soon(_signals, signals, press, adapter.left)
                 await adapter.left.wait()
                 if not interactive:
-                    await _settled(host)
+                    await _settled(gateway)
                 nursery.cancel_scope.cancel()
-        left = await end_session(host.runtime, adapter.delivery())
+        left = await end_session(gateway.runtime, adapter.delivery())
     if interactive and left:
         screen.note(f"Take it up again with: hermes-trio chat --resume {left}")
 
@@ -157,9 +157,9 @@ async def _signals(signals: AsyncIterator[int], press: Any, left: trio.Event) ->
             press()
 
 
-async def _settled(host: Any) -> None:
+async def _settled(gateway: Any) -> None:
     """Nobody types any more: wait until everything that was asked for has been answered."""
-    while host.runtime.lanes or len(host.runtime.supervisor) or await host.store.outbox_unsent():  # noqa: ASYNC110
+    while gateway.runtime.lanes or len(gateway.runtime.supervisor) or await gateway.store.outbox_unsent():  # noqa: ASYNC110
         await trio.sleep(0.02)
 
 
@@ -182,7 +182,7 @@ async def run(
     from hermes_trio.adapters.assembly import AdapterAssembly
     from hermes_trio.adapters.cli.once import RunResult, run_once
     from hermes_trio.adapters.cli.screen import Screen
-    from hermes_trio.gateway.host import open_host
+    from hermes_trio.gateway.gateway import open_gateway
     from hermes_trio.messaging.commands import receipt_text
 
     settings = _configuration(home, config)
@@ -198,7 +198,7 @@ async def run(
     result = RunResult()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with (
-            open_host(settings, assembly, database=database, directives=("cli",)) as host,
+            open_gateway(settings, assembly, database=database, directives=("cli",)) as gateway,
             trio.open_nursery() as nursery,
         ):
 
@@ -208,7 +208,7 @@ async def run(
 
             nursery.start_soon(watch)
             result = await run_once(
-                host.runtime, text, screen=screen, model=model, deadline=deadline, linger=linger, stop=stop
+                gateway.runtime, text, screen=screen, model=model, deadline=deadline, linger=linger, stop=stop
             )
             nursery.cancel_scope.cancel()
     if json:

@@ -430,7 +430,7 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
 
 
 def _retention(settings: Config) -> Retention:
-    from hermes_trio.gateway.host import retention_of
+    from hermes_trio.gateway.gateway import retention_of
 
     return retention_of(settings)
 

@@ -24,7 +24,7 @@ from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.store.sqlite.files import announced
 
-from .wiring import Gateway, open_gateway
+from .api import ApiGateway, open_api_gateway
 
 __all__ = ["AddressUnusable", "Serving", "address_of", "open_server", "run_server", "settle_heap"]
 
@@ -43,7 +43,7 @@ class AddressUnusable(OSError):
 class Serving(msgspec.Struct):
     """A server that is up: where it listens, and how it ends."""
 
-    gateway: Gateway
+    gateway: ApiGateway
     addresses: list[str]
     closing: trio.Event = msgspec.field(default_factory=trio.Event)
     closed: trio.Event = msgspec.field(default_factory=trio.Event)
@@ -78,9 +78,9 @@ async def open_server(
 ) -> AsyncIterator[Serving]:
     """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
 
-    `agent` and `in_memory` are for `open_gateway`.
+    `agent` and `in_memory` are for `open_api_gateway`.
     """
-    async with open_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
+    async with open_api_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
         serving = Serving(gateway, [])
         ready = trio.Event()
         failure: list[OSError] = []
@@ -151,7 +151,7 @@ async def run_server(
             await _until_asked(signals, serving)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_abort_on_signal, signals, serving)
-                report(await serving.gateway.front.drain.run(config.server.drain_seconds))
+                report(await serving.gateway.api.drain.run(config.server.drain_seconds))
                 await serving.close()
                 nursery.cancel_scope.cancel()
 

@@ -15,7 +15,6 @@ import trio
 
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import add_usage, error_result, keep_partial_result
-from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import CancelCause, JobState, Outcome, TurnState, Usage
 from hermes_trio.runtime.ports import NoticeKind, TurnInput
@@ -23,32 +22,12 @@ from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import DeliveringTurn, Turn
 
 from .registry import SUBAGENT_KEY, FunctionTool
+from .settings import DelegationSettings
 
-__all__ = ["Delegation", "DelegationSettings"]
+__all__ = ["Delegation"]
 
 SUMMARY_LIMIT: Final = 24_000
 SUMMARY_FLOOR: Final = 2_000
-SHORTEST_CHILD: Final = 30.0
-
-
-class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of delegation."""
-
-    max_concurrent_children: int = 3
-    """Children in one batch, and background batches in the whole process."""
-    max_spawn_depth: int = 1
-    """How deep children may have children: 1 means that children cannot delegate."""
-    orchestrators: bool = True
-    child_seconds: float | None = None
-    """How long one child may take, at least 30 s; None or 0 for as long as it needs."""
-    paused: bool = False
-
-    @property
-    def child_budget(self) -> Budget | None:
-        """The budget of one child."""
-        if self.child_seconds is None or self.child_seconds <= 0:
-            return None
-        return Budget(seconds=max(SHORTEST_CHILD, self.child_seconds))
 
 
 class Task(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from hermes_trio.base.settings import read_settings
+from hermes_trio.runtime.budget import Budget
 
-__all__ = ["DelegationTable", "TerminalSettings", "ToolSettings"]
+__all__ = ["DelegationSettings", "TerminalSettings", "ToolSettings"]
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+SHORTEST_CHILD: Final = 30.0
 
 
 class TerminalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,21 +43,31 @@ class TerminalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     login_shell: bool = False
 
 
-class DelegationTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[tools.delegation]`."""
+class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[tools.delegation]`: the limits of delegation."""
 
     max_concurrent_children: Count = 3
+    """Children in one batch, and background batches in the whole process."""
     max_spawn_depth: Count = 1
+    """How deep children may have children: 1 means that children cannot delegate."""
     orchestrators: bool = True
-    child_seconds: Annotated[float, Meta(ge=0)] | None = None
+    child_seconds: Seconds | None = None
+    """How long one child may take, at least 30 s; None or 0 for as long as it needs."""
     paused: bool = False
+
+    @property
+    def child_budget(self) -> Budget | None:
+        """The budget of one child."""
+        if self.child_seconds is None or self.child_seconds <= 0:
+            return None
+        return Budget(seconds=max(SHORTEST_CHILD, self.child_seconds))
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tools]`. `disabled` names tools that no turn gets."""
 
     terminal: TerminalSettings = TerminalSettings()
-    delegation: DelegationTable = DelegationTable()
+    delegation: DelegationSettings = DelegationSettings()
     disabled: tuple[Literal["terminal", "process", "delegate_task"], ...] = ()
 
     @classmethod

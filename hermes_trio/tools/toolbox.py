@@ -20,7 +20,7 @@ from hermes_trio.agent.tool import Tool
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 
-from .delegate import Delegation, DelegationSettings
+from .delegate import Delegation
 from .mcp import McpLinks, McpSettings, open_links
 from .registry import Tools
 from .settings import ToolSettings
@@ -101,13 +101,7 @@ async def open_toolbox(
                 approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass
             )
             delegation = Delegation(
-                DelegationSettings(
-                    max_concurrent_children=settings.delegation.max_concurrent_children,
-                    max_spawn_depth=settings.delegation.max_spawn_depth,
-                    orchestrators=settings.delegation.orchestrators,
-                    child_seconds=settings.delegation.child_seconds,
-                    paused=settings.delegation.paused,
-                ),
+                settings.delegation,
                 inherit=shells.inherit,
                 forget=shells.forget,
             )

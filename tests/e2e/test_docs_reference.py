@@ -16,9 +16,9 @@ from hermes_trio.adapters.discord.events import DiscordSettings
 from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
 from hermes_trio.agent.command_policy import ApprovalSettings
+from hermes_trio.agent.loop import AgentSettings
 from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
-from hermes_trio.gateway.host import AgentTable
-from hermes_trio.gateway.wiring import open_gateway
+from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.api.jobs import job_routes
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.settings import Limits, ServerSettings
@@ -35,7 +35,7 @@ from hermes_trio.providers import routes as model_routes
 from hermes_trio.providers.http_model import Timeouts
 from hermes_trio.providers.network_switch import allow_network_models
 from hermes_trio.tools.mcp.settings import McpServer, McpSettings
-from hermes_trio.tools.settings import DelegationTable, TerminalSettings, ToolSettings
+from hermes_trio.tools.settings import DelegationSettings, TerminalSettings, ToolSettings
 from hermes_trio.tools.terminal.shell_state import PASSED_ON
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -49,7 +49,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[approvals]": ApprovalSettings,
     "[tools]": ToolSettings,
     "[tools.terminal]": TerminalSettings,
-    "[tools.delegation]": DelegationTable,
+    "[tools.delegation]": DelegationSettings,
     "[mcp]": McpSettings,
     "[mcp.servers.NAME]": McpServer,
     "[cli]": CliSettings,
@@ -122,7 +122,7 @@ def test_the_configuration_page_has_every_key_of_a_model_route():
     described = tables()
     assert set(described["[models.routes.NAME]"]) == set(model_routes._ROUTE_KEYS)
     assert set(described["[models]"]) == {"default", "routes"}
-    assert set(described["[agent]"]) == set(AgentTable.__struct_fields__)
+    assert set(described["[agent]"]) == set(AgentSettings.__struct_fields__)
     text = page("configuration.md")
     for field in msgspec.structs.fields(Timeouts):
         assert f"`{field.name}` ({field.default:g}" in text
@@ -156,9 +156,9 @@ def test_the_example_of_a_configuration_is_accepted(tmp_path: Path):
 async def test_the_http_page_and_the_metrics_page_are_complete(tmp_path: Path):
     """Every route of a server is on the page about HTTP, and every metric on the page about metrics."""
     config = load_config({}, home=tmp_path)
-    async with open_gateway(config, AdminKey("docs-admin-key-0123456789"), in_memory=True) as gateway:
-        routes = {(route.method, route.path) for route in gateway.front.routes if route.listed}
-        families = {family.name for family in text_string_to_metric_families(gateway.front.metrics.render().decode())}
+    async with open_api_gateway(config, AdminKey("docs-admin-key-0123456789"), in_memory=True) as gateway:
+        routes = {(route.method, route.path) for route in gateway.api.routes if route.listed}
+        families = {family.name for family in text_string_to_metric_families(gateway.api.metrics.render().decode())}
     routes |= {(route.method, route.path) for route in job_routes()}
     written = set(re.findall(r"`(GET|POST|PATCH|DELETE) (/[^`?]*)`", page("http.md")))
     assert written - {("POST", "/webhooks/{route}")} == routes

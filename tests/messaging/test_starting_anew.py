@@ -13,7 +13,7 @@ from hermes_trio.adapters.assembly import AdapterAssembly
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import CommandPolicy
 from hermes_trio.config import Config
-from hermes_trio.gateway.host import Host, open_host
+from hermes_trio.gateway.gateway import Gateway, open_gateway
 from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
@@ -27,17 +27,17 @@ HOUR = 3600.0
 
 
 @asynccontextmanager
-async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Host]]:
+async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Gateway]]:
     """The whole product around a platform in memory, with the demo model, real tools and real time."""
     chat = MemoryPlatform()
     config = Config(home=home, tools={"terminal": {"cwd": str(home)}}, approvals={"timeout": 600})
-    async with open_host(
+    async with open_gateway(
         config, AdapterAssembly([Platform(chat, OPEN)]), in_memory=True, directives=("memory",)
     ) as host:
         yield chat, host
 
 
-async def key_of(host: Host) -> str:
+async def key_of(host: Gateway) -> str:
     """The key of the one conversation."""
     (session,) = await host.store.list_sessions(source="memory", limit=1)
     return session.session_key

@@ -16,8 +16,9 @@ from hermes_trio.agent.model import ModelError, ModelErrorKind, ModelRequest
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import ToolCall
 from hermes_trio.testing.fakes import FakeAdapter
-from hermes_trio.tools.delegate import Delegation, DelegationSettings
+from hermes_trio.tools.delegate import Delegation
 from hermes_trio.tools.registry import Tools, tool
+from hermes_trio.tools.settings import DelegationSettings
 from tests.agent.scripted import Routes, ScriptedModel, Step, tool_call
 
 CONTEXT = SessionContext(session_id="s1", session_key="s1", platform="test")

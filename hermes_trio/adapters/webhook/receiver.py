@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from hermes_trio.adapters.github import GITHUB_COMMENT
 from hermes_trio.messaging.addresses import Address, target_text
+from hermes_trio.messaging.callbacks import CallbackResponse
 from hermes_trio.messaging.contract import Outgoing, PlatformError, SendResult
 from hermes_trio.messaging.core import MessagingCore
 from hermes_trio.messaging.one_shot import OneShotInterface, delivery_fields
@@ -35,7 +36,7 @@ from .filters import DeliveryId, PayloadError, WebhookEvent, delivery_of, event_
 from .routes import UnknownAddress, WebhookRoute, build_routes
 from .template import render_prompt
 
-__all__ = ["WEBHOOK_COMPLETE", "WebhookAnswer", "WebhookReceiver"]
+__all__ = ["WEBHOOK_COMPLETE", "WebhookReceiver"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.webhook.receiver")
 
@@ -45,22 +46,6 @@ RATE_WINDOW: Final = 60.0
 DIRECT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 5
 FILE_BYTES: Final = 1_048_576
-
-
-class WebhookAnswer(NamedTuple):
-    """An HTTP answer."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-
-
-def _answer(status: int, body: Mapping[str, Any], *headers: tuple[str, str]) -> WebhookAnswer:
-    return WebhookAnswer(status, (("Content-Type", "application/json"), *headers), msgspec.json.encode(body))
-
-
-def _refusal(status: int, error: str, *headers: tuple[str, str]) -> WebhookAnswer:
-    return _answer(status, {"error": error}, *headers)
 
 
 class WebhookInterface(OneShotInterface):
@@ -136,15 +121,20 @@ class WebhookReceiver:
         async with self._desk.runtime.delivering(self.front) as self.front.delivery:
             yield self
 
-    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> WebhookAnswer:
+    @property
+    def endpoint(self) -> str:
+        """The address of all routes."""
+        return self.prefix + "{route}"
+
+    async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
         """Answer one request. Cancelling it (the sender left) leaves either an accepted delivery or nothing."""
         pairs = list(headers)
         names = {name.lower(): value for name, value in pairs}
         route = self.routes.get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         if route is None:
-            return _refusal(404, "there is no such webhook route")
+            return CallbackResponse.refusal(404, "there is no such webhook route")
         if method != "POST":
-            return _refusal(405, "a webhook is a POST request", ("Allow", "POST"))
+            return CallbackResponse.refusal(405, "a webhook is a POST request", ("Allow", "POST"))
         refusal = self._check(route, names, pairs, body)
         if refusal is not None:
             return refusal
@@ -153,39 +143,41 @@ class WebhookReceiver:
             media = "" if body.lstrip()[:1] in (b"{", b"[") else names.get("content-type", "")
             payload = parse_payload(body, media)
         except PayloadError as error:
-            return _refusal(400, str(error))
+            return CallbackResponse.refusal(400, str(error))
         event = WebhookEvent(route.name, event_name(names, payload), payload, names)
         if not route.wants(event.name):
-            return _answer(200, {"status": "ignored", "event": event.name})
+            return CallbackResponse.of(200, {"status": "ignored", "event": event.name})
         if not matches(route.filters, event, self._read_file):
-            return _answer(200, {"status": "ignored", "reason": "filter", "route": route.name})
+            return CallbackResponse.of(200, {"status": "ignored", "reason": "filter", "route": route.name})
         delivery = delivery_of(route.name, names, payload, lambda: self._desk.runtime.core.ids.make("wh_", 24))
         try:
             return await self._deliver(route, event, delivery)
         except StoreError as error:
             logger.error("a delivery of %s could not be written down: %s", route.name, error)
-            return _refusal(503, "the delivery could not be stored; send it again", ("Retry-After", str(RETRY_SECONDS)))
+            return CallbackResponse.refusal(
+                503, "the delivery could not be stored; send it again", ("Retry-After", str(RETRY_SECONDS))
+            )
 
     # -- before the body is understood ---------------------------------------------------------------------------------------------
 
     def _check(
         self, route: WebhookRoute, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
-    ) -> WebhookAnswer | None:
+    ) -> CallbackResponse | None:
         if not route.settings.enabled:
-            return _refusal(403, "this webhook route is disabled")
+            return CallbackResponse.refusal(403, "this webhook route is disabled")
         declared = names.get("content-length", "")
         size = max(len(body), int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else 0)
         if size > self.settings.max_body_bytes:
-            return _refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes")
+            return CallbackResponse.refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes")
         if not route.secrets and not route.insecure:
-            return _refusal(403, "this webhook route has no secret")
+            return CallbackResponse.refusal(403, "this webhook route has no secret")
         problem = route.authentic(headers, body, self._desk.runtime.core.clock())
         if problem:
             logger.warning("a request to the webhook route %s was refused: %s", route.name, problem)
-            return _refusal(401, "the signature is missing or wrong")
+            return CallbackResponse.refusal(401, "the signature is missing or wrong")
         wait = self._over_rate(route.name)
         if wait:
-            return _refusal(
+            return CallbackResponse.refusal(
                 429, f"more than {self.settings.rate_limit} requests a minute", ("Retry-After", str(int(wait) + 1))
             )
         return None
@@ -215,21 +207,21 @@ class WebhookReceiver:
 
     # -- the delivery --------------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId) -> WebhookAnswer:
-        duplicate = _answer(200, {"status": "duplicate", "delivery_id": delivery.id})
+    async def _deliver(self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId) -> CallbackResponse:
+        duplicate = CallbackResponse.of(200, {"status": "duplicate", "delivery_id": delivery.id})
         if not delivery.generated and await self._desk.store.delivery_known(route.name, delivery.id):
             return duplicate
         later = ("Retry-After", str(RETRY_SECONDS))
         if self._desk.runtime.draining:
-            return _refusal(503, "the server is being stopped; send it again", later)
+            return CallbackResponse.refusal(503, "the server is being stopped; send it again", later)
         try:
             place = route.place(event)
         except UnknownAddress as error:
-            return _refusal(400, str(error))
+            return CallbackResponse.refusal(400, str(error))
         text = render_prompt(route.settings.prompt, event).text
         if route.settings.deliver_only:
             if delivery in self._direct:
-                return _refusal(503, "this delivery is being handled", later)
+                return CallbackResponse.refusal(503, "this delivery is being handled", later)
             self._direct.add(delivery)
             try:
                 return await self._deliver_directly(route, delivery, place, text)
@@ -237,7 +229,7 @@ class WebhookReceiver:
                 self._direct.discard(delivery)
         waiting = len(self.front.pending) + self._accepting
         if waiting >= self.settings.max_pending:
-            return _refusal(503, f"{waiting} deliveries wait already; send it again", later)
+            return CallbackResponse.refusal(503, f"{waiting} deliveries wait already; send it again", later)
         message = self._message(route, event, delivery, place, text)
         number: int | None = None
         self._accepting += 1
@@ -249,11 +241,11 @@ class WebhookReceiver:
             self._accepting -= 1
             self.front.delivery.channel.wake(message.session_key)
         if bound.cancelled_caught:
-            return _refusal(503, "the delivery could not be stored in time; send it again", later)
+            return CallbackResponse.refusal(503, "the delivery could not be stored in time; send it again", later)
         if number is None:
             return duplicate
         self.front.pending.add(message.session_key)
-        return _answer(
+        return CallbackResponse.of(
             202,
             {"status": "accepted", "route": route.name, "event": event.name, "delivery_id": delivery.id},
         )
@@ -284,7 +276,7 @@ class WebhookReceiver:
 
     async def _deliver_directly(
         self, route: WebhookRoute, delivery: DeliveryId, place: Address, text: str
-    ) -> WebhookAnswer:
+    ) -> CallbackResponse:
         """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
         member = self._desk.directory.find(place.platform)
         assert member is not None, "checked when the route was made"
@@ -297,9 +289,11 @@ class WebhookReceiver:
                     break
         if bound.cancelled_caught or not result.success:
             logger.error("a direct delivery of %s to %s failed: %s", route.name, target_text(place), result.error)
-            return _answer(502, {"status": "error", "error": "the delivery failed", "delivery_id": delivery.id})
+            return CallbackResponse.of(
+                502, {"status": "error", "error": "the delivery failed", "delivery_id": delivery.id}
+            )
         await self._desk.store.record_delivery(route.name, delivery.id)
-        return _answer(
+        return CallbackResponse.of(
             200,
             {
                 "status": "delivered",

@@ -1,4 +1,4 @@
-"""A runtime with the configured models, tools and adapters, without a server in front: what `serve`, `chat` and `run` stand on.
+"""The gateway: a runtime with the configured models, tools and adapters, without a server in front. `serve`, `chat` and `run` stand on it.
 
 Stages are entered in the order of the tree: models and tools first, the senders inside them; the adapters are opened when the runtime runs.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -32,28 +32,13 @@ from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import Toolbox, open_toolbox
 
-__all__ = ["AgentTable", "Host", "build_agent", "open_host", "retention_of"]
+__all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
 
 DAY = 86_400.0
 
 
-class AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[agent]`: how the agent works, and on which platforms the demo model obeys directives."""
-
-    system_prompt: str = ""
-    """Replaces the built-in prompt."""
-    max_iterations: Annotated[int, msgspec.Meta(ge=1)] = 90
-    """Model calls of one turn."""
-    compact_at: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
-    """The share of the context window at which older messages are summarised."""
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    demo_directives: tuple[str, ...] = ()
-    """Platforms, besides the terminal and HTTP on loopback, on which the demo model obeys its directives."""
-
-
-class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What is open."""
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
+    """The open gateway: the runtime and everything that was put together around it."""
 
     config: Config
     runtime: Runtime
@@ -67,27 +52,20 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolSource) -> Agent:
     """The agent that answers every turn."""
     local = is_loopback(config.server.host)
-    table = agent_table(config)
-    allowed = frozenset(table.demo_directives)
+    settings = agent_settings(config)
+    allowed = frozenset(settings.demo_directives)
 
     def directives(turn: Turn) -> bool:
         # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
         platform = turn.context.platform
         return platform in allowed or (local and platform == PLATFORM)
 
-    settings = AgentSettings(
-        system_prompt=table.system_prompt or AgentSettings().system_prompt,
-        max_iterations=table.max_iterations,
-        compact_at=table.compact_at,
-        max_tokens=table.max_tokens,
-        temperature=table.temperature,
-    )
     return ModelAgent(routes, toolbox, settings=settings, history=store, directives=directives)
 
 
-def agent_table(config: Config) -> AgentTable:
+def agent_settings(config: Config) -> AgentSettings:
     """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
-    return read_settings(config.agent, AgentTable, "agent")
+    return read_settings(config.agent, AgentSettings, "agent")
 
 
 def retention_of(config: Config) -> Retention:
@@ -99,7 +77,7 @@ def retention_of(config: Config) -> Retention:
 
 
 @asynccontextmanager
-async def open_host(
+async def open_gateway(
     config: Config,
     assembly: AdapterAssembly,
     *,
@@ -107,7 +85,7 @@ async def open_host(
     database: Path | None = None,
     in_memory: bool = False,
     directives: tuple[str, ...] = (),
-) -> AsyncIterator[Host]:
+) -> AsyncIterator[Gateway]:
     """Everything runs for the body of the `async with`; leaving it stops everything in its order.
 
     `agent` replaces the configured one, `database` the configured file; with `in_memory` nothing is kept.
@@ -115,7 +93,7 @@ async def open_host(
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directives:
-        allowed = [*agent_table(config).demo_directives, *directives]
+        allowed = [*agent_settings(config).demo_directives, *directives]
         table: Mapping[str, Any] = {**config.agent, "demo_directives": allowed}
         config = msgspec.structs.replace(config, agent=dict(table))
     routes = build_routes(config.models, config.environment)
@@ -154,7 +132,7 @@ async def open_host(
         stages=[assemble, assembly.stage],
     )
     async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:
-        yield Host(
+        yield Gateway(
             config=config,
             runtime=runtime,
             store=cast("Store", runtime.store),
