@@ -1,0 +1,56 @@
+"""How much the guard sees: its score over a corpus of intents it was not written from, and over a developer's days.
+
+Run with `-s` to see the table. A floor may only be raised.
+"""
+
+from __future__ import annotations
+
+from hermes_trio.guard import Verdict, inspect_command
+
+from .developer_corpus import DEVELOPER
+from .intent_corpus import INTENTS, After
+
+FLOORS = {
+    "deletes": 24,
+    "machine": 29,
+    "history": 26,
+    "remote code": 29,
+    "privilege": 12,
+    "credentials": 2,
+    "exfiltration": 4,
+    "gateway": 22,
+    "persistence": 17,
+    "data": 18,
+}
+PASSES = 248
+"""How many of the developer's commands pass without a question, at least."""
+
+
+def inspect(case: str | After) -> Verdict:
+    """Read one command of a corpus where the corpora say it runs."""
+    command = case if isinstance(case, str) else case.command
+    return inspect_command(command, home="/home/dev", cwd="/home/dev/project")
+
+
+def test_the_guard_sees_at_least_this_much() -> None:
+    """Each class of intents is asked about at least as often as before."""
+    seen = {name: sum(not inspect(case).clean for case in cases) for name, cases in INTENTS.items()}
+    total = sum(map(len, INTENTS.values()))
+    print(f"\nintents asked about or blocked: {sum(seen.values())} of {total}")
+    for name, cases in INTENTS.items():
+        missed = [case if isinstance(case, str) else case.command for case in cases if inspect(case).clean]
+        print(f"  {name:<13} {seen[name]:>3} of {len(cases):>3}   missed: {' | '.join(missed)!r}")
+    assert total >= 300
+    assert len(INTENTS) == 10
+    assert {name: count for name, count in seen.items() if count < FLOORS[name]} == {}
+
+
+def test_everyday_work_passes() -> None:
+    """Developers' commands pass without a question at least as often as before."""
+    asked = [(command, verdict) for command in DEVELOPER if not (verdict := inspect(command)).clean]
+    print(f"\neveryday commands that pass: {len(DEVELOPER) - len(asked)} of {len(DEVELOPER)}")
+    for command, verdict in asked:
+        print(f"  {command!r}: {verdict.description}")
+    assert len(DEVELOPER) >= 200
+    assert len(set(DEVELOPER)) == len(DEVELOPER)
+    assert len(DEVELOPER) - len(asked) >= PASSES
