@@ -5,6 +5,8 @@ Run with `-s` to see the table. A floor may only be raised.
 
 from __future__ import annotations
 
+import sys
+
 from hermes_trio.guard import Verdict, inspect_command
 
 from .developer_corpus import DEVELOPER
@@ -36,10 +38,10 @@ def test_the_guard_sees_at_least_this_much() -> None:
     """Each class of intents is asked about at least as often as before."""
     seen = {name: sum(not inspect(case).clean for case in cases) for name, cases in INTENTS.items()}
     total = sum(map(len, INTENTS.values()))
-    print(f"\nintents asked about or blocked: {sum(seen.values())} of {total}")
+    sys.stdout.write(f"\nintents asked about or blocked: {sum(seen.values())} of {total}\n")
     for name, cases in INTENTS.items():
         missed = [case if isinstance(case, str) else case.command for case in cases if inspect(case).clean]
-        print(f"  {name:<13} {seen[name]:>3} of {len(cases):>3}   missed: {' | '.join(missed)!r}")
+        sys.stdout.write(f"  {name:<13} {seen[name]:>3} of {len(cases):>3}   missed: {' | '.join(missed)!r}\n")
     assert total >= 300
     assert len(INTENTS) == 10
     assert {name: count for name, count in seen.items() if count < FLOORS[name]} == {}
@@ -48,9 +50,9 @@ def test_the_guard_sees_at_least_this_much() -> None:
 def test_everyday_work_passes() -> None:
     """Developers' commands pass without a question at least as often as before."""
     asked = [(command, verdict) for command in DEVELOPER if not (verdict := inspect(command)).clean]
-    print(f"\neveryday commands that pass: {len(DEVELOPER) - len(asked)} of {len(DEVELOPER)}")
+    sys.stdout.write(f"\neveryday commands that pass: {len(DEVELOPER) - len(asked)} of {len(DEVELOPER)}\n")
     for command, verdict in asked:
-        print(f"  {command!r}: {verdict.description}")
+        sys.stdout.write(f"  {command!r}: {verdict.description}\n")
     assert len(DEVELOPER) >= 200
     assert len(set(DEVELOPER)) == len(DEVELOPER)
     assert len(DEVELOPER) - len(asked) >= PASSES
