@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .errors import (
     AlreadyStarted,
+    CommitUncertain,
     ConversationMoved,
     ForeignDatabase,
     IdempotencyConflict,
@@ -58,6 +59,7 @@ __all__ = [
     "ApprovalChoice",
     "ApprovalRow",
     "ApprovalState",
+    "CommitUncertain",
     "ConversationMoved",
     "CronExecution",
     "CronJob",

@@ -11,6 +11,7 @@ from hermes_trio.runtime.errors import RuntimeProblem
 
 __all__ = [
     "AlreadyStarted",
+    "CommitUncertain",
     "ConversationMoved",
     "ForeignDatabase",
     "IdempotencyConflict",
@@ -32,7 +33,11 @@ __all__ = [
 
 
 class StoreError(RuntimeProblem):
-    """The base of all errors of the store. A write that raised one was not made, not even in part."""
+    """The base of all errors of the store. A write that raised one was not made, not even in part; `CommitUncertain` is the exception."""
+
+
+class CommitUncertain(StoreError):
+    """Whether the write was made is not known: the connection or the disk failed during its commit. Read the row, or write it again."""
 
 
 class StoreFull(StoreError):
