@@ -13,7 +13,7 @@ from typing import Any, Final, final
 
 import msgspec
 
-from hermes_trio.config import load_config
+from hermes_trio.config import load_config, loose_modes
 from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.auth import AdminKey, admin_key, is_loopback
 from hermes_trio.http.errors import ApiError
@@ -52,6 +52,8 @@ class Application:
             config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = admin_key(config.server.key, config.home, [])
             configure_logging(level=config.log.level, format=config.log.format, secrets=[key.value])
+            for problem in loose_modes(config):
+                logger.warning("%s", problem)
             # Whoever serves us chooses the address, so nothing may be concluded from the configured one.
             config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, host="asgi"))
             undo = bound_stock_sends()
@@ -78,10 +80,9 @@ class Application:
 
 def _announce(key: AdminKey) -> None:
     if key.made:
-        # To the terminal and nowhere else: a log keeps it, and the redactor would take it out.
-        os.write(
-            2, f"An API key was made and kept in {key.path} (mode 0600). It is shown this once: {key.value}\n".encode()
-        )
+        # To a terminal and nowhere else: what is not one is kept for longer, and for more readers, than the key's file.
+        shown = f" It is shown this once: {key.value}" if os.isatty(2) else ""
+        os.write(2, f"An API key was made and is kept in {key.path} (mode 0600).{shown}\n".encode())
 
 
 def _loopback_only(app: ASGIApp) -> ASGIApp:

@@ -6,6 +6,7 @@ what stands there and what would be accepted. Sections that belong to other part
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
@@ -14,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from hermes_trio.base.settings import SettingsError, explain, near
-from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.http.settings import KEY_FILE, Limits, ServerSettings
 
-__all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config"]
+__all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config", "loose_modes"]
 
 CONFIG_NAME: Final = "config.toml"
 DATABASE_NAME: Final = "state.db"
@@ -117,6 +118,21 @@ def default_home(environment: Mapping[str, str]) -> Path:
     """`HERMES_HOME`, else `~/.hermes-trio`."""
     given = environment.get("HERMES_HOME", "").strip()
     return Path(given).expanduser() if given else Path("~/.hermes-trio").expanduser()
+
+
+def loose_modes(config: Config) -> list[str]:
+    """What other users of this machine could read or change: the home directory, its key file, the configuration file. With the remedy."""
+    found: list[str] = []
+    for path, right in ((config.home, 0o700), (config.path, 0o600), (config.home / KEY_FILE, 0o600)):
+        try:
+            mode = None if path is None else stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue
+        if path is None or mode is None or not mode & 0o077:
+            continue
+        what = "changed" if mode & 0o022 else "read"
+        found.append(f"{path} can be {what} by other users (mode {mode:04o}): run `chmod {right:o} {path}`")
+    return found
 
 
 def load_config(

@@ -47,7 +47,7 @@ def server_client(config: Config) -> httpx2.AsyncClient:
     """A client of the server of the home directory, with its admin key; whoever asks for it closes it."""
     import httpx2
 
-    from hermes_trio.http.auth import KEY_FILE
+    from hermes_trio.http.settings import KEY_FILE
 
     try:
         key = config.server.key or (config.home / KEY_FILE).read_text(encoding="ascii").strip()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hermes_trio import __version__
-from hermes_trio.config import load_config
+from hermes_trio.config import load_config, loose_modes
 from hermes_trio.gateway.serving import Serving, run_server
 from hermes_trio.http.auth import admin_key
 from hermes_trio.logs import configure_logging
 
 __all__ = ["serve"]
+
+logger: Final = logging.getLogger("hermes_trio.serve")
 
 
 async def serve(
@@ -24,13 +28,17 @@ async def serve(
     key = admin_key(settings.server.key, settings.home, [settings.server.host])
     secrets = [key.value, *(value for name, value in settings.environment.items() if name.endswith(("_KEY", "_TOKEN")))]
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
+    for problem in loose_modes(settings):
+        logger.warning("%s", problem)
 
     def announce(serving: Serving) -> None:
         for address in serving.addresses:
             print(f"hermes-trio {__version__} listens on {address}", flush=True)
-        if key.path is not None and not key.made:
-            print(f"The API key is in {key.path}", flush=True)
-        if key.made:
+        if key.path is not None and not (key.made and sys.stdout.isatty()):
+            # Whatever collects the output of a server keeps it for longer, and for more readers, than the key's file.
+            made = "was made and is kept" if key.made else "is"
+            print(f"The API key {made} in {key.path}", flush=True)
+        elif key.made:
             print(
                 f"An API key was made and kept in {key.path} (mode 0600). It is shown this once:\n\n  {key.value}\n\n"
                 f"Try it:\n\n  curl {serving.addresses[0]}/v1/chat/completions -H 'Authorization: Bearer {key.value}'"

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
-from hermes_trio.config import Config, load_config
+from hermes_trio.config import Config, load_config, loose_modes
 from hermes_trio.store import Retention, SearchOrder, StoreError, StoreInUse, UnknownSession
 from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
@@ -422,10 +422,15 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
         found = diagnose(db, path, time.time(), _retention(settings))
     finally:
         db.close()
+    loose = loose_modes(settings)
     if as_json:
-        _print_json({**msgspec.structs.asdict(found), "sound": found.sound, "healthy": found.healthy})
+        _print_json(
+            {**msgspec.structs.asdict(found), "sound": found.sound, "healthy": found.healthy, "loose_modes": loose}
+        )
     else:
         _print_diagnosis(found)
+        for problem in loose:
+            Console().print(problem, markup=False, highlight=False)
     return 0 if found.sound else 1
 
 

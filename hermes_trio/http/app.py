@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import trio
 
+from hermes_trio.base.line_limiter import LineLimiter
 from hermes_trio.http.server import (
     ASGIApp,
     ClientLeft,
@@ -92,6 +93,7 @@ class ApiApp:
         self._quart: RemediedQuartTrio | None = None
         self._passed: tuple[type[Exception], ...] = ()
         """Errors that are the carrier's own business."""
+        self._store_lines = LineLimiter()
 
     @property
     def quart(self) -> RemediedQuartTrio:
@@ -200,6 +202,8 @@ class ApiApp:
             if told is None:
                 logger.exception("%s failed", route.name)
                 told = internal_error()
+            elif told.code == "session_db_unavailable":
+                self._note_store(route, error)
             if not writer.opened:
                 return error_response(told)
             # The stream is cut off here: a client that sees no end knows that something went wrong.
@@ -234,7 +238,16 @@ class ApiApp:
                     raise
                 logger.exception("%s failed", route.name)
                 told = internal_error()
+            elif told.code == "session_db_unavailable":
+                self._note_store(route, error)
             return error_response(told)
+
+    def _note_store(self, route: Route, error: Exception) -> None:
+        """Log what the client is not told about a store that cannot be used: where it is, and what the system said."""
+        left_out = self._store_lines.admit(trio.current_time())
+        if left_out is not None:
+            more = f" ({left_out} more failures were not logged)" if left_out else ""
+            logger.error("%s: the store cannot be used: %s%s", route.name, error, more)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -22,12 +22,14 @@ from typing import ClassVar, Final
 import msgspec
 import trio
 
+from hermes_trio.base.line_limiter import LineLimiter
 from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.store import ApiKey
 from hermes_trio.store.ports import KeyStore
 
 from .errors import ApiError
 from .requests import Request
+from .settings import KEY_FILE
 
 __all__ = [
     "ADMIN",
@@ -44,7 +46,6 @@ __all__ = [
 logger: Final = logging.getLogger("hermes_trio.http.auth")
 
 MINIMUM_LENGTH: Final = 16
-KEY_FILE: Final = "api_server.key"
 PREFIX: Final = "ht-"
 MOST_REMEMBERED: Final = 10_000
 REMEMBERED_SECONDS: Final = 60.0
@@ -138,6 +139,7 @@ class Keyring:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()
         self._store = store
         self._known: dict[bytes, tuple[Principal, float]] = {}
+        self._refusals = LineLimiter()
 
     async def identify(self, request: Request) -> Principal:
         """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
@@ -168,16 +170,19 @@ class Keyring:
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
 
     def _refuse(self, request: Request, why: str) -> ApiError:
-        client = request.scope.get("client")
-        logger.warning(
-            "refused %s: peer=%s forwarded_for=%s method=%s path=%s agent=%s",
-            why,
-            client[0] if client else "-",
-            _shown(request.header(b"x-forwarded-for")),
-            _shown(request.method),
-            _shown(request.path),
-            _shown(request.header(b"user-agent")),
-        )
+        left_out = self._refusals.admit(trio.current_time())
+        if left_out is not None:
+            client = request.scope.get("client")
+            logger.warning(
+                "refused %s: peer=%s forwarded_for=%s method=%s path=%s agent=%s%s",
+                why,
+                client[0] if client else "-",
+                _shown(request.header(b"x-forwarded-for")),
+                _shown(request.method),
+                _shown(request.path),
+                _shown(request.header(b"user-agent")),
+                f" ({left_out} more refusals were not logged)" if left_out else "",
+            )
         return ApiError(
             401,
             "The API key is missing or not valid; send it in the Authorization header, after the word Bearer.",

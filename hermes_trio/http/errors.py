@@ -118,7 +118,7 @@ def translate(error: BaseException) -> ApiError | None:
         case StoreError():
             return ApiError(
                 503,
-                f"The session store cannot be used now: {error}",
+                f"The session store cannot be used now: {error.public}.",
                 code="session_db_unavailable",
                 headers=retry_after(1),
             )

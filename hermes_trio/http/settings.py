@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
 
 from hermes_trio.base.structs import RedactedStruct
 
-__all__ = ["Limits", "ServerSettings"]
+__all__ = ["KEY_FILE", "Limits", "ServerSettings"]
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+
+KEY_FILE: Final = "api_server.key"
+"""The file in the home directory that holds a generated admin key."""
 
 
 class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -107,12 +107,18 @@ class OutboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RouteSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[webhook.routes.NAME]`. Several secrets are alternatives, for rotation. `linger` is how long a delivery's session waits for its background work."""
+    """`[webhook.routes.NAME]`. Several secrets are alternatives, for rotation. `linger` is how long a delivery's session waits for its background work.
+
+    `scheme` pins how requests are signed; without it the headers choose among the schemes that the secret fits. `repeats` accepts the same
+    signed body again under another id: for senders whose events look alike, at the price of replays.
+    """
 
     hidden: ClassVar[tuple[str, ...]] = ("secret",)
     enabled: bool = True
     secret: str | list[str] = ""
     secret_env: str = ""
+    scheme: Literal["", "svix", "github", "gitlab", "generic_v2", "generic_v1", "standard", "stripe"] = ""
+    repeats: bool = False
     events: list[str] = msgspec.field(default_factory=list[str])
     filters: Any = None
     prompt: str = ""

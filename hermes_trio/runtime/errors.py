@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 __all__ = [
     "AgentFailed",
     "AlreadyOpen",
@@ -20,7 +22,15 @@ __all__ = [
 
 
 class RuntimeProblem(Exception):
-    """The base of all errors of the runtime."""
+    """The base of all errors of the runtime. `public` is its text for a client, which names no file of the server."""
+
+    told: ClassVar[str] = ""
+    """What a client is told instead of the error's own text; empty where that is fit for it."""
+
+    @property
+    def public(self) -> str:
+        """The text for a client."""
+        return self.told or str(self)
 
 
 class InvalidContext(RuntimeProblem, ValueError):

@@ -383,7 +383,7 @@ class Runtime:
         report = DrainReport(
             turns=len(others()),
             jobs=len(core.supervisor),
-            threads=len(core.tree.abandoned.children or ()),
+            threads=sum(node.kind == "thread" for node in core.tree.abandoned.children or ()),
             cancelled=cancelled,
             seconds=round(trio.current_time() - began, 3),
             backlog=await core.store.backlog(),

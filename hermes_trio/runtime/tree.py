@@ -46,6 +46,7 @@ class Node:
         "how",
         "id",
         "kind",
+        "left",
         "name",
         "note",
         "opened_at",
@@ -72,6 +73,7 @@ class Node:
         self.how = ""
         self.children: dict[Node, None] | None = None
         self.waits: list[str] | None = None
+        self.left: list[Node] | None = None
         self._closed: trio.Event | None = None
 
     def __repr__(self) -> str:
@@ -133,6 +135,17 @@ class Node:
         parent.children[self] = None
         self.tree._changed(self)
 
+    def leave_behind(self, kind: str, id: str, how: str) -> Node:
+        """Open a node below `abandoned` for something of this node that could not be ended. The caller closes it when it has ended.
+
+        Receipts of this node, and of those above it, count it as remaining until then.
+        """
+        self.how = how
+        node = self.tree.abandoned.open(kind, id, name=self.name, owner=self.owner)
+        node.note = how
+        self.left = [*(self.left or ()), node]
+        return node
+
     async def wait_closed(self) -> None:
         """Wait until the node has left the tree. Cancelling abandons the wait."""
         if self.closed_at is not None:
@@ -184,7 +197,7 @@ class TreeWatcher:
 
 
 class Tree:
-    """All nodes of one runtime, below `root`. `abandoned` holds threads that did not end when they were told to."""
+    """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to."""
 
     def __init__(self) -> None:
         self.size: int = 0
@@ -353,11 +366,14 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
 async def stop_node(node: Node, cancel: Any, cause: Cause, timeout: float) -> StopReceipt:
     """Call `cancel()`, wait until `node` has left the tree, and say what became of every node that was below it.
 
-    `ok` only if it has left the tree within `timeout` seconds and no thread of it had to be abandoned. Cancelling abandons the wait for the
-    receipt, never the stop.
+    `ok` only if it has left the tree within `timeout` seconds and no thread or process of it had to be abandoned. Cancelling abandons the
+    wait for the receipt, never the stop.
     """
     if node.closed_at is not None:
-        return StopReceipt(target=node.id, cause=cause, ok=True, milliseconds=0.0, already_ended=True)
+        left = tuple(one.id for one in node.left or () if one.closed_at is None)
+        return StopReceipt(
+            target=node.id, cause=cause, ok=not left, milliseconds=0.0, remaining=left, already_ended=True
+        )
     began = trio.current_time()
     before = [(this, this.waits_on) for this in node.walk()]
     cancel()
@@ -375,7 +391,7 @@ async def stop_node(node: Node, cancel: Any, cause: Cause, timeout: float) -> St
         )
         for this, waited_on in before
     )
-    remaining = tuple(this.id for this, _ in before if this.closed_at is None)
+    remaining = tuple(one.id for this, _ in before for one in (this, *(this.left or ())) if one.closed_at is None)
     return StopReceipt(
         target=node.id,
         cause=cause,

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from .core import SUBAGENT, RuntimeCore
-from .errors import AgentFailed, BudgetExhausted
+from .errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
 from .tree import split_cancelled
@@ -251,7 +251,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
         problem = f"writing it down took more than {core.settings.finish_seconds:g} s"
     except Exception as error:
         logger.exception("the end of turn %s could not be written down", turn.id)
-        problem = str(error)
+        problem = error.public if isinstance(error, RuntimeProblem) else type(error).__name__
     return msgspec.structs.replace(
         outcome,
         committed=False,

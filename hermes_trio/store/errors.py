@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import apsw
 
 from hermes_trio.runtime.errors import RuntimeProblem
@@ -39,21 +41,31 @@ class StoreError(RuntimeProblem):
 class CommitUncertain(StoreError):
     """Whether the write was made is not known: the connection or the disk failed during its commit. Read the row, or write it again."""
 
+    told: ClassVar[str] = "the store refused it; the server's log has the details"
+
 
 class StoreFull(StoreError):
     """The disk is full (or a size limit was reached). Nothing of this write was kept; it works again when there is space."""
+
+    told: ClassVar[str] = "the disk is full, or failing; nothing of this was kept"
 
 
 class StoreReadOnly(StoreError):
     """The database file or its directory cannot be written."""
 
+    told: ClassVar[str] = "the database cannot be written; the server's log has the details"
+
 
 class StoreBusy(StoreError):
     """Another process holds the database's write lock for longer than we wait."""
 
+    told: ClassVar[str] = "another process keeps the database locked; nothing of this was kept"
+
 
 class StoreCorrupt(StoreError):
     """The file is not a database, or is damaged. `hermes-trio doctor` says more."""
+
+    told: ClassVar[str] = "the database is damaged; the server's log has the details"
 
 
 class StoreClosed(StoreError):
@@ -79,6 +91,8 @@ class ForeignDatabase(StoreError):
 class UnknownRecord(StoreError, LookupError):
     """There is no such row."""
 
+    told: ClassVar[str] = ""
+
 
 class UnknownSession(UnknownRecord):
     """There is no session of that id."""
@@ -87,9 +101,13 @@ class UnknownSession(UnknownRecord):
 class SessionExists(StoreError):
     """A session of that id exists already."""
 
+    told: ClassVar[str] = ""
+
 
 class InvalidTitle(StoreError, ValueError):
     """A title that is too long, or has characters that cannot be shown."""
+
+    told: ClassVar[str] = ""
 
 
 class TitleTaken(InvalidTitle):
@@ -99,6 +117,8 @@ class TitleTaken(InvalidTitle):
 class AlreadyStarted(StoreError):
     """A run with this idempotency key and the same body was started before; `run_id` is that run."""
 
+    told: ClassVar[str] = ""
+
     def __init__(self, run_id: str) -> None:
         super().__init__(f"a run with this idempotency key was already started: {run_id}")
         self.run_id: str = run_id
@@ -107,6 +127,8 @@ class AlreadyStarted(StoreError):
 class IdempotencyConflict(StoreError):
     """An idempotency key was used again with another body."""
 
+    told: ClassVar[str] = ""
+
     def __init__(self, key: str) -> None:
         super().__init__(f"the idempotency key {key!r} was used before with another request body; use a new key")
         self.key: str = key
@@ -114,6 +136,8 @@ class IdempotencyConflict(StoreError):
 
 class ConversationMoved(StoreError):
     """A conversation's newest response is not the one that this turn started from: another turn was faster."""
+
+    told: ClassVar[str] = ""
 
     def __init__(self, name: str, latest: str) -> None:
         super().__init__(f"conversation {name!r} has moved on to {latest or 'nothing'}; start again from there")

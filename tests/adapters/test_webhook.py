@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,8 +133,8 @@ async def test_ids_belong_to_their_route() -> None:
 
 
 async def test_a_sender_without_ids_never_collides() -> None:
-    """Requests in the same millisecond are different deliveries (SC-5)."""
-    async with open_hooks(scripted(), {"a": {}}) as hooked:
+    """Where bodies may repeat, requests in the same millisecond are different deliveries (SC-5)."""
+    async with open_hooks(scripted(), {"a": {"repeats": True}}) as hooked:
         headers, body = signed({})
         bare = [(name, value) for name, value in headers if name != "X-GitHub-Delivery"]
         answers = [await hooked.door.handle("POST", "/webhooks/a", bare, body) for _ in range(20)]
@@ -157,10 +158,10 @@ async def test_overload_is_refused_before_the_202_and_never_delivered_as_an_answ
     """Admission comes first; the target hears nothing of it (SC-6)."""
     routes = {"a": {"deliver": "memory"}}
     async with open_hooks(scripted(*[works(10)] * 2), routes, max_pending=2) as hooked:
-        statuses = [(await hooked.post("a", {}, delivery=f"x{n}"))[0] for n in range(3)]
+        statuses = [(await hooked.post("a", {"n": n}, delivery=f"x{n}"))[0] for n in range(3)]
         assert statuses == [202, 202, 503]
         await hooked.chat.wait_sent(2)
-        assert (await hooked.post("a", {}, delivery="x2"))[0] == 202
+        assert (await hooked.post("a", {"n": 2}, delivery="x2"))[0] == 202
         await hooked.chat.wait_sent(3)
         assert hooked.chat.texts()[:2] == ["worked", "worked"]
 
@@ -168,10 +169,10 @@ async def test_overload_is_refused_before_the_202_and_never_delivered_as_an_answ
 async def test_the_rate_limit_counts_each_route_by_itself() -> None:
     """Thirty a minute, sliding; a refused request costs nothing (GW-126)."""
     async with open_hooks(scripted(), {"a": {}, "b": {}}, rate_limit=2) as hooked:
-        assert [(await hooked.post("a", {}))[0] for _ in range(4)] == [202, 202, 429, 429]
+        assert [(await hooked.post("a", {"n": n}))[0] for n in range(4)] == [202, 202, 429, 429]
         assert (await hooked.post("b", {}))[0] == 202
         await trio.sleep(61)
-        assert (await hooked.post("a", {}))[0] == 202
+        assert (await hooked.post("a", {"n": 4}))[0] == 202
 
 
 async def test_text_from_a_webhook_is_never_a_command() -> None:
@@ -181,7 +182,7 @@ async def test_text_from_a_webhook_is_never_a_command() -> None:
         for text in ("/stop", "/new", "yes", "/approve all always"):
             await hooked.post("a", {"text": text})
         await hooked.world.idle()
-        assert [turn.input.text for turn in agent.turns] == ["/stop", "/new", "yes", "/approve all always"]
+        assert {turn.input.text for turn in agent.turns} == {"/stop", "/new", "yes", "/approve all always"}
 
 
 @pytest.mark.parametrize("how", ["success", "failure", "silence", "deadline"])
@@ -353,3 +354,59 @@ async def test_a_route_that_must_not_be_served_is_refused_at_start(
                 read_settings({"secret": secret, "routes": routes}, WebhookSettings, "webhook"),
                 host=host,
             )
+
+
+async def test_a_replay_with_another_unsigned_id_is_a_duplicate() -> None:
+    """The identity of a delivery is what its signature covers: a changed delivery header makes no second delivery of the same signed body."""
+    async with open_hooks(scripted(), {"a": {}}) as hooked:
+        headers, body = signed({"amount": 100}, delivery="d1")
+        first = await hooked.door.handle("POST", "/webhooks/a", headers, body)
+        assert (first.status, msgspec.json.decode(first.body)["delivery_id"]) == (202, "d1")
+        for other in ("d2", ""):
+            changed = [pair for pair in headers if pair[0] != "X-GitHub-Delivery"]
+            changed += [("X-GitHub-Delivery", other)] if other else [("Idempotency-Key", "k"), ("svix-id", "s")][:1]
+            again = await hooked.door.handle("POST", "/webhooks/a", changed, body)
+            assert (again.status, msgspec.json.decode(again.body)["status"]) == (200, "duplicate")
+        await hooked.world.idle()
+        assert len(await hooked.sessions()) == 1
+
+
+async def test_deliveries_that_were_known_by_their_id_stay_known() -> None:
+    """What an earlier version accepted under the sender's id is not done again."""
+    async with open_hooks(scripted(), {"a": {}}) as hooked:
+        assert await hooked.world.store.record_delivery("a", "old")
+        assert (await hooked.post("a", {}, delivery="old"))[0] == 200
+
+
+async def test_a_route_accepts_its_own_scheme_only() -> None:
+    """A pinned route takes no other scheme, even with the right secret."""
+    routes = {"pinned": {"scheme": "generic_v2"}, "any": {}}
+    async with open_hooks(scripted(), routes) as hooked:
+        assert (await hooked.post("pinned", {}))[0] == 401
+        assert (await hooked.post("any", {}))[0] == 202
+        token = [("X-Gitlab-Token", SECRET)]
+        assert (await hooked.door.handle("POST", "/webhooks/pinned", token, b"{}")).status == 401
+        await hooked.world.idle()
+
+
+async def test_a_public_key_is_no_shared_secret() -> None:
+    """A `whpk_` key is known to everybody: whoever sends it as a token, or signs with it, is refused; a route that would compare it does not start."""
+    public = "whpk_" + base64.b64encode(bytes(32)).decode()
+    async with open_hooks(scripted(), {"a": {"secret": public}}) as hooked:
+        assert (await hooked.post("a", {}, secret=public))[0] == 401
+        token = [("X-Gitlab-Token", public)]
+        assert (await hooked.door.handle("POST", "/webhooks/a", token, b"{}")).status == 401
+    with pytest.raises(SettingsError, match="public key"):
+        async with open_hooks(scripted(), {"a": {"secret": public, "scheme": "gitlab"}}):
+            pass
+
+
+async def test_refused_requests_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten lines a minute say what was refused; the next ones say how many were left out."""
+    async with open_hooks(scripted(), {"a": {}}) as hooked:
+        for _ in range(50):
+            await hooked.post("a", {}, secret="wrong")
+        assert len(caplog.records) == 10
+        await trio.sleep(60)
+        await hooked.post("a", {}, secret="wrong")
+        assert "40 more refusals were not logged" in caplog.records[-1].message

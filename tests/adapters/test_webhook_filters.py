@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,9 @@ from hermes_trio.adapters.webhook.filters import (
     matches,
     parse_filters,
     parse_payload,
+    signed_delivery,
 )
+from hermes_trio.adapters.webhook.signatures import Scheme
 
 EVENT = WebhookEvent(
     route="gh",
@@ -307,3 +310,29 @@ def test_any_body_is_a_payload_or_refused(body: bytes, content_type: str) -> Non
         assert isinstance(parse_payload(body, content_type), dict)
     except PayloadError:
         pass
+
+
+SIGNED_EVENT = WebhookEvent(
+    "r", "push", {"id": "evt_1"}, {"svix-id": "msg_1", "webhook-id": "wh_1", "x-webhook-timestamp": "17"}
+)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "once"),
+    [
+        (Scheme.SVIX, "msg_1"),
+        (Scheme.STANDARD, "wh_1"),
+        (Scheme.STRIPE, "evt_1"),
+        (Scheme.GITHUB, f"body-{hashlib.sha256(b'{}').hexdigest()}"),
+        (Scheme.GENERIC_V1, f"body-{hashlib.sha256(b'{}').hexdigest()}"),
+        (Scheme.GENERIC_V2, f"body-{hashlib.sha256(b'17.{}').hexdigest()}"),
+        (Scheme.GITLAB, "given"),
+        (None, "given"),
+    ],
+)
+def test_the_identity_of_a_delivery_is_what_was_signed(scheme: Scheme | None, once: str) -> None:
+    """An unsigned header never decides whether a signed request is new."""
+    delivery = delivery_of("r", {"x-github-delivery": "given"}, {}, never)
+    found = signed_delivery(delivery, scheme, SIGNED_EVENT, b"{}")
+    assert found.once == once
+    assert found.id == (once if scheme in (Scheme.SVIX, Scheme.STANDARD, Scheme.STRIPE) else "given")

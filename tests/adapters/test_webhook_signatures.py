@@ -17,6 +17,7 @@ from hermes_trio.adapters.webhook.signatures import (
     Scheme,
     Verified,
     insecure_allowed,
+    scheme_problem,
     secret_problem,
     verify,
 )
@@ -35,24 +36,32 @@ def listed(message: bytes, key: bytes = SECRET.encode()) -> str:
     return "v1," + base64.b64encode(hmac.new(key, message, hashlib.sha256).digest()).decode()
 
 
-def headers_of(scheme: Scheme, body: bytes = BODY, stamp: str = STAMP) -> dict[str, str]:
+def headers_of(scheme: Scheme, body: bytes = BODY, stamp: str = STAMP, secret: str = SECRET) -> dict[str, str]:
     """The headers of a good request, made without the module under test."""
     dated = stamp.encode() + b"." + body
     match scheme:
         case Scheme.GITHUB:
-            return {"X-Hub-Signature-256": "sha256=" + hexed(body)}
+            return {"X-Hub-Signature-256": "sha256=" + hexed(body, secret)}
         case Scheme.GITLAB:
-            return {"X-Gitlab-Token": SECRET}
+            return {"X-Gitlab-Token": secret}
         case Scheme.GENERIC_V1:
-            return {"X-Webhook-Signature": hexed(body)}
+            return {"X-Webhook-Signature": hexed(body, secret)}
         case Scheme.GENERIC_V2:
-            return {"X-Webhook-Signature-V2": hexed(dated), "X-Webhook-Timestamp": stamp}
+            return {"X-Webhook-Signature-V2": hexed(dated, secret), "X-Webhook-Timestamp": stamp}
         case Scheme.STRIPE:
-            return {"Stripe-Signature": f"t={stamp},v1={hexed(dated)},v0=old"}
+            return {"Stripe-Signature": f"t={stamp},v1={hexed(dated, secret)},v0=old"}
         case Scheme.SVIX:
-            return {"svix-id": "msg_1", "svix-timestamp": stamp, "svix-signature": listed(b"msg_1." + dated)}
+            return {
+                "svix-id": "msg_1",
+                "svix-timestamp": stamp,
+                "svix-signature": listed(b"msg_1." + dated, secret.encode()),
+            }
         case Scheme.STANDARD:
-            return {"webhook-id": "m.1", "webhook-timestamp": stamp, "webhook-signature": listed(b"m.1." + dated)}
+            return {
+                "webhook-id": "m.1",
+                "webhook-timestamp": stamp,
+                "webhook-signature": listed(b"m.1." + dated, secret.encode()),
+            }
 
 
 DATED = [Scheme.GENERIC_V2, Scheme.STRIPE, Scheme.SVIX, Scheme.STANDARD]
@@ -270,3 +279,27 @@ def test_a_route_that_must_not_be_served_says_why() -> None:
     assert secret_problem("gh", None, "x") == "webhook route 'gh' has no secret: set its secret, or one for all routes"
     assert "not on all interfaces" in (secret_problem("gh", INSECURE_NO_AUTH, None) or "")
     assert "what follows 'whsec_' in the secret is not base64" in (secret_problem("gh", "whsec_§", None) or "")
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+def test_a_public_key_verifies_signatures_only(scheme: Scheme) -> None:
+    """Nothing that can be made with the public key alone is authentic under any scheme."""
+    public = "whpk_" + base64.b64encode(bytes(range(32))).decode()
+    forged = headers_of(scheme, secret=public)
+    assert isinstance(verify(forged.items(), public, BODY, NOW), Rejected)
+    assert (scheme_problem("r", scheme, [public]) is None) is (scheme in (Scheme.SVIX, Scheme.STANDARD))
+
+
+@pytest.mark.parametrize("pinned", list(Scheme))
+@pytest.mark.parametrize("sent", list(Scheme))
+def test_a_pinned_scheme_is_the_only_one(pinned: Scheme, sent: Scheme) -> None:
+    """Each scheme is accepted where it is pinned, and nowhere else."""
+    verdict = verify(headers_of(sent).items(), SECRET, BODY, NOW, scheme=pinned)
+    assert isinstance(verdict, Verified) is (pinned is sent)
+
+
+def test_a_pinned_scheme_decides_beside_a_better_known_one() -> None:
+    """Headers of another scheme, right or wrong, do not turn the check away from the pinned one."""
+    both = {**headers_of(Scheme.STRIPE), "svix-id": "x", "svix-timestamp": STAMP, "svix-signature": "v1,wrong"}
+    assert isinstance(verify(both.items(), SECRET, BODY, NOW), Rejected)
+    assert Verified(Scheme.STRIPE, True) == verify(both.items(), SECRET, BODY, NOW, scheme=Scheme.STRIPE)

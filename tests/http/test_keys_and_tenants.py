@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trio
 
+from hermes_trio.config import load_config, loose_modes
 from hermes_trio.http.auth import UnsafeKey, admin_key, is_loopback
 from hermes_trio.runtime.turn import Turn
 
@@ -183,3 +187,53 @@ def test_loopback_addresses() -> None:
     """Only addresses that stay on this machine are loopback."""
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org"))
+
+
+async def test_refused_keys_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten lines a minute say who was refused; the rest is counted."""
+    async with open_gateway() as gateway:
+        for _ in range(30):
+            answer = await gateway.http.get("/v1/models", headers={"Authorization": "Bearer wrong-key-0123456789"})
+            assert answer.status_code == 401
+    assert len([record for record in caplog.records if "refused" in record.message]) == 10
+
+
+def test_modes_that_let_others_in_are_told(tmp_path: Path) -> None:
+    """A home directory, configuration or key file that others can read or change is named, with the remedy."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").touch(mode=0o600)
+    (home / "api_server.key").touch(mode=0o600)
+    assert loose_modes(load_config({}, home=home)) == []
+    home.chmod(0o755)
+    (home / "config.toml").chmod(0o660)
+    (home / "api_server.key").chmod(0o644)
+    assert [line.split(": ")[1] for line in loose_modes(load_config({}, home=home))] == [
+        f"run `chmod 700 {home}`",
+        f"run `chmod 600 {home}/config.toml`",
+        f"run `chmod 600 {home}/api_server.key`",
+    ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_generated_key_is_shown_on_a_terminal_only(tmp_path: Path, terminal: bool) -> None:
+    """A first start whose output is collected says where the key is kept, and not what it is."""
+    reader, writer = os.openpty() if terminal else os.pipe()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "hermes_trio", "serve", "--port", "0", "--home", str(tmp_path / "home")],
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    )
+    try:
+        os.close(writer)
+        said = b""
+        while b"The API key" not in said and b"curl" not in said:
+            said += os.read(reader, 65_536)
+        key = (tmp_path / "home" / "api_server.key").read_bytes().strip()
+        assert (key in said) is terminal
+        assert str(tmp_path / "home" / "api_server.key").encode() in said
+    finally:
+        server.terminate()
+        server.wait(20)
+        os.close(reader)

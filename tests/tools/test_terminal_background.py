@@ -17,6 +17,7 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.store import open_store
 from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.terminal.watching import OutputWatch
+from hermes_trio.tools.warden import KeptProcess, KillHow, KillReport
 
 from .bench_of_tools import Bench, gone, open_bench, open_demo, until
 
@@ -378,3 +379,31 @@ async def test_watching_is_the_watch_s_own_affair() -> None:
         (record,) = bench.box.processes.of_session("s1")
         assert isinstance(record.watch, OutputWatch)
         assert msgspec.json.encode(line)
+
+
+async def test_what_survives_sigkill_is_remaining_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that could not end every process is not `ok`, nor is a drain: the survivors stand in both until they have ended."""
+    kill = KeptProcess.kill
+    withstood = KillReport(KillHow.SIGKILL, 3_000.0, survivors=2)
+
+    async def in_vain(process: KeptProcess, grace: float = 2.0) -> KillReport:
+        await trio.lowlevel.checkpoint()
+        return withstood
+
+    async with open_bench() as bench:
+        started = await bench.run("sleep 60", background=True)
+        record = bench.box.processes.find(started["session_id"], "s1")
+        assert record is not None
+        assert record.process is not None
+        monkeypatch.setattr(KeptProcess, "kill", in_vain)
+        (receipt,) = await bench.runtime.stop_session("s1")
+        name = f"process_{started['pid']}"
+        assert (receipt.ok, receipt.remaining) == (False, (name,))
+        assert receipt.lines[0].how == "2 survived SIGKILL"
+        assert not (await record.job.stop()).ok
+        report = await bench.runtime.drain(0)
+        assert (report.ok, report.remaining, report.threads) == (False, (name,), 0)
+        monkeypatch.setattr(KeptProcess, "kill", kill)
+        await record.process.kill(0)
+        assert (await bench.runtime.drain(0)).remaining == ()
+        assert (await record.job.stop()).ok

@@ -15,6 +15,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from .signatures import Scheme
+
 __all__ = [
     "DeliveryId",
     "Filters",
@@ -25,6 +27,7 @@ __all__ = [
     "matches",
     "parse_filters",
     "parse_payload",
+    "signed_delivery",
     "walk",
 ]
 
@@ -55,14 +58,16 @@ class WebhookEvent(msgspec.Struct, frozen=True):
 
 
 class DeliveryId(msgspec.Struct, frozen=True):
-    """The identity under which a request is done at most once: ids of different routes never meet.
+    """What a request is called, and the identity under which it is done at most once. Those of different routes never meet.
 
-    `generated` says that the sender gave none, so that this one is unique to the request.
+    `id` is the sender's name for the delivery; `generated` says that the sender gave none, so that it is unique to the request.
+    `once` is what the signature covers: an id that anybody can change protects from nothing.
     """
 
     route: str
     id: str
     generated: bool = False
+    once: str = ""
 
 
 def parse_payload(body: bytes, content_type: str = "") -> dict[str, object]:
@@ -134,6 +139,33 @@ def delivery_of(
         if isinstance(value, str) and value.strip():
             return DeliveryId(route, _safe(value.strip()))
     return DeliveryId(route, generate(), generated=True)
+
+
+def signed_delivery(delivery: DeliveryId, scheme: Scheme | None, event: WebhookEvent, body: bytes) -> DeliveryId:
+    """The delivery with the identity that its signature covers: the signed id, else the hash of what was signed.
+
+    Nothing is signed by a token, or where no authentication is asked for: there the sender's id is all there is.
+    """
+    named: object = None
+    signed: bytes | None = None
+    match scheme:
+        case Scheme.SVIX:
+            named = event.headers.get("svix-id")
+        case Scheme.STANDARD:
+            named = event.headers.get("webhook-id")
+        case Scheme.STRIPE:
+            named, signed = event.payload.get("id"), body
+        case Scheme.GENERIC_V2:
+            signed = event.headers.get("x-webhook-timestamp", "").encode() + b"." + body
+        case Scheme.GITHUB | Scheme.GENERIC_V1:
+            signed = body
+        case Scheme.GITLAB | None:
+            pass
+    if isinstance(named, str) and named.strip():
+        name = _safe(named.strip())
+        return DeliveryId(delivery.route, name, once=name)
+    once = delivery.id if signed is None else f"body-{hashlib.sha256(signed).hexdigest()}"
+    return msgspec.structs.replace(delivery, once=once)
 
 
 def _safe(value: str) -> str:

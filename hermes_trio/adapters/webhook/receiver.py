@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from hermes_trio.adapters.github import GITHUB_COMMENT
+from hermes_trio.base.line_limiter import LineLimiter
 from hermes_trio.messaging.addresses import Address, target_text
 from hermes_trio.messaging.callbacks import CallbackResponse
 from hermes_trio.messaging.contract import Outgoing, PlatformError, SendResult
@@ -32,8 +33,18 @@ from hermes_trio.runtime.ports import InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import StoreError
 
-from .filters import DeliveryId, PayloadError, WebhookEvent, delivery_of, event_name, matches, parse_payload
+from .filters import (
+    DeliveryId,
+    PayloadError,
+    WebhookEvent,
+    delivery_of,
+    event_name,
+    matches,
+    parse_payload,
+    signed_delivery,
+)
 from .routes import UnknownAddress, WebhookRoute, build_routes
+from .signatures import Rejected, Scheme
 from .template import render_prompt
 
 __all__ = ["WEBHOOK_COMPLETE", "WebhookReceiver"]
@@ -106,6 +117,7 @@ class WebhookReceiver:
         self._home = home
         self._requests: dict[str, deque[float]] = {name: deque() for name in self.routes}
         self._direct: set[DeliveryId] = set()
+        self._refusals = LineLimiter()
         self._accepting: int = 0
 
     @property
@@ -135,7 +147,7 @@ class WebhookReceiver:
             return CallbackResponse.refusal(404, "there is no such webhook route")
         if method != "POST":
             return CallbackResponse.refusal(405, "a webhook is a POST request", ("Allow", "POST"))
-        refusal = self._check(route, names, pairs, body)
+        refusal, scheme = self._check(route, names, pairs, body)
         if refusal is not None:
             return refusal
         try:
@@ -150,6 +162,7 @@ class WebhookReceiver:
         if not matches(route.filters, event, self._read_file):
             return CallbackResponse.of(200, {"status": "ignored", "reason": "filter", "route": route.name})
         delivery = delivery_of(route.name, names, payload, lambda: self._desk.runtime.core.ids.make("wh_", 24))
+        delivery = signed_delivery(delivery, None if route.settings.repeats else scheme, event, body)
         try:
             return await self._deliver(route, event, delivery)
         except StoreError as error:
@@ -162,25 +175,28 @@ class WebhookReceiver:
 
     def _check(
         self, route: WebhookRoute, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
-    ) -> CallbackResponse | None:
+    ) -> tuple[CallbackResponse | None, Scheme | None]:
+        """The refusal of a request that is not to be read, or the scheme by which it is authentic."""
         if not route.settings.enabled:
-            return CallbackResponse.refusal(403, "this webhook route is disabled")
+            return CallbackResponse.refusal(403, "this webhook route is disabled"), None
         declared = names.get("content-length", "")
         size = max(len(body), int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 19 else 0)
         if size > self.settings.max_body_bytes:
-            return CallbackResponse.refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes")
+            return CallbackResponse.refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes"), None
         if not route.secrets and not route.insecure:
-            return CallbackResponse.refusal(403, "this webhook route has no secret")
-        problem = route.authentic(headers, body, self._desk.runtime.core.clock())
-        if problem:
-            logger.warning("a request to the webhook route %s was refused: %s", route.name, problem)
-            return CallbackResponse.refusal(401, "the signature is missing or wrong")
+            return CallbackResponse.refusal(403, "this webhook route has no secret"), None
+        verdict = route.authenticate(headers, body, self._desk.runtime.core.clock())
+        if isinstance(verdict, Rejected):
+            left_out = self._refusals.admit(trio.current_time())
+            if left_out is not None:
+                more = f" ({left_out} more refusals were not logged)" if left_out else ""
+                logger.warning("a request to the webhook route %s was refused: %s%s", route.name, verdict.reason, more)
+            return CallbackResponse.refusal(401, "the signature is missing or wrong"), None
         wait = self._over_rate(route.name)
         if wait:
-            return CallbackResponse.refusal(
-                429, f"more than {self.settings.rate_limit} requests a minute", ("Retry-After", str(int(wait) + 1))
-            )
-        return None
+            later = ("Retry-After", str(int(wait) + 1))
+            return CallbackResponse.refusal(429, f"more than {self.settings.rate_limit} requests a minute", later), None
+        return None, None if verdict is None else verdict.scheme
 
     def _over_rate(self, name: str) -> float:
         """Seconds until the route takes another request; 0 and counted if it does now."""
@@ -209,8 +225,10 @@ class WebhookReceiver:
 
     async def _deliver(self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId) -> CallbackResponse:
         duplicate = CallbackResponse.of(200, {"status": "duplicate", "delivery_id": delivery.id})
-        if not delivery.generated and await self._desk.store.delivery_known(route.name, delivery.id):
-            return duplicate
+        # Deliveries that were accepted before the signature decided are known by the sender's id.
+        for name in dict.fromkeys((delivery.once, delivery.id)):
+            if await self._desk.store.delivery_known(route.name, name):
+                return duplicate
         later = ("Retry-After", str(RETRY_SECONDS))
         if self._desk.runtime.draining:
             return CallbackResponse.refusal(503, "the server is being stopped; send it again", later)
@@ -236,7 +254,7 @@ class WebhookReceiver:
         try:
             # The sender may leave at any moment: what is committed has its lane woken all the same.
             with self._desk.committing() as bound:
-                number = await self._desk.store.accept_delivery(route.name, delivery.id, message)
+                number = await self._desk.store.accept_delivery(route.name, delivery.once, message)
         finally:
             self._accepting -= 1
             self.front.delivery.channel.wake(message.session_key)
@@ -292,7 +310,7 @@ class WebhookReceiver:
             return CallbackResponse.of(
                 502, {"status": "error", "error": "the delivery failed", "delivery_id": delivery.id}
             )
-        await self._desk.store.record_delivery(route.name, delivery.id)
+        await self._desk.store.record_delivery(route.name, delivery.once)
         return CallbackResponse.of(
             200,
             {

@@ -20,7 +20,16 @@ from hermes_trio.messaging.platforms import Platforms
 from hermes_trio.messaging.settings import RouteSettings, WebhookSettings
 
 from .filters import Filters, WebhookEvent, parse_filters
-from .signatures import INSECURE_NO_AUTH, Rejected, insecure_allowed, secret_problem, verify
+from .signatures import (
+    INSECURE_NO_AUTH,
+    Rejected,
+    Scheme,
+    Verified,
+    insecure_allowed,
+    scheme_problem,
+    secret_problem,
+    verify,
+)
 from .template import render_extra
 
 __all__ = ["UnknownAddress", "WebhookRoute", "build_routes"]
@@ -43,12 +52,16 @@ class WebhookRoute:
     insecure: bool
     directory: Platforms = attrs.field(repr=False)
 
-    def authentic(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> str:
-        """Why a request is not authentic, or nothing if it is."""
+    def authenticate(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> Verified | Rejected | None:
+        """How a request is signed, or why it is not authentic; None where the route asks for no authentication."""
         if self.insecure:
-            return ""
-        verdict = verify(headers, self.secrets, body, now)
-        return verdict.reason if isinstance(verdict, Rejected) else ""
+            return None
+        return verify(headers, self.secrets, body, now, scheme=self.scheme)
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The scheme that the route is pinned to."""
+        return Scheme(self.settings.scheme) if self.settings.scheme else None
 
     def wants(self, event: str) -> bool:
         """Whether an event of this name is for the route."""
@@ -91,6 +104,9 @@ def build_routes(
             problem = secret_problem(name, secret, host)
             if problem is not None and route.enabled:
                 raise SettingsError(f"[{where}]: {problem}")
+        problem = scheme_problem(name, Scheme(route.scheme) if route.scheme else None, secrets)
+        if problem is not None:
+            raise SettingsError(f"[{where}]: {problem}")
         filters = parse_filters(route.filters, f"{where}.filters")
         if filters.problems:
             raise SettingsError("; ".join(filters.problems))

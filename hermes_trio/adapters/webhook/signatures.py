@@ -1,8 +1,9 @@
 """Whether a webhook request was sent by somebody who knows the route's secret.
 
-The headers decide which scheme applies, and the first scheme found decides the answer: a request that carries a broken
-signature of one scheme is not tried under another. Comparisons take constant time over bytes. Reasons name headers and
-what was wrong with them, never a secret or an expected signature.
+A route pins its scheme; without one, the headers choose among the schemes that the secret fits, and the first scheme found
+decides: a request that carries a broken signature of one scheme is not tried under another. A public key (`whpk_`) verifies
+Ed25519 signatures and is never a shared secret: everybody may know it. Comparisons take constant time over bytes. Reasons
+name headers and what was wrong with them, never a secret or an expected signature.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "Scheme",
     "Verified",
     "insecure_allowed",
+    "scheme_problem",
     "secret_problem",
     "verify",
 ]
@@ -64,6 +66,10 @@ _HEADERS: Final[Mapping[Scheme, tuple[str, ...]]] = {
     Scheme.STANDARD: ("webhook-id", "webhook-timestamp", "webhook-signature"),
     Scheme.STRIPE: ("stripe-signature",),
 }
+PUBLIC_KEY: Final = "whpk_"
+SIGNED_MESSAGES: Final = frozenset({Scheme.SVIX, Scheme.STANDARD})
+"""The schemes that sign the delivery's id, and that know public keys."""
+
 _ALL_HEADERS: Final = frozenset(name for names in _HEADERS.values() for name in names) | {"x-webhook-timestamp"}
 
 
@@ -104,16 +110,32 @@ def secret_problem(route: str, secret: str | None, host: str | None) -> str | No
         where = f"host {host!r}" if host else "all interfaces"
         allowed = "127.0.0.1, localhost or ::1"
         return f"webhook route {route!r}: {INSECURE_NO_AUTH} is allowed on {allowed} only, not on {where}"
-    for prefix in ("whsec_", "whpk_"):
+    for prefix in ("whsec_", PUBLIC_KEY):
         if secret.startswith(prefix) and _decoded(secret.removeprefix(prefix)) is None:
             return f"webhook route {route!r}: what follows {prefix!r} in the secret is not base64"
     return None
 
 
+def scheme_problem(route: str, scheme: Scheme | None, secrets: Sequence[str]) -> str | None:
+    """Why this route's secrets cannot verify its scheme, or None if they can."""
+    if scheme is None or scheme in SIGNED_MESSAGES or not any(secret.startswith(PUBLIC_KEY) for secret in secrets):
+        return None
+    fitting = " or ".join(sorted(one.value for one in SIGNED_MESSAGES))
+    return (
+        f"webhook route {route!r}: a public key ({PUBLIC_KEY}…) verifies signatures of {fitting} only, not of"
+        f" {scheme.value}; set the secret that the sender shares with you, or another scheme"
+    )
+
+
 def verify(
-    headers: Iterable[tuple[str, str]], secrets: str | Sequence[str], body: bytes, now: float
+    headers: Iterable[tuple[str, str]],
+    secrets: str | Sequence[str],
+    body: bytes,
+    now: float,
+    *,
+    scheme: Scheme | None = None,
 ) -> Verified | Rejected:
-    """Check the one signature that the headers carry.
+    """Check the one signature that the headers carry, by the pinned `scheme` if there is one.
 
     Several secrets are alternatives, for rotation. `now` is Unix time. Never raises for anything that a sender can
     send; `INSECURE_NO_AUTH` is not a secret here and is rejected, see `insecure_allowed`.
@@ -130,13 +152,21 @@ def verify(
             if lowered in found:
                 return Rejected(f"the header {name} is given more than once")
             found[lowered] = _raw(value)
-    for scheme, names in _HEADERS.items():
-        if any(name in found for name in names):
-            try:
-                _CHECKS[scheme](found, [key for key in keys if key], body, now)
-            except _NotAuthentic as reason:
-                return Rejected(str(reason), scheme)
-            return Verified(scheme, scheme not in (Scheme.GITHUB, Scheme.GITLAB, Scheme.GENERIC_V1))
+    for candidate in Scheme if scheme is None else (scheme,):
+        if not any(name in found for name in _HEADERS[candidate]):
+            continue
+        usable = [key for key in keys if key and (candidate in SIGNED_MESSAGES or not key.startswith(PUBLIC_KEY))]
+        if not usable:
+            return Rejected(
+                f"the route has only public keys, which do not verify {candidate.value} requests", candidate
+            )
+        try:
+            _CHECKS[candidate](found, usable, body, now)
+        except _NotAuthentic as reason:
+            return Rejected(str(reason), candidate)
+        return Verified(candidate, candidate not in (Scheme.GITHUB, Scheme.GITLAB, Scheme.GENERIC_V1))
+    if scheme is not None:
+        return Rejected(f"no {scheme.value} signature was found, and the route accepts no other scheme")
     return Rejected("no signature header was found")
 
 
@@ -194,8 +224,8 @@ def _signed_message(family: str, headers: _Headers, secrets: Sequence[str], body
     timestamp = _fresh(headers.get(f"{family}-timestamp"), f"{family}-timestamp", now)
     signed = message_id + b"." + timestamp + b"." + body
     entries = [entry.partition(b",") for entry in listed.split()[:MAX_SIGNATURES]]
-    public = [secret for secret in secrets if secret.startswith("whpk_")]
-    shared = [secret for secret in secrets if not secret.startswith("whpk_")]
+    public = [secret for secret in secrets if secret.startswith(PUBLIC_KEY)]
+    shared = [secret for secret in secrets if not secret.startswith(PUBLIC_KEY)]
     asymmetric = [value for version, _, value in entries if version == b"v1a"]
     if any(_ed25519(key, value, signed) for key in public for value in asymmetric):
         return
@@ -249,7 +279,7 @@ def _ed25519(secret: str, signature: bytes, signed: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    key = _decoded(secret.removeprefix("whpk_"))
+    key = _decoded(secret.removeprefix(PUBLIC_KEY))
     given = _decoded(signature.decode("latin-1"))
     if key is None or given is None:
         return False

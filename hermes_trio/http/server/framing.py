@@ -71,6 +71,9 @@ _TOO_LARGE_TRAILER = ProtocolFault(
     "malformed_request",
     "The chunk extensions or trailers of the request body are larger than this server accepts.",
 )
+_OTHER_CODING = ProtocolFault(
+    501, "transfer_encoding_not_implemented", "The only transfer coding accepted is chunked, once."
+)
 
 
 def _malformed(detail: str) -> ProtocolFault:
@@ -208,7 +211,9 @@ class RequestReader:
             last = self._request
             said_goodbye = last is not None and last.complete and not last.keep_alive and not self.begun
             if self.fault is None and not said_goodbye:
-                self.fault = _malformed(str(error) or "it cannot be parsed")
+                # The parser refuses what stands behind `chunked` itself, and does not say what it was.
+                refused_coding = "`Transfer-Encoding` header value" in str(error)
+                self.fault = _OTHER_CODING if refused_coding else _malformed(str(error) or "it cannot be parsed")
             return
         if progress == self._progress:
             if self._request is None and self._pending < len(HTTP2_PREFACE):
@@ -258,7 +263,9 @@ class RequestReader:
             elif name == b"content-length":
                 self._content_length = int(value)
             elif name == b"transfer-encoding":
-                self._transfer_encoding = value
+                # Several headers are one list (RFC 9110, 5.3): the last one alone says nothing about those before it.
+                given = self._transfer_encoding
+                self._transfer_encoding = value if given is None else given + b", " + value
             else:
                 self._expect = value
 
@@ -283,9 +290,7 @@ class RequestReader:
             self._refuse(ProtocolFault(501, "method_not_implemented", "This server does not implement that method."))
             return
         if self._transfer_encoding is not None and self._transfer_encoding.lower() != b"chunked":
-            self._refuse(
-                ProtocolFault(501, "transfer_encoding_not_implemented", "The only transfer coding accepted is chunked.")
-            )
+            self._refuse(_OTHER_CODING)
         if self._pending + self._feed_size > self._head_bytes:
             size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
             if size > self._head_bytes:

@@ -286,7 +286,8 @@ class Processes:
             record.leftovers = report.how in (KillHow.SIGTERM, KillHow.SIGKILL)
         else:
             record.how = report.how
-            record.job.node.how = str(report.how) if not report.survivors else f"{report.survivors} survived SIGKILL"
+        if not by_itself or report.survivors:
+            process.account_for(report, record.job.node)
         with trio.move_on_after(END_OF_OUTPUT_SECONDS):
             await record.end_of_output.wait()
 

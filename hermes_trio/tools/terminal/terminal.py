@@ -283,8 +283,8 @@ class Terminal:
                     with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
                         report = await process.kill(self._settings.foreground_grace)
                         how = report.how
-                        if node is not None and not ended:
-                            node.how = str(how) if not report.survivors else f"{report.survivors} survived SIGKILL"
+                        if not ended or report.survivors:
+                            process.account_for(report, node)
                         await reading.finish()
                     reading.scope.cancel()
             return process.status or ExitStatus(lost=True), how, bound.cancelled_caught

@@ -14,6 +14,7 @@ from typing import Protocol, final
 import attrs
 import trio
 
+from hermes_trio.runtime.tree import Node
 from hermes_trio.tools.warden.daemon.wire import FRAME, Kind, Means, Stage
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed, StdinClosed
 from hermes_trio.tools.warden.spec import ExitStatus, KillHow, KillReport, ProcessSpec
@@ -95,6 +96,7 @@ class KeptProcess:
     _cleared: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
     _verdict: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
     _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock, repr=False)
+    _left_behind: Node | None = attrs.field(init=False, default=None, repr=False)
 
     @property
     def output(self) -> OutputStream:
@@ -157,6 +159,18 @@ class KeptProcess:
         if self.empty:
             return KillReport(KillHow.LOST if self._lost else self._how, elapsed)
         return KillReport(KillHow.SIGKILL, elapsed, survivors=max(self.survivors, 1))
+
+    def account_for(self, report: KillReport, node: Node | None) -> None:
+        """Note in the tree how a kill ended `node`; what withstood SIGKILL stands below `abandoned` until it has ended."""
+        if node is None:
+            return
+        if not report.survivors:
+            node.how = str(report.how)
+        elif self.empty:
+            node.how = f"{report.survivors} ended late"
+        elif self._left_behind is None:
+            how = f"{report.survivors} survived SIGKILL"
+            self._left_behind = node.leave_behind("process", f"process_{self.pid}", how)
 
     async def aclose(self, grace: float = 2.0) -> None:
         """Kill what is left of the job and close its streams; not interrupted by cancellation (see `kill`)."""
@@ -297,6 +311,8 @@ class KeptProcess:
         self._launched.set()
         self._empty.set()
         self._verdict.set()
+        if self._left_behind is not None:
+            self._left_behind.close("ended late")
 
 
 def _explain(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:

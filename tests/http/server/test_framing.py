@@ -28,7 +28,22 @@ REFUSED = {
     "identity coding": (POST + b"Transfer-Encoding: identity\r\n\r\n", 501),
     "gzip coding": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
     "unknown coding": (POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
-    "chunked twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunked twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 501),
+    "a coding behind chunked": (POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n", 501),
+    "a coding in a header before": (
+        POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
+    "a coding in a header behind": (
+        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n0\r\n\r\n",
+        501,
+    ),
+    "identity in a header before": (
+        POST + b"TE: x\r\ntransfer-encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
+    "a coding with parameters": (POST + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n", 501),
+    "a coding in capitals": (POST + b"TRANSFER-ENCODING: GZIP, Chunked\r\n\r\n0\r\n\r\n", 501),
     "chunked in HTTP/1.0": (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "letter in chunk size": (CHUNKED + b"5x\r\nhello\r\n0\r\n\r\n", 400),
     "space in chunk size": (CHUNKED + b"5 \r\nhello\r\n0\r\n\r\n", 400),
