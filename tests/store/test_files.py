@@ -22,8 +22,9 @@ from hermes_trio.store import (
     open_store,
 )
 from hermes_trio.store.sqlite.files import connect, enter_wal, owner_pid
+from hermes_trio.store.sqlite.migrations import MIGRATIONS
 from hermes_trio.store.sqlite.rows import Database, many, one, write
-from hermes_trio.store.sqlite.schema import APPLICATION_ID, MIGRATIONS, VERSION, migrate, version_of
+from hermes_trio.store.sqlite.schema import APPLICATION_ID, VERSION, migrate, version_of
 
 OPEN_AND_SAY = """
 import sys, trio
@@ -184,24 +185,26 @@ def _broken(db: Database) -> None:
 
 def test_a_file_moves_forward_one_version_at_a_time(tmp_path: Path) -> None:
     """An older file gets the migrations that it lacks, once, and keeps its rows."""
-    db = connect(str(tmp_path / "m.db"))
-    enter_wal(db, "m.db")
+    path = str(tmp_path / "m.db")
+    db = connect(path)
+    enter_wal(db, path)
 
-    assert migrate(db, "m.db", (_older,)) == 0
-    assert migrate(db, "m.db", (_older, _newer)) == 1
-    assert migrate(db, "m.db", (_older, _newer)) == 2
+    assert migrate(db, path, (_older,)) == 0
+    assert migrate(db, path, (_older, _newer)) == 1
+    assert migrate(db, path, (_older, _newer)) == 2
     assert one(db, "SELECT name, age FROM people") == ("Ann", 7)
     assert version_of(db) == 2
     db.close()
 
 
 def test_a_migration_that_fails_leaves_the_version_before_it(tmp_path: Path) -> None:
-    """Each step is one transaction: after a failure the file is what the last good step made of it."""
-    db = connect(str(tmp_path / "m.db"))
-    migrate(db, "m.db", (_older,))
+    """A migration is one transaction: after a failure the file is what it was."""
+    path = str(tmp_path / "m.db")
+    db = connect(path)
+    migrate(db, path, (_older,))
 
     with pytest.raises(RuntimeError, match="power cut"):
-        migrate(db, "m.db", (_older, _broken))
+        migrate(db, path, (_older, _broken))
 
     assert version_of(db) == 1
     assert many(db, "SELECT name FROM sqlite_schema WHERE name = 'half'") == []

@@ -1,330 +1,35 @@
-"""The tables, and how a file of an older version becomes one of this version.
+"""How a file of an older version becomes one of this version. The tables themselves are in `migrations`.
 
-`user_version` holds the number of the last migration that ran. Each migration is one transaction; a file from a newer program is refused
-before anything is written to it. Everything that can grow has a column that says when it ended, which is what retention looks at.
+`user_version` holds the number of the last migration that ran. A file from a newer program is refused before anything is written to it.
+A file with content is copied before it is changed, and changed in one transaction: a crash leaves the old database or the new one.
+Everything that can grow has a column that says when it ended, which is what retention looks at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
-from hermes_trio.store.errors import ForeignDatabase, NewerSchema
+from hermes_trio.store.errors import ForeignDatabase, NewerSchema, StoreError, StoreFull
 
-from .rows import Database, many
+from .backup import back_up
+from .files import MEMORY
+from .migrations import MIGRATIONS, Migration
+from .rows import Database, many, one
 
-__all__ = ["APPLICATION_ID", "MIGRATIONS", "VERSION", "Migration", "check_ours", "migrate", "version_of"]
+__all__ = ["APPLICATION_ID", "VERSION", "backup_path", "check_ours", "migrate", "version_of"]
 
 APPLICATION_ID: Final = 0x48545253
 """`HTRS`, in the file's header: tells `file(1)` and us whose database it is."""
 
-Migration = Callable[[Database], None]
+SPARE_BYTES: Final = 1_048_576
+"""What a migration may need beside one copy of the database and one log as large as it."""
 
-_SESSIONS: Final = """
-CREATE TABLE sessions (
-    n INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    source TEXT NOT NULL,
-    tenant TEXT NOT NULL DEFAULT '',
-    session_key TEXT NOT NULL DEFAULT '',
-    user_id TEXT NOT NULL DEFAULT '',
-    model TEXT NOT NULL DEFAULT '',
-    title TEXT,
-    preview TEXT NOT NULL DEFAULT '',
-    parent_session_id TEXT,
-    lineage TEXT NOT NULL DEFAULT '',
-    routing TEXT NOT NULL DEFAULT '',
-    one_shot INTEGER NOT NULL DEFAULT 0,
-    open_turn TEXT,
-    started_at REAL NOT NULL,
-    last_active REAL NOT NULL,
-    ended_at REAL,
-    end_reason TEXT,
-    message_count INTEGER NOT NULL DEFAULT 0,
-    tool_call_count INTEGER NOT NULL DEFAULT 0,
-    input_tokens INTEGER NOT NULL DEFAULT 0,
-    output_tokens INTEGER NOT NULL DEFAULT 0,
-    cache_read_tokens INTEGER NOT NULL DEFAULT 0,
-    cache_write_tokens INTEGER NOT NULL DEFAULT 0,
-    reasoning_tokens INTEGER NOT NULL DEFAULT 0,
-    api_call_count INTEGER NOT NULL DEFAULT 0,
-    system_prompt TEXT,
-    model_config TEXT
-);
-CREATE INDEX sessions_activity ON sessions (last_active);
-CREATE INDEX sessions_open ON sessions (last_active) WHERE ended_at IS NULL;
-CREATE INDEX sessions_ended ON sessions (ended_at) WHERE ended_at IS NOT NULL;
-CREATE INDEX sessions_parent ON sessions (parent_session_id) WHERE parent_session_id IS NOT NULL;
-CREATE UNIQUE INDEX sessions_title ON sessions (tenant, title) WHERE title IS NOT NULL;
-CREATE INDEX sessions_open_turn ON sessions (open_turn) WHERE open_turn IS NOT NULL;
-CREATE TABLE routes (
-    session_key TEXT PRIMARY KEY,
-    session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    updated_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX routes_session ON routes (session_id);
-CREATE TABLE messages (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    session INTEGER NOT NULL REFERENCES sessions (n) ON DELETE CASCADE,
-    role TEXT NOT NULL,
-    content TEXT NOT NULL,
-    parts TEXT,
-    tool_calls TEXT,
-    tool_call_id TEXT,
-    tool_name TEXT,
-    finish_reason TEXT,
-    reasoning TEXT,
-    token_count INTEGER NOT NULL DEFAULT 0,
-    platform_message_id TEXT,
-    timestamp REAL NOT NULL,
-    active INTEGER NOT NULL DEFAULT 1,
-    compacted INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX messages_session ON messages (session);
-CREATE VIRTUAL TABLE message_words USING fts5 (
-    content, tool_name, tool_calls, content='', contentless_delete=1, tokenize='unicode61 remove_diacritics 2'
-);
-CREATE VIRTUAL TABLE message_grams USING fts5 (
-    content, content='', contentless_delete=1, tokenize='trigram'
-);
-CREATE TRIGGER messages_forgotten AFTER DELETE ON messages BEGIN
-    DELETE FROM message_words WHERE rowid = old.id;
-    DELETE FROM message_grams WHERE rowid = old.id;
-END;
-"""
-
-_WORK: Final = """
-CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY,
-    session_id TEXT NOT NULL,
-    turn_id TEXT NOT NULL DEFAULT '',
-    model TEXT NOT NULL DEFAULT '',
-    tenant TEXT NOT NULL DEFAULT '',
-    input_preview TEXT NOT NULL DEFAULT '',
-    idempotency_key TEXT NOT NULL DEFAULT '',
-    fingerprint TEXT NOT NULL DEFAULT '',
-    status TEXT NOT NULL,
-    last_event TEXT NOT NULL DEFAULT '',
-    created_at REAL NOT NULL,
-    updated_at REAL NOT NULL,
-    ended_at REAL,
-    output TEXT,
-    usage TEXT,
-    error TEXT NOT NULL DEFAULT '',
-    error_code TEXT NOT NULL DEFAULT ''
-);
-CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key <> '';
-CREATE INDEX runs_session ON runs (session_id);
-CREATE INDEX runs_live ON runs (run_id) WHERE ended_at IS NULL;
-CREATE INDEX runs_ended ON runs (ended_at) WHERE ended_at IS NOT NULL;
-CREATE TABLE events (
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    epoch TEXT NOT NULL,
-    event TEXT NOT NULL,
-    PRIMARY KEY (run_id, number)
-) WITHOUT ROWID;
-CREATE TABLE jobs (
-    job_id TEXT PRIMARY KEY,
-    kind TEXT NOT NULL,
-    title TEXT NOT NULL,
-    session_id TEXT NOT NULL,
-    session_key TEXT NOT NULL,
-    root_id TEXT NOT NULL,
-    turn_id TEXT NOT NULL,
-    routing TEXT NOT NULL,
-    inbox TEXT NOT NULL DEFAULT '',
-    details TEXT NOT NULL DEFAULT '{}',
-    state TEXT NOT NULL,
-    summary TEXT NOT NULL DEFAULT '',
-    output_tail TEXT NOT NULL DEFAULT '',
-    started_at REAL NOT NULL,
-    ended_at REAL
-);
-CREATE INDEX jobs_session ON jobs (session_id);
-CREATE INDEX jobs_live ON jobs (job_id) WHERE ended_at IS NULL;
-CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
-CREATE TABLE inbox (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    kind TEXT NOT NULL,
-    inbox TEXT NOT NULL,
-    session_key TEXT NOT NULL,
-    session_id TEXT NOT NULL DEFAULT '',
-    routing TEXT NOT NULL,
-    text TEXT NOT NULL,
-    notice TEXT,
-    job_id TEXT NOT NULL DEFAULT '',
-    root_id TEXT NOT NULL DEFAULT '',
-    payload TEXT NOT NULL DEFAULT '{}',
-    dedupe_key TEXT NOT NULL DEFAULT '',
-    state TEXT NOT NULL DEFAULT 'pending',
-    reason TEXT NOT NULL DEFAULT '',
-    turn_id TEXT NOT NULL DEFAULT '',
-    created_at REAL NOT NULL,
-    settled_at REAL
-);
-CREATE INDEX inbox_pending ON inbox (session_key, id, inbox) WHERE state = 'pending';
-CREATE INDEX inbox_session ON inbox (session_id) WHERE state = 'pending' AND session_id <> '';
-CREATE INDEX inbox_taken ON inbox (turn_id) WHERE state = 'taken';
-CREATE INDEX inbox_job ON inbox (job_id) WHERE job_id <> '';
-CREATE UNIQUE INDEX inbox_dedupe ON inbox (inbox, dedupe_key) WHERE dedupe_key <> '';
-CREATE INDEX inbox_settled ON inbox (settled_at) WHERE settled_at IS NOT NULL;
-CREATE TABLE outbox (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    platform TEXT NOT NULL,
-    target TEXT NOT NULL,
-    text TEXT NOT NULL,
-    payload TEXT NOT NULL DEFAULT '{}',
-    session_id TEXT NOT NULL DEFAULT '',
-    turn_id TEXT NOT NULL DEFAULT '',
-    state TEXT NOT NULL DEFAULT 'pending',
-    attempts INTEGER NOT NULL DEFAULT 0,
-    next_at REAL NOT NULL,
-    error TEXT NOT NULL DEFAULT '',
-    maybe_duplicate INTEGER NOT NULL DEFAULT 0,
-    created_at REAL NOT NULL,
-    settled_at REAL
-);
-CREATE INDEX outbox_open ON outbox (platform, target, id) WHERE settled_at IS NULL;
-CREATE INDEX outbox_settled ON outbox (settled_at) WHERE settled_at IS NOT NULL;
-CREATE TABLE approvals (
-    id TEXT PRIMARY KEY,
-    scope TEXT NOT NULL,
-    session_key TEXT NOT NULL DEFAULT '',
-    session_id TEXT NOT NULL DEFAULT '',
-    run_id TEXT NOT NULL DEFAULT '',
-    tenant TEXT NOT NULL DEFAULT '',
-    command TEXT NOT NULL,
-    description TEXT NOT NULL DEFAULT '',
-    categories TEXT NOT NULL DEFAULT '[]',
-    choices TEXT NOT NULL DEFAULT '[]',
-    state TEXT NOT NULL DEFAULT 'pending',
-    choice TEXT NOT NULL DEFAULT '',
-    reason TEXT NOT NULL DEFAULT '',
-    created_at REAL NOT NULL,
-    expires_at REAL NOT NULL,
-    answered_at REAL
-);
-CREATE INDEX approvals_pending ON approvals (scope, created_at) WHERE state = 'pending';
-CREATE INDEX approvals_answered ON approvals (answered_at) WHERE answered_at IS NOT NULL;
-CREATE TABLE grants (
-    scope TEXT NOT NULL,
-    category TEXT NOT NULL,
-    granted_at REAL NOT NULL,
-    PRIMARY KEY (scope, category)
-) WITHOUT ROWID;
-"""
-
-_SERVICES: Final = """
-CREATE TABLE responses (
-    id TEXT PRIMARY KEY,
-    tenant TEXT NOT NULL,
-    session_id TEXT NOT NULL,
-    body BLOB NOT NULL,
-    transcript TEXT NOT NULL,
-    created_at REAL NOT NULL,
-    used_at REAL NOT NULL
-);
-CREATE INDEX responses_use ON responses (tenant, used_at);
-CREATE TABLE conversations (
-    tenant TEXT NOT NULL,
-    name TEXT NOT NULL,
-    response_id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
-    updated_at REAL NOT NULL,
-    PRIMARY KEY (tenant, name)
-) WITHOUT ROWID;
-CREATE INDEX conversations_response ON conversations (response_id);
-CREATE TABLE idempotency (
-    tenant TEXT NOT NULL,
-    route TEXT NOT NULL,
-    key TEXT NOT NULL,
-    fingerprint TEXT NOT NULL,
-    status INTEGER NOT NULL,
-    headers TEXT NOT NULL,
-    body BLOB NOT NULL,
-    created_at REAL NOT NULL,
-    expires_at REAL NOT NULL,
-    PRIMARY KEY (tenant, route, key)
-);
-CREATE INDEX idempotency_expiry ON idempotency (expires_at);
-CREATE TABLE webhook_deliveries (
-    route TEXT NOT NULL,
-    delivery_id TEXT NOT NULL,
-    inbox_id INTEGER,
-    accepted_at REAL NOT NULL,
-    PRIMARY KEY (route, delivery_id)
-);
-CREATE INDEX webhook_deliveries_age ON webhook_deliveries (accepted_at);
-CREATE TABLE cron_jobs (
-    id TEXT PRIMARY KEY,
-    name TEXT NOT NULL,
-    tenant TEXT NOT NULL DEFAULT '',
-    schedule TEXT NOT NULL,
-    spec TEXT NOT NULL DEFAULT '{}',
-    enabled INTEGER NOT NULL DEFAULT 1,
-    next_at REAL,
-    created_at REAL NOT NULL,
-    updated_at REAL NOT NULL
-);
-CREATE TABLE cron_executions (
-    job_id TEXT NOT NULL,
-    slot REAL NOT NULL,
-    state TEXT NOT NULL,
-    session_id TEXT NOT NULL DEFAULT '',
-    output TEXT NOT NULL DEFAULT '',
-    error TEXT NOT NULL DEFAULT '',
-    claimed_at REAL NOT NULL,
-    started_at REAL,
-    ended_at REAL,
-    PRIMARY KEY (job_id, slot)
-);
-CREATE INDEX cron_executions_ended ON cron_executions (ended_at) WHERE ended_at IS NOT NULL;
-CREATE TABLE api_keys (
-    id TEXT PRIMARY KEY,
-    name TEXT NOT NULL,
-    hash TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    scopes TEXT NOT NULL DEFAULT '[]',
-    created_at REAL NOT NULL,
-    last_used_at REAL,
-    expires_at REAL,
-    revoked_at REAL
-);
-CREATE TABLE pairing_codes (
-    platform TEXT NOT NULL,
-    code_hash TEXT NOT NULL,
-    user_id TEXT NOT NULL,
-    user_name TEXT NOT NULL DEFAULT '',
-    created_at REAL NOT NULL,
-    expires_at REAL NOT NULL,
-    PRIMARY KEY (platform, code_hash)
-) WITHOUT ROWID;
-CREATE TABLE allowed_users (
-    platform TEXT NOT NULL,
-    user_id TEXT NOT NULL,
-    user_name TEXT NOT NULL DEFAULT '',
-    added_at REAL NOT NULL,
-    PRIMARY KEY (platform, user_id)
-) WITHOUT ROWID;
-CREATE TABLE cursors (
-    adapter TEXT PRIMARY KEY,
-    value TEXT NOT NULL,
-    updated_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE state_meta (
-    key TEXT PRIMARY KEY,
-    value TEXT NOT NULL
-) WITHOUT ROWID;
-"""
-
-
-def _first(db: Database) -> None:
-    for script in (_SESSIONS, _WORK, _SERVICES):
-        db.execute(script)
-
-
-MIGRATIONS: Final[Sequence[Migration]] = (_first,)
-"""Migration k (from 1) takes a file of version k-1 to version k. A released migration is never edited; a change is a new one."""
+logger: Final = logging.getLogger(__name__)
 
 VERSION: Final = len(MIGRATIONS)
 
@@ -348,26 +53,75 @@ def check_ours(db: Database, path: str) -> None:
     )
 
 
-def migrate(db: Database, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> int:
-    """Bring an open file to the newest version, one transaction a step; return the version that it had.
+def backup_path(path: Path, version: int) -> Path:
+    """Where the copy of a database of this version is kept when it is migrated."""
+    return path.with_name(f"{path.name}.v{version}.backup")
 
-    A file of a newer version raises `NewerSchema` and stays as it is.
+
+def migrate(db: Database, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> int:
+    """Bring an open file to the newest version; return the version that it had.
+
+    Raises `NewerSchema` for a file of a newer version, and `StoreFull` if there is no space for the copy and the change: nothing is
+    touched then. An error in a migration, a dangling reference that it would leave, or a crash leaves the file as it was.
     """
     before = version_of(db)
-    if before > len(migrations):
+    newest = len(migrations)
+    if before > newest:
         raise NewerSchema(
-            f"{path} has schema version {before}, and this program knows {len(migrations)}: it was written by a newer"
+            f"{path} has schema version {before}, and this program knows {newest}: it was written by a newer"
             " hermes-trio; upgrade the program, or use another file. Nothing was changed"
         )
-    for number in range(before + 1, len(migrations) + 1):
+    if before == newest:
+        return before
+    if before and path != MEMORY:
+        _keep_copy(db, Path(path), before, newest)
+    db.pragma("foreign_keys", False)
+    try:
         db.execute("BEGIN IMMEDIATE")
         try:
-            migrations[number - 1](db)
-            db.pragma("user_version", number)
+            dangling = _dangling(db)
+            for migration in migrations[before:]:
+                migration(db)
+            if left := _dangling(db) - dangling:
+                raise StoreError(
+                    f"{path}: the migration from version {before} to {newest} would leave rows of {', '.join(sorted(left))}"
+                    " that refer to nothing. Nothing was changed"
+                )
+            db.pragma("user_version", newest)
             db.pragma("application_id", APPLICATION_ID)
-        except BaseException:
+            db.execute("COMMIT")
+        finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+    finally:
+        db.pragma("foreign_keys", True)
     return before
+
+
+def _dangling(db: Database) -> set[str]:
+    """The tables with rows that refer to rows that do not exist."""
+    return {str(table) for table, *_ in many(db, "PRAGMA foreign_key_check")}
+
+
+def _keep_copy(db: Database, path: Path, before: int, newest: int) -> None:
+    """Copy the database beside itself, readable for its owner alone. An earlier copy of the same version is replaced by a complete one."""
+    pages = one(db, "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+    assert pages is not None
+    needed = 2 * int(pages[0]) + SPARE_BYTES
+    free = shutil.disk_usage(path.absolute().parent).free
+    if free < needed:
+        raise StoreFull(
+            f"{path} has schema version {before} and must be migrated to {newest}, which needs {needed:,} bytes beside it;"
+            f" {free:,} are free. Nothing was changed"
+        )
+    kept = backup_path(path, before)
+    made = kept.with_name(kept.name + ".new")
+    made.unlink(missing_ok=True)
+    back_up(str(path), made)
+    os.replace(made, kept)
+    directory = os.open(kept.absolute().parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    logger.info("migrating %s from schema version %d to %d; a copy of it is kept at %s", path, before, newest, kept)
