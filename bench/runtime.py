@@ -55,9 +55,10 @@ from hermes_trio import (
     Turn,
     TurnInput,
 )
-from hermes_trio.runtime.ports import InboxKind, JobFinish, JobStart, Recovery, TurnFinish, TurnStart
+from hermes_trio.runtime.ports import InboxKind, JobFinish, JobStart, Recovery, TurnFinish, TurnStart, inbox_topic
 from hermes_trio.runtime.turn import TurnScope, TurnSpec
 from hermes_trio.runtime.turn_lifecycle import run_turn
+from hermes_trio.store.signals import Signals
 
 BOUND = 3.0
 GOAL = 2.0
@@ -76,6 +77,8 @@ class NothingWritten:
     def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._waiting: dict[str, list[InboxRow]] = {}
+        self._signals = Signals()
+        self.subscribe = self._signals.subscribe
 
     async def recover(self, epoch: str) -> Recovery:
         return Recovery(epoch=epoch)
@@ -89,7 +92,7 @@ class NothingWritten:
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
         return context.session_key
 
-    async def accept_message(self, message: NewMessage) -> int:
+    async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int:
         row = InboxRow(
             id=next(self._ids),
             kind=InboxKind.MESSAGE,
@@ -99,9 +102,10 @@ class NothingWritten:
             text=message.text,
         )
         self._waiting.setdefault(message.session_key, []).append(row)
+        self._signals.announce([(inbox_topic(message.inbox), message.session_key)])
         return row.id
 
-    async def take_inbox(self, session_key: str, limit: int = 32) -> Sequence[InboxRow]:
+    async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> Sequence[InboxRow]:
         return self._waiting.get(session_key, [])
 
     async def begin_turn(self, start: TurnStart) -> None:

@@ -107,7 +107,7 @@ class Commands:
         if words not in ([], ["all"]):
             return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
         cause = Cause(CancelCause.STOP, f"{caller.prefix}stop")
-        queued = await self._queued(caller.session_key)
+        queued = await self._queued(caller)
         receipt = await self._desk.deliveries[caller.platform].stop_turn(caller.session_key, cause)
         said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
         session = await self._session(caller)
@@ -161,7 +161,7 @@ class Commands:
             age = trio.current_time() - turn.node.opened_at
             waits = next((node.waits_on for node in turn.node.walk() if node.waits_on), "")
             lines.append(f"The agent has been working for {age:.0f} s{f', waiting on {waits}' if waits else ''}.")
-        queued = await self._queued(key)
+        queued = await self._queued(caller)
         if queued:
             lines.append(f"{_count(queued, 'message')} waiting.")
         for job in [] if session is None else desk.runtime.supervisor.jobs(session.id):
@@ -201,8 +201,8 @@ class Commands:
         found = await self._desk.store.session_of(caller.session_key)
         return None if found is None or found.ended_at is not None else found
 
-    async def _queued(self, key: str) -> int:
-        return len(await self._desk.store.take_inbox(key))
+    async def _queued(self, caller: CommandContext) -> int:
+        return await self._desk.store.inbox_waiting(inbox=caller.platform, session_key=caller.session_key)
 
 
 def answered_text(answered: Sequence[ApprovalRow], answer: ApprovalAnswer) -> str:

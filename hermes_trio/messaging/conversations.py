@@ -133,7 +133,6 @@ class ChatInterface(Interface):
         feed = turn.sink
         assert isinstance(feed, TurnFeed)
         feed.finish()
-        self._desk.senders.wake()
         await self._settle_steering(turn)
         if feed.preview is not None and not reply_text(turn, outcome):
             self._previews.forget(turn.id)

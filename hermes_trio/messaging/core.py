@@ -105,4 +105,3 @@ class MessagingCore:
         entries = self.directory.compose(address, text, payload)
         if entries:
             await self.store.add_outbox(entries)
-            self.senders.wake(address.platform)

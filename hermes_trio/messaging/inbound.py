@@ -160,7 +160,6 @@ class Inbound:
         number = await self._desk.store.accept_message(message)
         if number is None:
             return Received(receipt=Disposition.DUPLICATE, session_key=key)
-        delivery.channel.wake(key)
         if delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
             return Received(receipt=Disposition.ACCEPTED, session_key=key)
         turn.steering.append(message.text)

@@ -117,7 +117,6 @@ class OneShotInterface(Interface):
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
-        self._desk.senders.wake()
         await self.ended(turn, outcome)
         said = (outcome.text or outcome.error)[:LOG_CHARACTERS]
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
@@ -139,7 +138,6 @@ class OneShotInterface(Interface):
                 return
             why = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
             await self._desk.runtime.core.end_session(context.session_id, self.one_shot, why)
-            self.delivery.channel.wake(context.session_key)
         finally:
             self._lingering.discard(context.session_id)
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 import trio
 
-from hermes_trio.runtime.ports import NewReply
+from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn_lifecycle import first_cause
@@ -111,7 +111,7 @@ class _Sender(msgspec.Struct, eq=False):
 
 
 class Senders:
-    """All senders. Give `stage` to the Runtime; `wake` after something was committed."""
+    """All senders. Give `stage` to the Runtime; the store's signals wake them after each commit of a reply."""
 
     def __init__(self, adapters: Iterable[Adapter], settings: OutboxSettings | None = None) -> None:
         self.settings: OutboxSettings = OutboxSettings() if settings is None else settings
@@ -134,14 +134,9 @@ class Senders:
                 yield self
             finally:
                 self._closing = True
-                self.wake()
+                for sender in self._senders.values():
+                    sender.wake.set()
                 nursery.cancel_scope.deadline = trio.current_time() + self.settings.flush_seconds
-
-    def wake(self, platform: str | None = None) -> None:
-        """Something was committed for this platform, or for any of them."""
-        senders = self._senders.values() if platform is None else [self._senders[platform]]
-        for sender in senders:
-            sender.wake.set()
 
     def knows(self, platform: str) -> bool:
         """Whether there is a sender for this platform."""
@@ -166,7 +161,8 @@ class Senders:
     async def _live(self, sender: _Sender) -> None:
         """A platform whose means of sending cannot be opened is tried again later; it takes nothing else with it."""
         platform = sender.adapter.platform
-        with working("sender", f"sender:{platform}") as node:
+        wakes = self._runtime.store.subscribe(OUTBOX_TOPIC, lambda _: sender.wake.set(), platform)
+        with working("sender", f"sender:{platform}") as node, wakes:
             while True:
                 try:
                     async with sender.adapter.open():

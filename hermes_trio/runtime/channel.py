@@ -6,7 +6,6 @@ runtime itself make one; there is no public constructor, and the stateless front
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, final
 
 __all__ = ["CompletionChannel"]
@@ -18,24 +17,19 @@ _MINT: Final = object()
 class CompletionChannel:
     """Where the notices of a watched job go. Made by `Runtime.delivering(...)` and by the runtime for in-process use."""
 
-    __slots__ = ("_wake", "inbox")
+    __slots__ = ("inbox",)
 
-    def __init__(self, inbox: str, wake: Callable[[str], None], *, mint: object = None) -> None:
+    def __init__(self, inbox: str, *, mint: object = None) -> None:
         if mint is not _MINT:
             raise TypeError(
                 "a CompletionChannel cannot be made by hand: a delivering adapter has one, and so has a DeliveringTurn (`turn.channel`)"
             )
         self.inbox = inbox
-        self._wake = wake
-
-    def wake(self, session_key: str) -> None:
-        """Say that something waits for this session. Level-triggered: the notice itself is a committed row, never this call."""
-        self._wake(session_key)
 
     def __repr__(self) -> str:
         return f"<CompletionChannel {self.inbox}>"
 
 
-def mint(inbox: str, wake: Callable[[str], None]) -> CompletionChannel:
-    """Make a channel. For `delivery.py` alone."""
-    return CompletionChannel(inbox, wake, mint=_MINT)
+def mint(inbox: str) -> CompletionChannel:
+    """Make a channel. For `interface.py` alone."""
+    return CompletionChannel(inbox, mint=_MINT)

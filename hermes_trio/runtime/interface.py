@@ -18,7 +18,7 @@ from .context import SessionContext, check_id
 from .core import RuntimeCore
 from .errors import Draining, RuntimeProblem
 from .outcome import Cause, Outcome, StopReceipt
-from .ports import Agent, InboxKind, InboxRow, NewMessage, NewReply, TurnInput
+from .ports import Agent, InboxKind, InboxRow, NewMessage, NewReply, TurnInput, inbox_topic
 from .tree import waiting
 from .turn import EventSink, Turn
 
@@ -82,7 +82,7 @@ class Inbox:
         self._core = core
         self._lanes = lanes
         self.front = front
-        self.channel: CompletionChannel = mint(front.platform, lambda key: lanes.wake(key, front.platform))
+        self.channel: CompletionChannel = mint(front.platform)
 
     async def accept(self, message: NewMessage) -> bool:
         """Take a message for its session: durable when this returns. False if it was accepted before (`dedupe_key`).
@@ -98,18 +98,18 @@ class Inbox:
 
     def current_turn(self, session_key: str) -> Turn | None:
         """The turn that a lane is running now."""
-        return self._lanes.current(session_key)
+        return self._lanes.current(self.front.platform, session_key)
 
     async def stop_turn(self, session_key: str, cause: Cause) -> StopReceipt | None:
         """Stop the turn that a lane is running; None if it is idle. What is queued behind it stays queued."""
-        turn = self._lanes.current(session_key)
+        turn = self._lanes.current(self.front.platform, session_key)
         return None if turn is None else await turn.stop(cause)
 
     async def sweep(self) -> int:
         """Wake every lane for which something waits in this inbox; returns how many."""
         keys = await self._core.store.waiting_sessions(self.front.platform)
         for key in keys:
-            self._lanes.wake(key, self.front.platform)
+            self._lanes.wake(self.front.platform, key)
         return len(keys)
 
 
@@ -121,39 +121,24 @@ class Completions:
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
-        self._keys: dict[str, None] = {}
-        self._wake = trio.Event()
         self._lock = trio.Lock()
-        self.channel: CompletionChannel = mint(IN_PROCESS, self._woken)
-
-    def _woken(self, session_key: str) -> None:
-        self._keys[session_key] = None
-        self._wake.set()
-
-    async def sweep(self) -> None:
-        """Notices that an earlier process left behind."""
-        for key in await self._core.store.waiting_sessions(IN_PROCESS):
-            self._woken(key)
+        self.channel: CompletionChannel = mint(IN_PROCESS)
 
     def __aiter__(self) -> Completions:
         return self
 
     async def __anext__(self) -> InboxRow:
         """The next notice, waiting for one. Cancelling the wait loses nothing."""
+        store = self._core.store
         async with self._lock:
             while True:
-                for key in list(self._keys):
-                    # Taken off first: a wake-up that comes during the read puts it back.
-                    self._keys.pop(key, None)
-                    rows = await self._core.store.take_inbox(key, 1)
-                    if rows:
-                        self._keys[key] = None
-                        row = rows[0]
-                        with trio.CancelScope(shield=True):
-                            await self._core.store.acknowledge([row.id])
-                        self._core.told(row.root_id, row.id)
-                        return row
-                if not self._keys:
-                    self._wake = trio.Event()
+                woken = trio.Event()
+                with store.subscribe(inbox_topic(IN_PROCESS), lambda _, woken=woken: woken.set()):
+                    for key in await store.waiting_sessions(IN_PROCESS):
+                        for row in await store.take_inbox(IN_PROCESS, key, 1):
+                            with trio.CancelScope(shield=True):
+                                await store.acknowledge([row.id])
+                            self._core.told(row.root_id, row.id)
+                            return row
                     with waiting("channel in-process"):
-                        await self._wake.wait()
+                        await woken.wait()

@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from .core import RuntimeCore
-from .errors import BudgetExhausted, MailboxFull, RuntimeClosed
+from .errors import BudgetExhausted
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage
@@ -34,7 +34,7 @@ RETRY_SECONDS: Final = 1.0
 class Lane:
     """One key's task. `flag` says that something may wait; it is level-triggered."""
 
-    __slots__ = ("context_session", "current", "flag", "inbox", "key", "node", "root", "waiting_messages", "wake")
+    __slots__ = ("context_session", "current", "flag", "inbox", "key", "node", "root", "wake")
 
     def __init__(self, key: str, inbox: str, node: Node) -> None:
         self.key = key
@@ -42,7 +42,6 @@ class Lane:
         self.node = node
         self.flag = True
         self.current: Turn | None = None
-        self.waiting_messages = 0
         self.root: Settlement | None = None
         self.context_session = ""
         self.wake = trio.Event()
@@ -54,9 +53,9 @@ class Lanes:
     def __init__(self, core: RuntimeCore, nursery: Callable[[], trio.Nursery | None]) -> None:
         self._core = core
         self._nursery = nursery
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        """By inbox and session key: equal keys in two inboxes are two conversations."""
         self._deliveries: dict[str, Inbox] = {}
-        self._accepting: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -72,54 +71,26 @@ class Lanes:
         """The front is gone; what waits for it keeps waiting."""
         del self._deliveries[delivery.front.platform]
 
-    def current(self, session_key: str) -> Turn | None:
+    def current(self, inbox: str, session_key: str) -> Turn | None:
         """The turn that the lane of this key runs now."""
-        lane = self._lanes.get(session_key)
+        lane = self._lanes.get((inbox, session_key))
         return None if lane is None else lane.current
 
-    def queued(self, session_key: str) -> int:
-        """How many messages wait behind the current turn."""
-        lane = self._lanes.get(session_key)
-        return (0 if lane is None else lane.waiting_messages) + self._accepting.get(session_key, 0)
-
     async def accept(self, message: NewMessage) -> bool:
-        """Commit a message and wake its lane. A full mailbox refuses before anything is written."""
-        key = message.session_key
-        if self.queued(key) >= self._core.settings.mailbox:
-            raise MailboxFull(
-                f"{self.queued(key)} messages already wait in this conversation; wait for an answer, or stop the current turn"
-            )
-        self._accepting[key] = self._accepting.get(key, 0) + 1
-        try:
-            row = await self._core.store.accept_message(message)
-        finally:
-            self._accepting[key] -= 1
-            if not self._accepting[key]:
-                del self._accepting[key]
-        if row is None:
-            return False
-        lane = self._ensure(key, message.inbox)
-        lane.waiting_messages += 1
-        return True
+        """Commit a message; the signal of its commit wakes its lane. A full mailbox refuses before anything is written."""
+        return await self._core.store.accept_message(message, limit=self._core.settings.mailbox) is not None
 
-    def wake(self, session_key: str, inbox: str) -> None:
-        """Something waits for this key. While no front serves the inbox it keeps waiting: a front sweeps when it comes."""
-        if inbox in self._deliveries:
-            self._ensure(session_key, inbox)
-
-    def _ensure(self, key: str, inbox: str) -> Lane:
-        lane = self._lanes.get(key)
+    def wake(self, inbox: str, session_key: str) -> None:
+        """Something may wait for this key. While no front serves the inbox it keeps waiting: a front sweeps when it comes."""
+        nursery = self._nursery()
+        lane = self._lanes.get((inbox, session_key))
         if lane is not None:
             lane.flag = True
             lane.wake.set()
-            return lane
-        nursery = self._nursery()
-        if nursery is None:
-            raise RuntimeClosed("the runtime is closed; what was accepted waits for the next start")
-        lane = Lane(key, inbox, self._core.turns_node.open("lane", key, owner=key))
-        self._lanes[key] = lane
-        self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
-        return lane
+        elif inbox in self._deliveries and nursery is not None and not self._core.draining:
+            lane = Lane(session_key, inbox, self._core.turns_node.open("lane", session_key, owner=session_key))
+            self._lanes[inbox, session_key] = lane
+            self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
 
     async def _live(self, lane: Lane) -> None:
         """The lane's task: take, run, repeat; leave when nothing waits."""
@@ -138,25 +109,20 @@ class Lanes:
                     how = "finished"
                     return
         finally:
-            del self._lanes[lane.key]
+            del self._lanes[lane.inbox, lane.key]
             lane.node.close(how)
 
     async def _take(self, lane: Lane) -> list[InboxRow]:
         """The rows of the next turn: one message, or all notices up to the next message."""
         while True:
             try:
-                rows = await self._core.store.take_inbox(lane.key)
+                rows = await self._core.store.take_inbox(lane.inbox, lane.key)
                 break
             except Exception as error:
                 logger.error("the inbox of %s cannot be read, trying again: %s", lane.key, error)
                 await trio.sleep(RETRY_SECONDS)
-        if not rows:
-            lane.waiting_messages = 0
-            return []
-        if rows[0].kind is InboxKind.MESSAGE:
-            lane.waiting_messages = max(0, sum(row.kind is InboxKind.MESSAGE for row in rows) - 1)
+        if not rows or rows[0].kind is InboxKind.MESSAGE:
             return rows[:1]
-        lane.waiting_messages = sum(row.kind is InboxKind.MESSAGE for row in rows)
         burst: list[InboxRow] = []
         for row in rows:
             if row.kind is InboxKind.MESSAGE:

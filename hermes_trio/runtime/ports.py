@@ -7,9 +7,10 @@ cancelled: cancelling abandons the wait, never the write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .turn import Turn
 
 __all__ = [
+    "OUTBOX_TOPIC",
     "Agent",
     "Content",
     "EventRow",
@@ -40,7 +42,21 @@ __all__ = [
     "TurnFinish",
     "TurnInput",
     "TurnStart",
+    "Wake",
+    "inbox_topic",
 ]
+
+Wake = Callable[[str], None]
+"""Called with a key after a commit that concerns it. It neither waits nor raises."""
+
+OUTBOX_TOPIC: Final = "outbox"
+"""The topic of replies that wait; its keys are platforms."""
+
+
+def inbox_topic(inbox: str) -> str:
+    """The topic of what waits in an inbox; its keys are session keys."""
+    return f"inbox:{inbox}"
+
 
 Content = str | Sequence[Mapping[str, Any]]
 """Text, or a list of OpenAI-shaped parts (`{"type": "text" | "image_url", …}`)."""
@@ -253,6 +269,13 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 class RuntimeStore(Protocol):
     """The verbs that the runtime calls. See the records for what each one promises."""
 
+    def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
+        """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`.
+
+        A signal is a hint: it may come too often or late, and the woken side reads rows.
+        """
+        ...
+
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
         """The id of the open session behind `context.session_key`, made if there is none (or if `fresh`). An ended one is not reused."""
         ...
@@ -283,12 +306,15 @@ class RuntimeStore(Protocol):
         """Mark what waits for a session as abandoned, with the reason; return it as (root id, row id)."""
         ...
 
-    async def accept_message(self, message: NewMessage) -> int | None:
-        """Write a message into the inbox and return its id, or None if `dedupe_key` was accepted before."""
+    async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int | None:
+        """Write a message into the inbox and return its id, or None if `dedupe_key` was accepted before.
+
+        Raises `MailboxFull`, with nothing written, if `limit` messages wait for the session already.
+        """
         ...
 
-    async def take_inbox(self, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """The rows that wait for a session, oldest first. They keep waiting until a turn begins or acknowledges them."""
+    async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
+        """The rows of one inbox that wait for a session, oldest first. They keep waiting until a turn begins or acknowledges them."""
         ...
 
     async def acknowledge(self, ids: Sequence[int]) -> None:

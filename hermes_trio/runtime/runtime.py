@@ -26,7 +26,7 @@ from .ids import Ids
 from .interface import Completions, Inbox, Interface
 from .lane import Lanes
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
-from .ports import Agent, Recovery, RuntimeStore, TurnInput
+from .ports import Agent, Recovery, RuntimeStore, TurnInput, inbox_topic
 from .run import Runs
 from .settlement import Settlement
 from .stateless import StatelessEntry
@@ -152,7 +152,6 @@ class Runtime:
                             await stages.enter_async_context(stage(self))
                         async with core.supervisor.open(), self._open_journal(), trio.open_nursery() as turns:
                             self._turns = turns
-                            await self._completions.sweep()
                             async with trio.open_nursery() as receivers:
                                 self._receivers = receivers
                                 task_status.started()
@@ -312,9 +311,13 @@ class Runtime:
         self.stateless.check()
         delivery = Inbox(self.core, self._lanes, front)
         self._lanes.register(delivery)
+        wakes = self.core.store.subscribe(
+            inbox_topic(front.platform), lambda key: self._lanes.wake(front.platform, key)
+        )
         try:
-            await delivery.sweep()
-            yield delivery
+            with wakes:
+                await delivery.sweep()
+                yield delivery
         finally:
             self._lanes.unregister(delivery)
 

@@ -113,7 +113,6 @@ class Job:
         if notice is None:
             return False
         self.owner.root.expect(notice)
-        self.channel.wake(self.context.session_key)
         return True
 
     async def run_child(
@@ -370,7 +369,6 @@ class Supervisor:
                 waits = await core.store.finish_job(finish)
                 if waits is not None and job.channel is not None:
                     job.owner.root.expect(waits)
-                    job.channel.wake(job.context.session_key)
             if bound.cancelled_caught:
                 logger.error("writing down the end of job %s took too long; the next start will call it lost", job.id)
         except Exception:

@@ -223,8 +223,8 @@ class InboxStore(Protocol):
         """State and reason of rows, by id; a row that retention removed is missing."""
         ...
 
-    async def inbox_waiting(self) -> int:
-        """How many rows wait, in all inboxes: what a drain reports as undelivered."""
+    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
+        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session."""
         ...
 
     async def completion_states(self, job_ids: Sequence[str]) -> dict[str, tuple[str, str]]:

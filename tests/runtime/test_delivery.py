@@ -167,7 +167,7 @@ async def test_in_process_work_is_read_with_completions(runtime: Runtime):
 async def test_a_channel_cannot_be_made_by_hand():
     """Only a delivering front and the runtime itself make one."""
     with pytest.raises(TypeError, match="cannot be made by hand"):
-        CompletionChannel("telegram", lambda key: None)
+        CompletionChannel("telegram")
 
 
 async def test_watching_without_a_runtime_is_a_clear_error():
@@ -383,5 +383,5 @@ async def test_a_message_that_waits_for_a_slot_when_a_drain_begins_is_kept(virtu
         report = await runtime.drain(0)
         assert report.ok
         assert [entry.outcome.cause.kind for entry in adapter.sent] == [CancelCause.DRAIN]
-        waiting = await runtime.store.take_inbox(adapter.key("2"))
+        waiting = await runtime.store.take_inbox(adapter.platform, adapter.key("2"))
         assert [row.text for row in waiting] == ["second"]

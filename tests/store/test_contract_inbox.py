@@ -15,14 +15,14 @@ async def test_a_message_waits_with_all_that_it_brought(store: Store, clock: Clo
     first = await store.accept_message(message("one"))
     second = await store.accept_message(message("two"))
 
-    rows = await store.take_inbox(KEY)
+    rows = await store.take_inbox("telegram", KEY)
     assert [(row.id, row.text, row.kind) for row in rows] == [
         (first, "one", InboxKind.MESSAGE),
         (second, "two", InboxKind.MESSAGE),
     ]
     assert rows[0].routing.platform == "telegram"
     assert rows[0].created_at == clock.now
-    assert [row.id for row in await store.take_inbox(KEY, limit=1)] == [first]
+    assert [row.id for row in await store.take_inbox("telegram", KEY, limit=1)] == [first]
     assert await store.inbox_waiting() == 2
 
 
@@ -76,7 +76,7 @@ async def test_a_jobs_end_and_its_notice_are_one(store: Store, clock: Clock) -> 
     assert ended is not None
     assert (ended.state, ended.summary, ended.details) == (JobState.EXITED, "exit 0", {"code": 0})
     assert ended.ended_at == clock.now
-    rows = await store.take_inbox(KEY)
+    rows = await store.take_inbox("telegram", KEY)
     assert [(row.id, row.text, row.notice, row.job_id) for row in rows] == [
         (first, "bye", NoticeKind.COMPLETION, "proc_1")
     ]
@@ -101,7 +101,7 @@ async def test_a_late_notice_never_revives_a_session(store: Store) -> None:
     await store.end_session("s1", "session_reset")
 
     assert await store.finish_job(JobFinish(job_id="proc_1", state=JobState.EXITED, notice=notice())) is None
-    assert await store.take_inbox(KEY) == []
+    assert await store.take_inbox("telegram", KEY) == []
 
 
 async def test_superseding_marks_pending_notices_of_the_job_only(store: Store) -> None:

@@ -17,7 +17,7 @@ async def test_an_orderly_store_has_nothing_to_recover(store: Store) -> None:
     waiting = await store.accept_message(message("later"))
 
     assert await store.recover("e2") == Recovery(epoch="e2", messages_waiting=1)
-    assert [row.id for row in await store.take_inbox(KEY)] == [waiting]
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [waiting]
 
 
 async def test_a_live_run_fails_as_interrupted_with_a_last_event(store: Store) -> None:
@@ -58,7 +58,7 @@ async def test_a_watched_job_is_lost_with_one_truthful_notice(store: Store) -> N
         assert lost is not None
         assert lost.state is JobState.LOST
         assert lost.ended_at is not None
-    (row,) = await store.take_inbox(KEY)
+    (row,) = await store.take_inbox("telegram", KEY)
     assert (row.notice, row.job_id) == (NoticeKind.LOST, "watched")
     assert "75 % done" in row.text
     assert row.payload["state"] == "lost"
@@ -77,7 +77,7 @@ async def test_a_begun_message_is_interrupted_and_told_once(store: Store) -> Non
 
     states = await store.inbox_states([begun, later, told])
     assert states == {begun: ("interrupted", ""), later: ("pending", ""), told: ("pending", "")}
-    rows = await store.take_inbox(KEY)
+    rows = await store.take_inbox("telegram", KEY)
     assert [row.id for row in rows[:2]] == [later, told]
     assert (rows[2].notice, rows[2].payload) == (NoticeKind.INFORMATION, {"interrupted_message": begun})
     assert "long work" in rows[2].text
@@ -96,7 +96,7 @@ async def test_an_interrupted_one_shot_session_ends_with_its_notices(store: Stor
     assert recovery.sessions_ended == 1
     assert session is not None
     assert (session.end_reason, session.ended_at is not None) == ("interrupted", True)
-    assert [row.session_id for row in await store.take_inbox("hook:1")] == []
+    assert [row.session_id for row in await store.take_inbox("telegram", "hook:1")] == []
 
 
 async def test_a_one_shot_session_that_waited_for_its_job_hears_of_it(store: Store) -> None:
@@ -113,7 +113,7 @@ async def test_a_one_shot_session_that_waited_for_its_job_hears_of_it(store: Sto
     assert waits.ended_at is None
     assert settled is not None
     assert settled.end_reason == "interrupted"
-    assert [row.notice for row in await store.take_inbox("hook:1")] == [NoticeKind.LOST]
+    assert [row.notice for row in await store.take_inbox("telegram", "hook:1")] == [NoticeKind.LOST]
 
 
 async def test_an_ordinary_session_stays_open(store: Store) -> None:

@@ -166,7 +166,7 @@ async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock
     assert [found.run_id for found in await store.list_runs()] == ["run_2"]
     assert [found.job_id for found in await store.list_jobs()] == ["p2"]
     assert await store.inbox_states([accepted]) == {}
-    assert [row.text for row in await store.take_inbox(KEY)] == ["waiting"]
+    assert [row.text for row in await store.take_inbox("telegram", KEY)] == ["waiting"]
     assert await store.list_outbox(OutboxState.SENT) == []
     assert await store.list_approvals(state=None) == []
     assert await store.get_response("t", "r") is None

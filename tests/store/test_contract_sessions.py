@@ -69,7 +69,7 @@ async def test_ending_a_session_abandons_what_waits_for_it(store: Store) -> None
 
     assert (early is None, late) == (False, None)
     assert await store.inbox_states([early]) == {early: ("abandoned", "session_ended")}
-    assert await store.take_inbox(KEY) == []
+    assert await store.take_inbox("telegram", KEY) == []
 
 
 async def test_creating_an_existing_session_is_refused(store: Store) -> None:
@@ -257,4 +257,4 @@ async def test_what_was_acknowledged_is_there_after_a_restart(backend: Backend) 
     async with backend.open() as store:
         assert await store.resolve_session(context(""), source="telegram") == session
         assert [entry.text for entry in await store.load_history(session)] == ["q", "a"]
-        assert [row.text for row in await store.take_inbox(KEY)] == ["later"]
+        assert [row.text for row in await store.take_inbox("telegram", KEY)] == ["later"]

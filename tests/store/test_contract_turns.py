@@ -127,7 +127,7 @@ async def test_a_failed_turn_keeps_its_notices_waiting(store: Store) -> None:
     await store.finish_turn(finish(begun, state=TurnState.FAILED, error="boom", messages=()))
 
     assert await store.inbox_states([taken, told]) == {taken: ("delivered", ""), told: ("pending", "")}
-    assert [row.id for row in await store.take_inbox(KEY)] == [told]
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [told]
 
 
 async def test_begun_messages_are_not_handed_out_again(store: Store) -> None:
@@ -135,11 +135,11 @@ async def test_begun_messages_are_not_handed_out_again(store: Store) -> None:
     taken = await store.accept_message(message())
     told = await store.add_notice(notice())
     assert taken is not None
-    assert [row.id for row in await store.take_inbox(KEY)] == [taken, told]
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [taken, told]
 
     await store.begin_turn(start(inbox_ids=(taken, told)))
 
-    assert [row.id for row in await store.take_inbox(KEY)] == [told]
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [told]
 
 
 async def test_begin_reopens_and_finish_does_not(store: Store) -> None:

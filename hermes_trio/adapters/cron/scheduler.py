@@ -319,7 +319,7 @@ class CronScheduler:
         """A slot that was handed over and not begun when the server died counts as failed; it is not begun now, and its owner is told."""
         store = self._desk.store
         for key in await store.waiting_sessions(CRON):
-            for row in await store.take_inbox(key):
+            for row in await store.take_inbox(CRON, key):
                 if row.kind is not InboxKind.MESSAGE:
                     continue
                 await store.acknowledge([row.id])

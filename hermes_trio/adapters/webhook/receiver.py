@@ -252,12 +252,10 @@ class WebhookReceiver:
         number: int | None = None
         self._accepting += 1
         try:
-            # The sender may leave at any moment: what is committed has its lane woken all the same.
             with self._desk.committing() as bound:
                 number = await self._desk.store.accept_delivery(route.name, delivery.once, message)
         finally:
             self._accepting -= 1
-            self.front.delivery.channel.wake(message.session_key)
         if bound.cancelled_caught:
             return CallbackResponse.refusal(503, "the delivery could not be stored in time; send it again", later)
         if number is None:

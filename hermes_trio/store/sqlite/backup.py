@@ -9,7 +9,7 @@ import apsw
 
 from hermes_trio.store.errors import StoreError, translate
 
-from .files import connect_reader
+from .files import SqliteConnection, connect_reader
 from .rows import many
 
 __all__ = ["back_up"]
@@ -28,7 +28,7 @@ def back_up(source: str, target: Path) -> int:
     partial = target.with_name(target.name + ".partial")
     try:
         os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-        copy = apsw.Connection(str(partial))
+        copy = SqliteConnection(str(partial))
         try:
             assert isinstance(reader, apsw.Connection)
             with copy.backup("main", reader, "main") as work:

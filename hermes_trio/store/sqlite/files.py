@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import apsw
 
@@ -22,6 +22,7 @@ from .rows import Database
 
 __all__ = [
     "MEMORY",
+    "SqliteConnection",
     "address_path",
     "announced",
     "announced_addresses",
@@ -46,6 +47,14 @@ STATEMENTS: Final = 256
 READER_CACHE_KIB: Final = 2_048
 WRITER_CACHE_KIB: Final = 4_096
 """Small on purpose: the kernel keeps the file's pages too, and a larger cache makes a server that works look like one that leaks."""
+
+
+class SqliteConnection(apsw.Connection):
+    """A connection that also keeps what the verbs of the running transaction have to signal: the writer announces it after the commit."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.signals: list[tuple[str, str]] = []
 
 
 def lock_path(path: Path) -> Path:
@@ -153,7 +162,7 @@ def connect(path: str) -> Database:
             pass
         except OSError as error:
             raise translate(apsw.CantOpenError(str(error.strerror)), path) from error
-    db = cast(Database, apsw.Connection(path, statementcachesize=STATEMENTS))
+    db = cast(Database, SqliteConnection(path, statementcachesize=STATEMENTS))
     try:
         db.set_busy_timeout(BUSY_MILLISECONDS)
         db.pragma("cache_size", -WRITER_CACHE_KIB)
@@ -194,7 +203,7 @@ def connect_reader(path: str) -> Database:
 
 
 def _read_only(name: str, flags: int) -> Database:
-    db = cast(Database, apsw.Connection(name, flags=flags, statementcachesize=STATEMENTS))
+    db = cast(Database, SqliteConnection(name, flags=flags, statementcachesize=STATEMENTS))
     try:
         db.set_busy_timeout(BUSY_MILLISECONDS)
         db.pragma("cache_size", -READER_CACHE_KIB)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, NewNotice, NoticeKind
+from hermes_trio.runtime.errors import MailboxFull
+from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, NewNotice, NoticeKind, inbox_topic
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .rows import Database, Row, changed, exists, many, marks, one, write, write_many
@@ -81,11 +82,19 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
             None if state == "pending" else now,
         ),
     )
-    return db.last_insert_rowid() if state == "pending" else None
+    if state != "pending":
+        return None
+    db.signals.append((inbox_topic(notice.inbox), notice.session_key))
+    return db.last_insert_rowid()
 
 
-def accept_message(db: Database, now: float, message: NewMessage) -> int | None:
-    """Write a message, unless its dedupe key is known to this inbox."""
+def accept_message(db: Database, now: float, message: NewMessage, limit: int | None = None) -> int | None:
+    """Write a message, unless its dedupe key is known to this inbox; raise `MailboxFull` if so many wait for its session already."""
+    sql = "SELECT count(*) FROM inbox WHERE session_key = ? AND inbox = ? AND kind = 'message' AND state = 'pending'"
+    if limit is not None and (found := one(db, sql, (message.session_key, message.inbox))) and found[0] >= limit:
+        raise MailboxFull(
+            f"{found[0]} messages already wait in this conversation; wait for an answer, or stop the current turn"
+        )
     inserted = changed(
         db,
         "INSERT INTO inbox (kind, inbox, session_key, session_id, routing, text, payload, dedupe_key, created_at)"
@@ -101,7 +110,10 @@ def accept_message(db: Database, now: float, message: NewMessage) -> int | None:
             now,
         ),
     )
-    return db.last_insert_rowid() if inserted else None
+    if not inserted:
+        return None
+    db.signals.append((inbox_topic(message.inbox), message.session_key))
+    return db.last_insert_rowid()
 
 
 def take_rows(db: Database, turn_id: str, session_id: str, ids: Sequence[int]) -> None:
@@ -159,10 +171,10 @@ def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> l
     return [(str(root_id), int(number)) for root_id, number in many(db, sql, (reason, now, session_id))]
 
 
-def waiting_rows(db: Database, session_key: str, limit: int) -> list[InboxRow]:
-    """What waits for a session key, oldest first."""
-    sql = f"SELECT {_COLUMNS} FROM inbox WHERE session_key = ? AND state = 'pending' ORDER BY id LIMIT ?"
-    return [_row(row) for row in many(db, sql, (session_key, limit))]
+def waiting_rows(db: Database, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
+    """What waits for a session key in an inbox, oldest first."""
+    sql = f"SELECT {_COLUMNS} FROM inbox WHERE session_key = ? AND inbox = ? AND state = 'pending' ORDER BY id LIMIT ?"
+    return [_row(row) for row in many(db, sql, (session_key, inbox, limit))]
 
 
 def waiting_keys(db: Database, inbox: str) -> list[str]:
@@ -181,9 +193,12 @@ def row_states(db: Database, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
     return found
 
 
-def waiting_count(db: Database) -> int:
-    """How many rows wait, in all inboxes."""
-    found = one(db, "SELECT count(*) FROM inbox WHERE state = 'pending'")
+def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None) -> int:
+    """How many rows wait, in all inboxes or for one session."""
+    only = {"inbox = ?": inbox, "session_key = ?": session_key}
+    given = {part: value for part, value in only.items() if value is not None}
+    sql = " AND ".join(("SELECT count(*) FROM inbox WHERE state = 'pending'", *given))
+    found = one(db, sql, tuple(given.values()))
     return found[0] if found else 0
 
 
@@ -194,9 +209,9 @@ class SqliteInbox(Verbs):
         """Write a notice; return its id."""
         return await self._write(insert_notice, self._clock(), notice)
 
-    async def accept_message(self, message: NewMessage) -> int | None:
+    async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int | None:
         """Write a message and return its id, or None if its dedupe key was accepted before."""
-        return await self._write(accept_message, self._clock(), message)
+        return await self._write(accept_message, self._clock(), message, limit)
 
     async def supersede(self, job_id: str) -> list[tuple[str, int]]:
         """Mark the pending notices of a job as seen; return how many there were."""
@@ -206,9 +221,9 @@ class SqliteInbox(Verbs):
         """Mark what waits for a session as abandoned; return how many rows there were."""
         return await self._write(abandon_waiting, self._clock(), session_id, reason)
 
-    async def take_inbox(self, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """What waits for a session, oldest first. It keeps waiting until a turn begins or acknowledges it."""
-        return await self._read(waiting_rows, session_key, limit)
+    async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
+        """What waits for a session in an inbox, oldest first. It keeps waiting until a turn begins or acknowledges it."""
+        return await self._read(waiting_rows, inbox, session_key, limit)
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
         """Mark rows as delivered outside any turn."""
@@ -222,6 +237,6 @@ class SqliteInbox(Verbs):
         """State and reason of rows, by id; a row that retention removed is missing."""
         return await self._read(row_states, tuple(ids))
 
-    async def inbox_waiting(self) -> int:
-        """How many rows wait, in all inboxes: what a drain reports as undelivered."""
-        return await self._read(waiting_count)
+    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
+        """How many rows wait, in all inboxes, in one, or for one session."""
+        return await self._read(waiting_count, inbox, session_key)

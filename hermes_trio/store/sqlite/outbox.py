@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hermes_trio.runtime.ports import NewReply
+from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.store.records import OutboxRow, OutboxState
 
 from .encoding import clean, dump, load_mapping
@@ -63,6 +63,7 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
             ),
         )
         ids.append(db.last_insert_rowid())
+        db.signals.append((OUTBOX_TOPIC, entry.platform))
     return ids
 
 
@@ -129,14 +130,15 @@ def bury(db: Database, now: float, number: int, error: str) -> bool:
 
 def revive(db: Database, now: float, number: int) -> bool:
     """Try a dead reply again."""
-    return bool(
-        changed(
-            db,
-            "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?"
-            " WHERE id = ? AND state = 'dead'",
-            (now, number),
-        )
+    found = one(
+        db,
+        "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?"
+        " WHERE id = ? AND state = 'dead' RETURNING platform",
+        (now, number),
     )
+    if found is not None:
+        db.signals.append((OUTBOX_TOPIC, found[0]))
+    return found is not None
 
 
 def listed(db: Database, state: str, platform: str | None, limit: int, offset: int) -> list[OutboxRow]:

@@ -36,6 +36,9 @@ class Database(Protocol):
     def close(self) -> None: ...
 
     @property
+    def signals(self) -> list[tuple[str, str]]: ...
+
+    @property
     def in_transaction(self) -> bool: ...
 
 

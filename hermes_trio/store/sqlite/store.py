@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
@@ -19,8 +19,10 @@ from typing import Final, Literal
 import apsw
 import trio
 
+from hermes_trio.runtime.ports import Wake
 from hermes_trio.store.errors import StoreError, translate
 from hermes_trio.store.records import Retention
+from hermes_trio.store.signals import Signals
 
 from .access import SqliteAccess
 from .approvals import SqliteApprovals
@@ -93,6 +95,7 @@ class SqliteStore(
         path: str,
         writer: Writer,
         reads: Reads,
+        signals: Signals,
         retention: Retention,
         clock: Callable[[], float],
         token: Callable[[int], str],
@@ -101,9 +104,14 @@ class SqliteStore(
         self.retention = retention
         self._writer = writer
         self._reads = reads
+        self._signals = signals
         self._clock = clock
         self._token = token
         self._response_limit = retention.response_count
+
+    def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
+        """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""
+        return self._signals.subscribe(topic, wake, key)
 
     def statistics(self) -> WriterStatistics:
         """What the writer has done since the store was opened."""
@@ -181,8 +189,11 @@ async def open_store(
         stack.callback(reads.close)
         threaded = not shared
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
-        writer = Writer(db, worker, name, slices=threaded, at_once=in_memory)
-        store = SqliteStore(path=name, writer=writer, reads=reads, retention=retention, clock=clock, token=token)
+        signals = Signals()
+        writer = Writer(db, worker, name, slices=threaded, at_once=in_memory, signals=signals)
+        store = SqliteStore(
+            path=name, writer=writer, reads=reads, signals=signals, retention=retention, clock=clock, token=token
+        )
         looks_after_itself = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None
         async with worker, trio.open_nursery() as nursery:

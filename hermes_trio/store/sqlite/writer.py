@@ -29,6 +29,7 @@ import outcome
 import trio
 
 from hermes_trio.store.errors import StoreClosed, StoreError, translate
+from hermes_trio.store.signals import Signals
 
 from .files import BUSY_MILLISECONDS
 from .rows import Database
@@ -180,8 +181,18 @@ class Writer:
     comes, a verb runs in its caller's task, which saves two steps of the scheduler; with `at_once`, for a database in memory, its commit too.
     """
 
-    def __init__(self, db: Database, worker: Worker, path: str, *, slices: bool, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        db: Database,
+        worker: Worker,
+        path: str,
+        *,
+        slices: bool,
+        at_once: bool = False,
+        signals: Signals | None = None,
+    ) -> None:
         self._db: Database = db
+        self._signals: Signals = Signals() if signals is None else signals
         self._worker: Worker = worker
         self._path: str = path
         self._slices: bool = slices
@@ -218,7 +229,9 @@ class Writer:
                 return await self._write_alone(verb, args)
             self._verbs += 1
             self._commits += 1
-            return run_now(self._db, self._path, verb, *args)
+            value = run_now(self._db, self._path, verb, *args)
+            self._announce()
+            return value
         while len(self._queue) >= QUEUE_LIMIT and not self._ended:
             await self._room.park()
         call = self._enqueue(verb, args, weight)
@@ -244,6 +257,7 @@ class Writer:
             if not db.in_transaction:
                 raise StoreError(f"{self._path}: the transaction was rolled back; nothing of it was kept")
             await self._do(self._commit)
+            self._announce()
         except apsw.Error as error:
             self._undo()
             raise translate(error, self._path) from error
@@ -262,6 +276,13 @@ class Writer:
     def _undo(self) -> None:
         if not self._orphaned and self._db.in_transaction:
             self._roll_back()
+
+    def _announce(self) -> None:
+        """After a commit: tell those who subscribed to what it concerned."""
+        if self._db.signals:
+            signals = self._db.signals.copy()
+            self._db.signals.clear()
+            self._signals.announce(signals)
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
         """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
@@ -331,6 +352,7 @@ class Writer:
         self._calm = len(calls) == 1
         for call in calls:
             self._settle(call)
+        self._announce()
         if len(self._queue) < QUEUE_LIMIT:
             self._room.unpark_all()
 
@@ -342,6 +364,7 @@ class Writer:
         if self._db.in_transaction:
             await self._do(self._roll_back)
         self._orphaned = False
+        self._announce()
 
     def _settle(self, call: _Call) -> None:
         task = call.task
@@ -373,13 +396,15 @@ class Writer:
         except Exception as error:
             if not calls:
                 calls.append(queue.popleft())
-            if db.in_transaction:
-                await self._do(self._roll_back)
+            await self._do(self._roll_back)
             self._fail_all(calls, error)
         return calls
 
     async def _begin(self) -> None:
         db = self._db
+        if db.in_transaction:  # a rollback failed before
+            await self._do(self._roll_back)
+        db.signals.clear()
         db.set_busy_timeout(0)
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -399,7 +424,11 @@ class Writer:
         self._db.execute("COMMIT")
 
     def _roll_back(self) -> None:
-        self._db.execute("ROLLBACK")
+        """Undo the transaction, if one is open. One that cannot be undone now is undone before the next begins: nobody's wait depends on it."""
+        self._db.signals.clear()
+        if self._db.in_transaction:
+            with suppress(apsw.Error):
+                self._db.execute("ROLLBACK")
 
     def _attempt(self, call: _Call) -> None:
         db = self._db
@@ -428,7 +457,7 @@ class Writer:
                 db.execute("COMMIT")
             finally:
                 if db.in_transaction:
-                    db.execute("ROLLBACK")
+                    self._roll_back()
         except Exception as error:
             call.error = self._owned(error)
 
@@ -452,6 +481,7 @@ def run_now(db: Database, path: str, verb: Callable[..., T], *args: Any) -> T:
             db.execute("COMMIT")
         finally:
             if db.in_transaction:
+                db.signals.clear()
                 db.execute("ROLLBACK")
     except apsw.Error as error:
         raise translate(error, path) from error

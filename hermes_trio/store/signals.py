@@ -1,0 +1,60 @@
+"""Signals: how whoever waits for a row learns that it may be there.
+
+A verb notes `(topic, key)` while it runs; after the commit, and only then, those who subscribed are called. A signal is a hint: it carries no
+truth, may come too often, and on another backend may be lost until the next poll. The woken side reads rows. The SQLite writer feeds this object
+in its own process, and there is no timer behind it.
+
+| topic | key | the rows that may have changed |
+| --- | --- | --- |
+| `inbox:<name>` | session key | something waits for a session in this inbox |
+| `outbox` | platform | a reply waits for a platform |
+| `root` | root id | nothing that this root started is open any more |
+| `approval` | approval id | a request was answered or has expired |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Final
+
+from hermes_trio.runtime.ports import Wake
+
+__all__ = ["Signal", "Signals"]
+
+logger: Final = logging.getLogger("hermes_trio.store.signals")
+
+Signal = tuple[str, str]
+"""A topic and a key."""
+
+
+class Signals:
+    """The subscriptions of one store."""
+
+    def __init__(self) -> None:
+        self._subscribers: dict[tuple[str, str | None], list[Wake]] = {}
+
+    @contextmanager
+    def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> Generator[None]:
+        """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`.
+
+        `wake` is called on the loop, between two steps of it: it must neither wait nor raise.
+        """
+        subscribers = self._subscribers.setdefault((topic, key), [])
+        subscribers.append(wake)
+        try:
+            yield
+        finally:
+            subscribers.remove(wake)
+            if not subscribers and self._subscribers.get((topic, key)) is subscribers:
+                del self._subscribers[topic, key]
+
+    def announce(self, signals: Iterable[Signal]) -> None:
+        """A commit concerned these: call those who subscribed to them, each once a signal."""
+        for signal in dict.fromkeys(signals):
+            for wake in (*self._subscribers.get(signal, ()), *self._subscribers.get((signal[0], None), ())):
+                try:
+                    wake(signal[1])
+                except Exception:
+                    logger.exception("a subscriber of %s %s failed; what it waits for is in the store", *signal)
