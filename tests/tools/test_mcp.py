@@ -14,7 +14,9 @@ import pytest
 import trio
 
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.tools.mcp import LinkState, McpSettings
+from hermes_trio.tools.mcp import LinkState, McpSettings, open_links
+from hermes_trio.tools.mcp import link as link_module
+from hermes_trio.tools.mcp.stdio import StdioServer
 
 from .bench_of_tools import Bench, call, gone, open_bench, until
 
@@ -148,6 +150,23 @@ async def test_the_processes_end_with_the_runtime() -> None:
         pids = [process.pid for process in bench.box.warden.processes]
         assert len(pids) == 1
     assert all(gone(pid) for pid in pids)
+
+
+async def test_closing_while_a_connection_fails_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that fails in the very moment in which its links are closed is a problem of the link; the close raises nothing."""
+    started: list[StdioServer] = []
+
+    class Recorded(StdioServer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+
+    monkeypatch.setattr(link_module, "StdioServer", Recorded)
+    async with open_bench() as bench:
+        async with open_links(stdio(), bench.box.warden, {"HOME": "/"}) as links:
+            assert links.links["sample"].state is LinkState.READY
+            started[0].ended.set()  # the owner's task raises in the same step in which its siblings are cancelled
+        assert links.links["sample"].state is LinkState.CLOSED
 
 
 async def test_a_command_that_does_not_exist_does_not_hold_up_the_start() -> None:

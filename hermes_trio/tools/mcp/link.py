@@ -177,7 +177,8 @@ class McpLink:
                     began = trio.current_time()
                     try:
                         await self._connect(node)
-                    except Exception as error:
+                    except* Exception as error:
+                        # Closing can meet a connection that is failing: then the group holds both, and only the cancellation goes on.
                         self._break(error)
                     if trio.current_time() - began > STEADY:
                         pause = FIRST_PAUSE
