@@ -19,19 +19,26 @@ help: ## Show this list
 
 # -- setting up ---------------------------------------------------------------------------------------------------------------
 
+NO_PIP := $(VENV) has no pip, and Python cannot put it there. Install the venv module of your Python (Debian, Ubuntu: apt install python3-venv)
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
-	@$(PYTHON) -m venv $(VENV)
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(NO_PIP), then run make again" >&2; exit 1; }
 
+# A .venv that somebody else made, or that was interrupted, may have no pip.
 $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/bin/python
-	@echo "setting up $(VENV) (once)"
+	@$(PY) -m pip --version >/dev/null 2>&1 || { echo "putting pip into $(VENV)"; $(PY) -m ensurepip >/dev/null 2>&1; } \
+		|| { echo "$(NO_PIP), remove $(VENV), and run make again" >&2; exit 1; }
+	@echo "installing $$(grep -c '^[a-z0-9].*==' requirements.txt) packages from requirements.txt into $(VENV) (once; a minute or so)"
 	@$(PIP) -r requirements.txt
+	@echo "installing hermes-trio itself"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(PY) -m compileall -q hermes_trio
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	@echo "setting up the development tools in $(VENV) (once)"
+	@echo "installing the development tools from requirements-dev.txt into $(VENV) (once; a minute or so)"
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
@@ -45,7 +52,7 @@ requirements: $(VENV)/.installed-dev ## Make the hashed requirement files anew f
 
 # -- running ------------------------------------------------------------------------------------------------------------------
 
-serve: $(VENV)/.installed ## Start the server on 127.0.0.1:8642 (SQLite, the built-in demo model, a generated key)
+serve: $(VENV)/.installed ## Start the server on 127.0.0.1:8642 (SQLite, the built-in demo model, a key of its own)
 	@exec $(VENV)/bin/hermes-trio serve $(ARGS)
 
 chat: $(VENV)/.installed ## Chat with the agent in this terminal

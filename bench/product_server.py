@@ -136,6 +136,7 @@ async def _main(args: argparse.Namespace, home: Path) -> None:
         agent=answering(args.sleep),
         in_memory=args.store == "memory",
         announce=announce,
+        draining=lambda serving: None,
         report=report,
     )
 

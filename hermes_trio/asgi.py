@@ -15,7 +15,7 @@ import msgspec
 
 from hermes_trio.config import load_config, loose_modes
 from hermes_trio.gateway.api import open_api_gateway
-from hermes_trio.http.auth import AdminKey, admin_key, is_loopback
+from hermes_trio.http.auth import AdminKey, admin_key, is_loopback, keep_key
 from hermes_trio.http.errors import ApiError
 from hermes_trio.http.server import ASGIApp, Receive, Scope, Send, bound_stock_sends, remedied
 from hermes_trio.logs import configure_logging
@@ -51,6 +51,7 @@ class Application:
             config = load_config(os.environ)
             config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = admin_key(config.server.key, config.home, [])
+            keep_key(key)
             configure_logging(level=config.log.level, format=config.log.format, secrets=[key.value])
             for problem in loose_modes(config):
                 logger.warning("%s", problem)
@@ -80,9 +81,7 @@ class Application:
 
 def _announce(key: AdminKey) -> None:
     if key.made:
-        # To a terminal and nowhere else: what is not one is kept for longer, and for more readers, than the key's file.
-        shown = f" It is shown this once: {key.value}" if os.isatty(2) else ""
-        os.write(2, f"An API key was made and is kept in {key.path} (mode 0600).{shown}\n".encode())
+        os.write(2, f"An API key was made; it is in {key.path} (mode 0600)\n".encode())
 
 
 def _loopback_only(app: ASGIApp) -> ASGIApp:

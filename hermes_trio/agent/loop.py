@@ -116,6 +116,7 @@ class ModelAgent:
         return {
             "directives": bool(self._directives and self._directives(turn)),
             "notice": bool(turn.input.notices),
+            "platform": turn.context.platform,
         }
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from hermes_trio import __version__
-from hermes_trio.config import load_config, loose_modes
+from hermes_trio.config import Config, default_home, load_config, loose_modes
 from hermes_trio.gateway.serving import Serving, run_server
-from hermes_trio.http.auth import admin_key
+from hermes_trio.http.auth import AdminKey, admin_key
 from hermes_trio.logs import configure_logging
+from hermes_trio.providers.demo import DemoModel
 
-__all__ = ["serve"]
+__all__ = ["serve", "start_lines"]
 
 logger: Final = logging.getLogger("hermes_trio.serve")
 
@@ -32,27 +35,95 @@ async def serve(
         logger.warning("%s", problem)
 
     def announce(serving: Serving) -> None:
-        for address in serving.addresses:
-            print(f"hermes-trio {__version__} listens on {address}", flush=True)
-        if key.path is not None and not (key.made and sys.stdout.isatty()):
-            # Whatever collects the output of a server keeps it for longer, and for more readers, than the key's file.
-            made = "was made and is kept" if key.made else "is"
-            print(f"The API key {made} in {key.path}", flush=True)
-        elif key.made:
-            print(
-                f"An API key was made and kept in {key.path} (mode 0600). It is shown this once:\n\n  {key.value}\n\n"
-                f"Try it:\n\n  curl {serving.addresses[0]}/v1/chat/completions -H 'Authorization: Bearer {key.value}'"
-                " -H 'Content-Type: application/json'"
-                """ -d '{"messages": [{"role": "user", "content": "Hello"}]}'\n""",
-                flush=True,
-            )
+        _say("\n".join(start_lines(serving, key)))
+
+    def draining(serving: Serving) -> None:
+        _say(_waiting_line(serving, settings.server.drain_seconds))
 
     def report(found: dict[str, Any]) -> None:
         left = ", ".join(f"{count} {name}" for name, count in found["backlog"].items() if count) or "nothing"
-        print(
+        _say(
             f"drained in {found['seconds']:.1f} s: {found['turns']} turns, {found['jobs']} jobs, {found['threads']} threads left;"
-            f" {found['cancelled']} turns were cancelled; waiting in the store: {left}",
-            flush=True,
+            f" {found['cancelled']} turns were cancelled; waiting in the store: {left}"
         )
 
-    await run_server(settings, key, announce=announce, report=report)
+    await run_server(settings, key, announce=announce, draining=draining, report=report)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def start_lines(serving: Serving, key: AdminKey) -> list[str]:
+    """What every start prints: where the server is, who answers, and how to talk to it. Each part of the product that has an address adds its line here."""
+    config = serving.gateway.config
+    address = serving.addresses[0]
+    lines = [f"hermes-trio {__version__} listens on {each}" for each in serving.addresses]
+    lines += [
+        f"  model  {_model_line(serving)}",
+        f"  chat   {chat_command(config)}",
+        f"  docs   {address}/docs",
+        f"  key    {_key_line(key)}",
+        "Try it:",
+        "",
+        f"  curl {address}/v1/chat/completions -H {_authorization(key)} -H 'Content-Type: application/json'"
+        """ -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
+        "",
+        "Ctrl-C stops the server.",
+    ]
+    return lines
+
+
+def _model_line(serving: Serving) -> str:
+    routes = serving.gateway.gateway.routes
+    name = routes.names[0]
+    if isinstance(routes.get(), DemoModel):
+        return f"{name}, built in: it echoes, and obeys directives (a real one: HERMES_MODEL=openai/NAME with OPENAI_API_KEY)"
+    served = routes.served(name)
+    return name if served == name else f"{name} ({served})"
+
+
+def _key_line(key: AdminKey) -> str:
+    if key.path is None:
+        return "the configured one (API_SERVER_KEY or server.key)"
+    return f"{key.path} (made now, mode 0600)" if key.made else str(key.path)
+
+
+def _authorization(key: AdminKey) -> str:
+    """The header, in words of a shell that hold no key."""
+    if key.path is None:
+        return '"Authorization: Bearer $API_SERVER_KEY"'
+    return f'"Authorization: Bearer $(cat {shlex.quote(str(key.path))})"'
+
+
+def chat_command(config: Config) -> str:
+    """How to open a conversation beside this server, as it is typed in a shell."""
+    script = Path(sys.argv[0])
+    found = shutil.which("hermes-trio")
+    if found is not None and script.name == "hermes-trio" and Path(found).resolve() == script.resolve():
+        words = ["hermes-trio"]
+    elif script.name == "hermes-trio":
+        words = [str(script)]
+    else:
+        words = [sys.executable, "-m", "hermes_trio"]
+    words.append("chat")
+    if config.home != default_home(os.environ).absolute():
+        words += ["--home", str(config.home)]
+    return shlex.join(words)
+
+
+def _waiting_line(serving: Serving, seconds: float) -> str:
+    """What a drain waits for, how long, and what a second signal does."""
+    runtime = serving.gateway.runtime
+    turns, jobs = len(runtime.core.live_turns), len(runtime.supervisor)
+    background = f" {_counted(jobs, 'background job')} will be stopped." if jobs else ""
+    if not turns:
+        return f"Stopping.{background}"
+    return (
+        f"Stopping: waiting at most {seconds:g} s for {_counted(turns, 'turn')} to end.{background}"
+        " Ctrl-C (or the signal) again stops everything at once."
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from hermes_trio.config import Config
-from hermes_trio.http.auth import AdminKey
+from hermes_trio.http.auth import AdminKey, keep_key
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
@@ -78,6 +78,7 @@ async def open_server(
 ) -> AsyncIterator[Serving]:
     """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
 
+    A key that was made for it is kept only now that the address is bound, so that a start that fails leaves none behind.
     `agent` and `in_memory` are for `open_api_gateway`.
     """
     async with open_api_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
@@ -105,6 +106,7 @@ async def open_server(
             raise AddressUnusable(
                 f"{address_of(config)} cannot be used: {failure[0].strerror or failure[0]}"
             ) from failure[0]
+        keep_key(key)
         try:
             with ExitStack() as stack:
                 if not in_memory:
@@ -141,9 +143,10 @@ async def run_server(
     agent: Agent | None = None,
     in_memory: bool = False,
     announce: Callable[[Serving], None],
+    draining: Callable[[Serving], None],
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Serve until a signal, then end as the module says. `report` gets what the drain found."""
+    """Serve until a signal, then end as the module says. `draining` is called when the drain begins; `report` gets what it found."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
             settle_heap()
@@ -151,6 +154,7 @@ async def run_server(
             await _until_asked(signals, serving)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_abort_on_signal, signals, serving)
+                draining(serving)
                 report(await serving.gateway.api.drain.run(config.server.drain_seconds))
                 await serving.close()
                 nursery.cancel_scope.cancel()

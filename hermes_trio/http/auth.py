@@ -40,6 +40,7 @@ __all__ = [
     "UnsafeKey",
     "admin_key",
     "is_loopback",
+    "keep_key",
     "new_key",
 ]
 
@@ -232,7 +233,7 @@ def check_key(key: str) -> str:
 
 
 class AdminKey(RedactedStruct, frozen=True):
-    """The admin key of a server. `made` says that it was generated just now, and should be shown once."""
+    """The admin key of a server. `path` is its file, unless it was configured; `made` says that it is new, and that `keep_key` writes it there."""
 
     hidden: ClassVar[tuple[str, ...]] = ("value",)
     value: str
@@ -241,7 +242,7 @@ class AdminKey(RedactedStruct, frozen=True):
 
 
 def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
-    """The configured key, else the one in the home's key file, else a new one, kept there with mode 0600.
+    """The configured key, else the one in the home's key file, else a new one, which `keep_key` writes there once the server is up.
 
     A key that was not configured serves loopback addresses only.
     """
@@ -260,8 +261,13 @@ def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
         pass
     except UnicodeDecodeError:
         raise UnsafeKey(f"{path} does not hold a key; remove it, and a new one is made") from None
-    key = new_key()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return AdminKey(new_key(), path, made=True)
+
+
+def keep_key(key: AdminKey) -> None:
+    """Write a new key to its file, with mode 0600; any other key is left alone. Raises `OSError`, and `FileExistsError` where another start was quicker."""
+    if not key.made or key.path is None:
+        return
+    descriptor = os.open(key.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(key + "\n")
-    return AdminKey(key, path, made=True)
+        file.write(key.value + "\n")

@@ -2,7 +2,7 @@
 
 Deterministic: the same request gives the same events, ids included. When the request's metadata says `directives:
 True`, lines at the top of the message that begin with `!` are obeyed, each as one step, several tool calls in
-parallel; otherwise they are echoed like any text.
+parallel; otherwise they are echoed like any text, and the echo names the setting that would have them obeyed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import msgspec
 import trio
@@ -41,6 +41,9 @@ ECHO_LIMIT: Final = 500
 OUTPUT_LIMIT: Final = 2000
 """Characters of a notice's output that are repeated, from its end."""
 
+MAX_PIECES: Final = 200
+"""Pieces in which a text is streamed; a short one is streamed word by word."""
+
 LONGEST_SLEEP: Final = 86_400.0
 
 DIRECTIVES: Final[Mapping[str, str]] = {
@@ -52,6 +55,9 @@ DIRECTIVES: Final[Mapping[str, str]] = {
     "!sleep": "!sleep SECONDS: take that long to answer",
     "!fail": "!fail TEXT: let the turn fail with that text",
 }
+
+_REMARKS: Final = ("approval", "notify_unsupported", "hint", "watch_patterns_ignored", "pty_note")
+"""Fields of a result that hold a sentence for whoever asked."""
 
 _NOTICE: Final = re.compile(r"^\[(?:IMPORTANT|ASYNC DELEGATION)\b", re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*\S+|\s+$")
@@ -159,11 +165,8 @@ def _tokens(characters: int) -> int:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in small pieces that end between words.
-
-    A long one in larger pieces, so that it does not take for ever.
-    """
-    size = max(12, len(text) // 64)
+    """The text word by word; a long one in at most about `MAX_PIECES` pieces that end between words."""
+    size = max(1, len(text) // MAX_PIECES)
     piece = ""
     for word in _WORDS.findall(text):
         piece += word
@@ -193,12 +196,22 @@ def _plan(request: ModelRequest) -> _Plan:
     text = last.text
     if request.metadata.get("notice") or _NOTICE.match(text):
         return _Plan(text=_acknowledgement(text))
-    if request.metadata.get("directives") and text.startswith("!"):
+    if text.startswith("!"):
+        if not request.metadata.get("directives"):
+            return _Plan(text=_echo(last) + _off(text, str(request.metadata.get("platform") or "")))
         try:
             return _obey(text)
         except _Misused as error:
             return _Plan(text=str(error))
     return _Plan(text=_echo(last))
+
+
+def _off(text: str, platform: str) -> str:
+    """Say that a directive was not obeyed, and which setting is in charge; nothing for a word that is no directive."""
+    if text.split(maxsplit=1)[0] not in DIRECTIVES:
+        return ""
+    where, named = (f" on {platform}", platform) if platform else ("", "…")
+    return f'\n\n(The demo model does not obey directives{where}. The setting: `[agent] demo_directives = ["{named}"]`)'
 
 
 def _echo(message: Message) -> str:
@@ -213,18 +226,50 @@ def _echo(message: Message) -> str:
 
 
 def _results(conversation: Sequence[Message]) -> str:
-    """The trailing tool results, each as the JSON that it is in a fenced block."""
+    """The trailing tool results as a person would want to read them, in order."""
     results: list[str] = []
     for message in reversed(conversation):
         if message.role != "tool":
             break
-        text = message.text
-        try:
-            msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError):
-            text = msgspec.json.encode(text).decode()
-        results.append(f"```json\n{text.strip()}\n```")
+        results.append(_result(message.text))
     return "\n\n".join(reversed(results))
+
+
+def _result(text: str) -> str:
+    """One result: what a command printed, what went wrong, or the data itself."""
+    try:
+        found: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return _block(text)
+    if not isinstance(found, dict):
+        return _block(found) if isinstance(found, str) else _block(text, "json")
+    result = cast("dict[str, Any]", found)
+    output, error, code = result.get("output", result.get("result")), result.get("error"), result.get("exit_code")
+    if not error and not isinstance(output, str):
+        return _block(msgspec.json.format(text, indent=2), "json")
+    parts: list[str] = []
+    if result.get("pid") and result.get("session_id"):
+        parts.append(f"{output}: {result['session_id']}, pid {result['pid']}")
+    elif isinstance(output, str) and output.strip():
+        parts.append(_block(output))
+    if error:
+        parts.append(f"Error: {error}")
+    if code and (not error or code > 0):
+        meaning = result.get("exit_code_meaning")
+        parts.append(f"(exit code {code}: {meaning})" if meaning else f"(exit code {code})")
+    parts += [f"({result[remark]})" for remark in _REMARKS if result.get(remark)]
+    return "\n".join(parts) or "(no output)"
+
+
+def _block(text: str, language: str = "") -> str:
+    """One line as it is; several in a fence that they do not contain, because a chat would join them."""
+    text = text.strip("\n")
+    if "\n" not in text.strip() and not language:
+        return text.strip()
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _acknowledgement(text: str) -> str:

@@ -93,6 +93,7 @@ class Runtime:
         self._manager: AbstractAsyncContextManager[Runtime] | None = None
         self._binding_token: Any = None
         self._closing = trio.Event()
+        self._cut_off: set[str] = set()
         self._aborting = False
         self._turns: trio.Nursery | None = None
         self._receivers: trio.Nursery | None = None
@@ -364,7 +365,7 @@ class Runtime:
         core = self.core
         began = trio.current_time()
         core.draining = True
-        cancelled = 0
+        cut_before = len(self._cut_off)
         spared = _family(core, asking)
 
         def others() -> list[Turn]:
@@ -378,8 +379,7 @@ class Runtime:
         why = Cause(CancelCause.DRAIN, "the runtime is draining")
         while turns := others():
             for turn in turns:
-                cancelled += turn.cause is None
-                turn.cancel(why)
+                self._cut(turn, why)
             for turn in turns:
                 await turn.node.wait_closed()
         await core.supervisor.stop_all(why)
@@ -387,7 +387,7 @@ class Runtime:
             turns=len(others()),
             jobs=len(core.supervisor),
             threads=sum(node.kind == "thread" for node in core.tree.abandoned.children or ()),
-            cancelled=cancelled,
+            cancelled=len(self._cut_off) - cut_before,
             seconds=round(trio.current_time() - began, 3),
             backlog=await core.store.backlog(),
             remaining=tuple(node.id for node in core.tree.abandoned.children or ()),
@@ -395,11 +395,20 @@ class Runtime:
         logger.debug("drained: %s", report.as_dict())
         return report
 
+    def _cut(self, turn: Turn, why: Cause) -> None:
+        """Cancel a turn that would have gone on, and count it."""
+        if turn.cause is None:
+            self._cut_off.add(turn.id)
+        turn.cancel(why)
+
     def abort(self) -> None:
         """Cancel everything at once: for the second signal of an impatient operator. Ends are not waited for beyond their shields."""
         self._closing.set()
         if self._core is not None:
             self._core.draining = True
+            why = Cause(CancelCause.DRAIN, "the runtime was told to end at once")
+            for turn in list(self._core.live_turns.values()):
+                self._cut(turn, why)
         for nursery in (self._receivers, self._turns):
             if nursery is not None:
                 nursery.cancel_scope.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -58,24 +59,54 @@ def command(home: Path, *arguments: str, **environment: str) -> subprocess.Compl
     )
 
 
-def test_a_first_start_prints_a_key_and_a_line_that_works(tmp_path: Path) -> None:
-    """Without a key one is made, kept with mode 0600, shown once, and the printed curl line works as it is."""
+def test_every_start_prints_how_to_talk_to_the_server(tmp_path: Path) -> None:
+    """Without a key one is made and kept with mode 0600; every start prints model, chat, docs and a curl line that works as it is and holds no key."""
     home = tmp_path / "home"
+    for _ in range(2):
+        check_a_start(home)
+
+
+def check_a_start(home: Path) -> None:
+    """Start, read what is printed, do what it says."""
     with server_process(home, key="") as server:
         path = home / "api_server.key"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         key = path.read_text().strip()
-        server.wait_for(r"curl .*\n")
-        assert key in server.output
+        server.wait_for(r"Ctrl-C stops the server")
+        assert key not in server.output
+        assert f"chat   {sys.executable} -m hermes_trio chat" in server.output
+        assert "model  demo" in server.output
+        with httpx2.Client(trust_env=False) as http:
+            assert http.get(server.wait_for(r"docs   (\S+)")[1]).status_code == 200
         line = next(line for line in server.output.splitlines() if line.strip().startswith("curl "))
         ran = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30, check=True)
         assert json.loads(ran.stdout)["choices"][0]["message"]["content"] == "You said: Hello"
         assert server.stop() == 0
-    with server_process(home, key="") as server:
-        server.key = key
-        with client_of(server) as http:
-            assert http.get("/v1/models").status_code == 200
-        assert key not in server.output
+        assert "Stopping." in server.output
+
+
+def test_a_start_without_a_port_makes_no_key(tmp_path: Path) -> None:
+    """A server whose address is taken says so and leaves no key behind."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = command(tmp_path / "home", "serve", "--port", str(port))
+    assert (ran.returncode, "cannot be used" in ran.stderr) == (1, True)
+    assert not (tmp_path / "home" / "api_server.key").exists()
+
+
+def test_a_drain_says_what_it_waits_for_and_counts_what_it_cuts_off(tmp_path: Path) -> None:
+    """Ctrl-C names the turns, the time and what a second one does; after the second one the turns that were cut off are counted."""
+    with server_process(tmp_path) as server, client_of(server) as http:
+        runs = [start(http, "!sleep 600") for _ in range(2)]
+        for run_id in runs:
+            events(http, run_id, most=2)
+        server.signal(signal.SIGINT)
+        server.wait_for(
+            r"Stopping: waiting at most \d+ s for 2 turns to end\. Ctrl-C \(or the signal\) again stops everything"
+        )
+        server.signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        assert "2 turns were cancelled" in server.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -60,16 +60,14 @@ class Server:
         self._lines.close()
         self.link.close()
 
-    def start(self, session: str, command: str) -> dict[str, Any]:
-        """Start a background command in a session, through the agent."""
+    def start(self, session: str, command: str) -> int:
+        """Start a background command in a session, through the agent, and return its process id."""
         answer = self.order("say", session, f"!bg {command}")
         assert not answer["error"], answer
         self.warden = answer["warden"]
-        found = re.search(r"```json\n(.*?)\n```", answer["text"], re.DOTALL)
+        found = re.search(r"Background process started: (\S+), pid (\d+)", answer["text"])
         assert found, answer
-        result: dict[str, Any] = json.loads(found[1])
-        assert result["error"] is None, result
-        return result
+        return int(found[2])
 
 
 Servers = Callable[[], AbstractContextManager[Server]]
@@ -109,8 +107,8 @@ class Round:
         program.write_text(NASTY)
         tail = "; sleep 3600" if number % 2 else ""
         command = f"export {MARK}={self.mark}; {sys.executable} -S {program} {where}{tail}"
-        self.victim_pid = server.start("victim", command)["pid"]
-        self.innocent_pid = server.start("innocent", f"export {MARK}={self.innocent}; sleep 3600 | sleep 3600")["pid"]
+        self.victim_pid = server.start("victim", command)
+        self.innocent_pid = server.start("innocent", f"export {MARK}={self.innocent}; sleep 3600 | sleep 3600")
         wait(where.exists, "the victim never said where it is")
         wait(lambda: len(marked(self.innocent)) == 2, "the innocent job did not start")
 

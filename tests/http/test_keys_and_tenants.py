@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from hermes_trio.config import load_config, loose_modes
-from hermes_trio.http.auth import UnsafeKey, admin_key, is_loopback
+from hermes_trio.http.auth import UnsafeKey, admin_key, is_loopback, keep_key
 from hermes_trio.runtime.turn import Turn
 
 from .gateway import KEY, open_gateway
@@ -161,10 +161,12 @@ async def test_keys_are_made_listed_and_revoked_by_the_admin() -> None:
 
 
 def test_the_first_start_makes_a_key_that_only_its_owner_can_read(tmp_path: Path) -> None:
-    """The generated key is kept with mode 0600 and found again by the next start."""
+    """The generated key is kept, when the server is up, with mode 0600, and found again by the next start."""
     first = admin_key("", tmp_path, ["127.0.0.1"])
     assert first.made
     assert first.path is not None
+    assert not first.path.exists()
+    keep_key(first)
     assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
     assert first.value not in repr(first)
     again = admin_key("", tmp_path, ["::1", "localhost"])

@@ -32,14 +32,14 @@ async def say(text: str, **metadata: Any) -> str:
     return answer.text
 
 
-async def test_echo_streams_in_small_pieces() -> None:
-    """A message comes back in a short text, in several pieces, with a usage."""
+async def test_echo_streams_word_by_word() -> None:
+    """A message comes back in a short text, word by word, with a usage."""
     model = DemoModel()
     assert isinstance(model, Model)
     async with model.stream(ask("tell me something nice today")) as stream:
         events = [event async for event in stream]
     pieces = [event.text for event in events if isinstance(event, TextDelta)]
-    assert len(pieces) > 2
+    assert pieces == ["You", " said:", " tell", " me", " something", " nice", " today"]
     assert "".join(pieces) == "You said: tell me something nice today"
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -96,9 +96,13 @@ async def test_several_directives_are_parallel_calls() -> None:
 
 @pytest.mark.parametrize("text", ["!run rm -rf /", "!fail now", "!sleep 100", "!unknown"])
 async def test_directives_are_echoed_where_they_are_not_allowed(text: str) -> None:
-    """Without the flag, a directive is a text like any other: nobody gets a shell by writing to a demo bot."""
-    for metadata in ({"directives": False}, {"other": 1}):
-        assert await say(text, **metadata) == f"You said: {text}"
+    """Without the flag, a directive is a text like any other: nobody gets a shell by writing to a demo bot. The echo names the setting."""
+    for metadata in ({"directives": False, "platform": "cron"}, {"other": 1}):
+        echo = await say(text, **metadata)
+        assert echo.startswith(f"You said: {text}")
+        assert ("demo_directives" in echo) == (text != "!unknown")
+    if text != "!unknown":
+        assert '[agent] demo_directives = ["cron"]' in await say(text, directives=False, platform="cron")
 
 
 async def test_directives_only_at_the_top() -> None:
@@ -164,23 +168,57 @@ async def test_sleep_can_be_cancelled(autojump_clock: trio.testing.MockClock) ->
     assert trio.current_time() == pytest.approx(2)
 
 
-async def test_results_come_back_as_json() -> None:
-    """After tool results, the answer is each result's JSON in a fenced block, in order."""
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ('{"output": "hello", "exit_code": 0, "error": null}', "hello"),
+        ('{"output": "a\\nb", "exit_code": 0}', "```\na\nb\n```"),
+        ('{"output": "", "exit_code": 0}', "(no output)"),
+        (
+            '{"output": "x", "exit_code": 0, "approval": "approved by the user (once)"}',
+            "x\n(approved by the user (once))",
+        ),
+        ('{"output": "no such file", "exit_code": 2, "error": null}', "no such file\n(exit code 2)"),
+        ('{"output": "", "exit_code": 1, "exit_code_meaning": "no match"}', "(exit code 1: no match)"),
+        ('{"output": "", "exit_code": -1, "error": "not run"}', "Error: not run"),
+        (
+            '{"output": "Background process started", "session_id": "proc_1", "pid": 7, "exit_code": 0}',
+            "Background process started: proc_1, pid 7",
+        ),
+        ('{"result": "42", "structured_content": {"result": 42}}', "42"),
+        ('{"error": "there is no tool"}', "Error: there is no tool"),
+        ('{"processes": []}', '```json\n{\n  "processes": []\n}\n```'),
+        ("[1, 2]", "```json\n[1, 2]\n```"),
+        ("no json at all", "no json at all"),
+        ('{"output": "```\\nx\\n```", "exit_code": 0}', "````\n```\nx\n```\n````"),
+    ],
+)
+async def test_results_come_back_as_text(result: str, text: str) -> None:
+    """After a tool result, the answer is what a person wants to read: the output; the exit code only if it is not 0; the error; else the data."""
+    request = ModelRequest(
+        messages=(
+            Message(role="user", content="!run ls"),
+            Message(role="assistant", tool_calls=(ToolCall(id="a", name="terminal"),)),
+            Message(role="tool", tool_call_id="a", content=result),
+        ),
+        metadata=OBEY,
+    )
+    answer = await answer_of(DemoModel(), request)
+    assert (answer.text, answer.finish_reason) == (text, "stop")
+
+
+async def test_several_results_come_back_in_order() -> None:
+    """Results of parallel calls are answered in the order of the calls."""
     calls = (ToolCall(id="a", name="terminal"), ToolCall(id="b", name="process"))
     request = ModelRequest(
         messages=(
             Message(role="user", content="!run ls"),
             Message(role="assistant", tool_calls=calls),
             Message(role="tool", tool_call_id="a", content='{"output": "a.txt", "exit_code": 0}'),
-            Message(role="tool", tool_call_id="b", content='no json, but "quotes"\nand lines'),
-        ),
-        metadata=OBEY,
+            Message(role="tool", tool_call_id="b", content="second"),
+        )
     )
-    answer = await answer_of(DemoModel(), request)
-    first, second = answer.text.split("\n\n")
-    assert first == '```json\n{"output": "a.txt", "exit_code": 0}\n```'
-    assert json.loads(second.removeprefix("```json\n").removesuffix("\n```")) == 'no json, but "quotes"\nand lines'
-    assert answer.finish_reason == "stop"
+    assert (await answer_of(DemoModel(), request)).text == "a.txt\n\nsecond"
 
 
 async def test_notices_are_acknowledged() -> None:
