@@ -1,87 +1,110 @@
-"""Bring your own agent: a synchronous function or an asyncio coroutine function, made into an agent of this runtime.
+"""Bring your own agent: what may be given as `agent=`, and how each kind is run.
 
-An async function for Trio that takes a turn and returns a reply is an agent already.
+An async function for Trio that takes a turn and returns a reply is an agent already. A synchronous function runs in a worker thread. An asyncio coroutine
+function runs on the runtime's asyncio loop (see `asyncio_loop`); it looks like one for Trio, so it is wrapped with `asyncio_agent`, except in an
+`AsyncioRuntime`, whose async functions are asyncio's unless they are wrapped with `trio_agent`.
 """
 
 from __future__ import annotations
 
-import threading
+import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
 
-import trio
-
+from .errors import AgentFailed
 from .ports import Agent, Reply
 from .turn import Turn
 
-__all__ = ["asyncio_agent", "sync_agent"]
+__all__ = ["AnyAgent", "as_agent", "as_reply", "asyncio_agent", "runs_on_trio", "sync_agent", "trio_agent"]
+
+AnyAgent = Callable[[Turn], Awaitable[Reply | str]] | Callable[[Turn], Reply | str]
+"""What `agent=` takes: an async or a synchronous function of a turn."""
+
+
+def as_agent(function: AnyAgent) -> Agent:
+    """Return `function` as an agent: an async one as it is, a synchronous one in a worker thread. Raises `TypeError` for what cannot be called."""
+    if not callable(function):
+        raise TypeError(
+            f"agent={function!r} cannot be called: give a function that takes a Turn and returns a str or a Reply"
+        )
+    if _is_async(function):
+        return cast("Agent", function)
+    return sync_agent(cast("Callable[[Turn], Reply | str]", function))
+
+
+def as_reply(answer: object, agent: object) -> Reply:
+    """Return what an agent answered as a `Reply`. Raises `AgentFailed`, which names the agent and what to return, for anything else."""
+    if isinstance(answer, str):
+        return Reply(text=answer)
+    if isinstance(answer, Reply):
+        return answer
+    given = "None (is there a `return` missing?)" if answer is None else f"{type(answer).__name__}"
+    raise AgentFailed(
+        f"the agent {agent_name(agent)} returned {given}; an agent returns a str or a hermes_trio.Reply",
+        "agent_wrong_reply",
+    )
 
 
 def sync_agent(function: Callable[[Turn], Reply | str]) -> Agent:
-    """An agent from a synchronous function: it runs in a worker thread, with the turn's context.
+    """Make an agent from a synchronous function: it runs in a worker thread, with the turn's context.
 
     A thread cannot be interrupted: when the turn is stopped it has the thread grace to return, then it is shown as abandoned. A function that
-    works for long should look at `turn.cause` now and then.
+    works for long should look at `turn.cause` now and then. A function that returns an awaitable has it awaited, on Trio, after it has returned.
     """
 
-    async def agent(turn: Turn) -> Reply | str:
-        return await turn.core.threads.run_sync(function, turn, name=_name(function), pool="agent")
+    def call(turn: Turn) -> tuple[Any]:
+        return (function(turn),)  # Trio takes a bare coroutine from a thread for a mistake
 
-    return agent
+    async def agent(turn: Turn) -> Reply | str:
+        (answer,) = await turn.core.threads.run_sync(call, turn, name=agent_name(function), pool="agent")
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return _named(agent, function)
 
 
 def asyncio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
-    """An agent from an asyncio coroutine function: it runs in an event loop of its own in a worker thread.
+    """Make an agent from an asyncio coroutine function: it runs as a task on the runtime's one asyncio loop, with the turn's context.
 
-    Stopping the turn cancels the coroutine as asyncio does it, and waits for it within the thread grace.
+    All asyncio agents of a runtime share that loop, so clients and pools that are bound to a loop can be kept between turns. Stopping the turn cancels
+    the task as asyncio does it, and waits for it within the thread grace.
     """
 
-    import asyncio  # only here: loading it takes longer than loading Trio, and few programs need it
+    async def agent(turn: Turn) -> Reply | str:
+        return await turn.core.asyncio_loop.run(function, turn, name=agent_name(function))
+
+    return _named(agent, function)
+
+
+def trio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
+    """Say that an async function is written for Trio. Only an `AsyncioRuntime` needs to be told."""
 
     async def agent(turn: Turn) -> Reply | str:
-        loop: asyncio.AbstractEventLoop | None = None
-        task: asyncio.Task[Reply | str] | None = None
-        stopped = False
-        lock = threading.Lock()
+        return await function(turn)
 
-        async def main() -> Reply | str:
-            nonlocal loop, task
-            with lock:
-                loop = asyncio.get_running_loop()
-                task = asyncio.current_task()
-                if stopped:
-                    raise asyncio.CancelledError
-            return await function(turn)
+    return _named(agent, function)
 
-        def call() -> Reply | str | None:
-            try:
-                return asyncio.run(main())
-            except asyncio.CancelledError:  # noqa: ASYNC103 - of the loop in this thread, which ends here
-                return None  # noqa: ASYNC104
 
-        def cancel() -> None:
-            nonlocal stopped
-            with lock:
-                stopped = True
-                if loop is not None and task is not None and not loop.is_closed():
-                    loop.call_soon_threadsafe(task.cancel)
+def runs_on_trio(function: object) -> bool:
+    """Return whether an agent was made for Trio by this module or is one of the package's own, such as `ModelAgent`."""
+    return hasattr(function, "__hermes_agent__") or type(function).__module__.partition(".")[0] == "hermes_trio"
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_on_cancel, cancel)
-            reply = await turn.core.threads.run_sync(call, name=_name(function), pool="agent")
-            nursery.cancel_scope.cancel()
-        if reply is None:
-            raise asyncio.CancelledError("the agent cancelled itself")
-        return reply
 
+def agent_name(function: object) -> str:
+    """Return the name under which an agent is shown and blamed."""
+    while isinstance(function, partial):
+        function = cast("partial[object]", function).func
+    named = getattr(function, "__hermes_agent__", function)
+    return getattr(named, "__qualname__", type(named).__name__)
+
+
+def _is_async(function: object) -> bool:
+    while isinstance(function, partial):
+        function = cast("partial[object]", function).func
+    called = getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async is an async function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _named(agent: Callable[[Turn], Awaitable[Reply | str]], function: object) -> Agent:
+    agent.__hermes_agent__ = function  # pyright: ignore[reportFunctionMemberAccess]
     return agent
-
-
-async def _on_cancel(cancel: Callable[[], None]) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        cancel()
-
-
-def _name(function: object) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)

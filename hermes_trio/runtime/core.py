@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from .admission import Admission, SessionLocks
+from .asyncio_loop import AsyncioLoop
 from .budget import Allowance, Budget
 from .channel import CompletionChannel
 from .context import SessionContext
@@ -74,6 +75,7 @@ class RuntimeCore:
         self.threads = Threads(
             self.tree, agents=settings.agent_threads, leaves=settings.leaf_threads, grace=settings.thread_grace
         )
+        self.asyncio_loop = AsyncioLoop(self.tree, grace=settings.thread_grace)
         self.locks = SessionLocks()
         self.admission = Admission(settings.max_turns)
         self.roots = Settlements()

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import msgspec
 import trio
 
+from .agents import AnyAgent, as_agent
 from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding, check_id
@@ -76,14 +77,14 @@ class Runtime:
     def __init__(
         self,
         *,
-        agent: Agent,
+        agent: AnyAgent,
         store: AbstractAsyncContextManager[RuntimeStore] | None = None,
         settings: RuntimeSettings | None = None,
         stages: Sequence[Stage] = (),
         seed: int | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.agent = agent
+        self.agent: Agent = as_agent(agent)
         self.settings: RuntimeSettings = RuntimeSettings() if settings is None else settings
         self.recovery: Recovery | None = None
         self._store = store
@@ -151,7 +152,12 @@ class Runtime:
                     with self._watch():
                         for stage in self._stages:
                             await stages.enter_async_context(stage(self))
-                        async with core.supervisor.open(), self._open_journal(), trio.open_nursery() as turns:
+                        async with (
+                            core.asyncio_loop.open(),
+                            core.supervisor.open(),
+                            self._open_journal(),
+                            trio.open_nursery() as turns,
+                        ):
                             self._turns = turns
                             async with trio.open_nursery() as receivers:
                                 self._receivers = receivers
@@ -255,7 +261,7 @@ class Runtime:
         input: TurnInput | str,
         context: SessionContext | None = None,
         *,
-        agent: Agent | None = None,
+        agent: AnyAgent | None = None,
         budget: Budget | None = None,
         sink: EventSink | None = None,
         one_shot: str = "",
@@ -276,7 +282,7 @@ class Runtime:
             plan = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
-                agent=core.agent if agent is None else agent,
+                agent=core.agent if agent is None else as_agent(agent),
                 source=where.platform or "embedded",
                 budget=budget,
                 sink=sink,

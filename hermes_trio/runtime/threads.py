@@ -21,7 +21,7 @@ from .tree import Node, Tree
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-__all__ = ["Threads", "virtual_clock_of"]
+__all__ = ["Threads", "hold_clock", "release_clock", "virtual_clock_of", "wait_out"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -64,6 +64,22 @@ class _Held:
 
 
 _clocks: Final = _Held()
+hold_clock: Final = _clocks.hold
+release_clock: Final = _clocks.release
+
+
+async def wait_out(over: trio.Event, returned: threading.Event, grace: float, clock: object) -> None:
+    """Wait for the end of the call, but not longer than the grace, which is real time on a virtual clock too."""
+    if virtual_clock_of(clock) is None:
+        with trio.move_on_after(grace):
+            await over.wait()
+        return
+    hold_clock(clock)
+    try:
+        if await trio.to_thread.run_sync(returned.wait, grace, limiter=_UNLIMITED):
+            await over.wait()
+    finally:
+        release_clock(clock)
 
 
 class Threads:
@@ -132,7 +148,7 @@ class Threads:
         def ended() -> None:
             self.in_flight -= 1
             limiter.release_on_behalf_of(holder)
-            _clocks.release(clock)
+            release_clock(clock)
             over.set()
             if abandoned and node is not None:
                 node.close("ended late")
@@ -148,28 +164,14 @@ class Threads:
                     pass
 
         self.in_flight += 1
-        _clocks.hold(clock)
+        hold_clock(clock)
         try:
             return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=_UNLIMITED)
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
-                await self._grant(over, returned, grace, clock)
+                await wait_out(over, returned, grace, clock)
             if not over.is_set() and node is not None:
                 abandoned = True
                 node.note = "abandoned"
                 node.move(self._tree.abandoned)
             raise
-
-    @staticmethod
-    async def _grant(over: trio.Event, returned: threading.Event, grace: float, clock: object) -> None:
-        """Wait for the end of the call, but not longer than the grace, which is real time on a virtual clock too."""
-        if virtual_clock_of(clock) is None:
-            with trio.move_on_after(grace):
-                await over.wait()
-            return
-        _clocks.hold(clock)
-        try:
-            if await trio.to_thread.run_sync(returned.wait, grace, limiter=_UNLIMITED):
-                await over.wait()
-        finally:
-            _clocks.release(clock)

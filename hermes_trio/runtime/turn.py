@@ -24,6 +24,7 @@ from .tree import Node, ended_as, stop_node
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
+    from .supervisor import Job, JobSpec
 
 __all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnScope", "TurnSpec"]
 
@@ -171,6 +172,13 @@ class Turn:
         """Run synchronous code in a worker thread with this turn's context. See `Threads.run_sync` for cancellation."""
         return await self.core.threads.run_sync(function, *args, name=name)
 
+    async def start_job(self, spec: JobSpec) -> Job:
+        """Start background work that outlives this turn and that nobody is told of; it is found again with `Runtime.supervisor`.
+
+        Raises `JobRefused` when a limit is reached. Cancelling the call before the job has started starts nothing.
+        """
+        return await self.core.supervisor.start(spec, self.owner)
+
     async def run_child(
         self,
         input: TurnInput | str,
@@ -261,6 +269,13 @@ class DeliveringTurn(Turn):
     ) -> None:
         super().__init__(core, plan, node, id=id, root=root, allowance=allowance)
         self.channel = channel
+
+    async def watch_job(self, spec: JobSpec) -> Job:
+        """Start background work whose completion comes back to this conversation as a turn of its own. Only a delivering turn can promise that.
+
+        Raises `JobRefused` when a limit is reached. Cancelling the call before the job has started starts nothing.
+        """
+        return await self.core.supervisor.start_watched(spec, self.owner, self.channel)
 
     @property
     def owner(self) -> Owner:

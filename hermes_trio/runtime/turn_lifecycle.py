@@ -12,6 +12,7 @@ from typing import Final, cast
 import msgspec
 import trio
 
+from .agents import as_reply
 from .core import SUBAGENT, RuntimeCore
 from .errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from .outcome import CancelCause, Cause, Outcome, TurnState
@@ -49,7 +50,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if start.run is None and start.inbox_ids:
                     await core.store.begin_turn(start)
                 answer = await turn.plan.agent(turn)
-                reply = Reply(text=answer) if isinstance(answer, str) else answer
+                reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, turn.plan.agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
                     # a step of the scheduler, which need not come first.

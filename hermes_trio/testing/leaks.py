@@ -25,7 +25,7 @@ __all__ = ["LeakError", "LeakWatch", "watching"]
 OS_GRACE: Final = 1.0
 """Real seconds that a thread, process or descriptor which is just ending may take to disappear."""
 
-IDLE_KINDS: Final = frozenset({"runtime", "abandoned", "turns", "supervisor"})
+IDLE_KINDS: Final = frozenset({"runtime", "abandoned", "turns", "supervisor", "asyncio"})
 """Nodes that an idle runtime consists of."""
 
 
@@ -79,9 +79,14 @@ class LeakWatch:
         deadline = time.monotonic() + OS_GRACE
         while True:
             gc.collect()
-            found = [f"thread {name}" for ident, name in _threads().items() if ident not in self.threads]
+            loops = [runtime.core.asyncio_loop for runtime in self.runtimes]
+            owned = {loop.thread.ident for loop in loops if loop.thread is not None}
+            used = frozenset[int]().union(*(loop.descriptors for loop in loops))
+            found = [f"thread {name}" for ident, name in _threads().items() if ident not in self.threads | owned]
             found += [f"child process {pid} ({_command(pid)})" for pid in _children() if pid not in self.children]
-            found += [f"descriptor {fd} -> {target}" for fd, target in _descriptors() - self.descriptors]
+            found += [
+                f"descriptor {fd} -> {target}" for fd, target in _descriptors() - self.descriptors if fd not in used
+            ]
             if not found or time.monotonic() > deadline:
                 return found
             # A thread of Trio's cache or a dying process needs real time; the loop has nothing else to do now.

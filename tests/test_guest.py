@@ -1,0 +1,264 @@
+"""`AsyncioRuntime`: the runtime inside a program that runs asyncio. Each test is a synchronous function with a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+
+from hermes_trio import (
+    DeliveringTurn,
+    Job,
+    JobSpec,
+    JobState,
+    RuntimeClosed,
+    SessionContext,
+    StopReceipt,
+    Turn,
+    TurnState,
+    current_context,
+    get_session_env,
+)
+from hermes_trio.guest import AsyncioRuntime
+from hermes_trio.runtime.agents import trio_agent
+
+
+def names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+async def echo(turn: Turn) -> str:
+    await asyncio.sleep(0)
+    return f"{get_session_env('HERMES_SESSION_ID')}: {turn.input.text}"
+
+
+def test_an_asyncio_agent_runs_on_the_hosts_own_loop():
+    """Clients and pools that are bound to the program's loop can be used by its agent."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        seen: list[Any] = []
+
+        async def agent(turn: Turn) -> str:
+            seen.append((asyncio.get_running_loop(), threading.current_thread()))
+            return await echo(turn)
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            outcome = await rt.run_turn("hello", SessionContext(session_id="s1"))
+        assert outcome.text == "s1: hello"
+        assert seen == [(loop, threading.current_thread())]
+
+    asyncio.run(main())
+    assert "hermes-trio runtime" not in names()
+
+
+def test_a_synchronous_agent_and_one_for_trio_work_too():
+    """What is given as `agent=` is recognised; only an async function for Trio must be marked."""
+
+    async def on_trio(turn: Turn) -> str:
+        await trio.lowlevel.checkpoint()
+        return f"trio: {turn.input.text}"
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=lambda turn: turn.input.text.upper()) as rt:
+            assert (await rt.run_turn("hello")).text == "HELLO"
+            assert (await rt.run_turn("hello", agent=trio_agent(on_trio))).text == "trio: hello"
+
+    asyncio.run(main())
+
+
+def test_a_thousand_turns_at_once_keep_their_identities():
+    """No turn sees the session of another, on either side of the bridge."""
+
+    async def agent(turn: Turn) -> str:
+        before = current_context().session_id
+        await asyncio.sleep(0)
+        after = get_session_env("HERMES_SESSION_ID")
+        return f"{before} {after}"
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=agent) as rt:
+            outcomes = await asyncio.gather(
+                *(rt.run_turn("x", SessionContext(session_id=f"s{number}")) for number in range(1000))
+            )
+        assert [outcome.text for outcome in outcomes] == [f"s{number} s{number}" for number in range(1000)]
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_hosts_task_stops_the_turn_with_its_receipt():
+    """The host's `CancelledError` is raised after the turn's scope is empty, not before."""
+
+    async def main() -> None:
+        started = asyncio.Event()
+        ended: list[str] = []
+        receipts: list[StopReceipt] = []
+
+        async def agent(turn: Turn) -> str:
+            started.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append("agent")
+            return "never"
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            task = asyncio.create_task(rt.run_turn("go", on_receipt=receipts.append))
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert ended == ["agent"]
+            await asyncio.sleep(0)
+            assert [receipt.ok for receipt in receipts] == [True]
+            assert "turn" in {line.kind for line in receipts[0].lines}
+            assert "turn_" not in await rt.render_tree()
+
+    asyncio.run(main())
+
+
+def test_stopping_the_turn_cancels_the_asyncio_task():
+    """The other direction: a stop from inside the runtime reaches the agent's task as asyncio's cancellation."""
+
+    async def main() -> None:
+        started = asyncio.Event()
+        seen: list[str] = []
+
+        async def agent(turn: Turn) -> str:
+            started.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+            return "never"
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            task = asyncio.create_task(rt.run_turn("go", SessionContext(session_id="s1")))
+            await started.wait()
+            receipts = await rt.stop_session("s1")
+            outcome = await task
+        assert [receipt.ok for receipt in receipts] == [True]
+        assert (outcome.state, seen) == (TurnState.CANCELLED, ["cancelled"])
+
+    asyncio.run(main())
+
+
+def test_events_of_a_turn_are_told_on_the_hosts_loop():
+    """A sink is the host's: it is called in the host's thread, in order."""
+
+    async def main() -> None:
+        told: list[tuple[str, threading.Thread]] = []
+
+        async def agent(turn: Turn) -> str:
+            for number in range(3):
+                turn.emit("message.delta", delta=str(number))
+            return "done"
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            await rt.run_turn("go", sink=lambda event: told.append((event["delta"], threading.current_thread())))
+        assert told == [(str(number), threading.current_thread()) for number in range(3)]
+
+    asyncio.run(main())
+
+
+def test_a_watched_job_reports_back_to_the_host():
+    """A job that the turn left behind is told by `completions`, once."""
+
+    async def measure(job: Job) -> JobState:
+        job.started()
+        job.text = "the measurement says 42"
+        return JobState.EXITED
+
+    async def start(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        await turn.watch_job(JobSpec(kind="measurement", title="a measurement", run=measure))
+        return "I will tell you"
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=trio_agent(start)) as rt:
+            await rt.run_turn("measure")
+            async for notice in rt.completions():
+                assert notice.text == "the measurement says 42"
+                break
+
+    asyncio.run(main())
+
+
+def test_a_host_that_is_cancelled_still_ends_the_runtime_in_its_order():
+    """asyncio cancels the task that holds the `async with`: the thread is gone when it has ended."""
+
+    async def main() -> None:
+        opened = asyncio.Event()
+
+        async def hold() -> None:
+            async with AsyncioRuntime(agent=echo) as rt:
+                await rt.run_turn("one")
+                opened.set()
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(hold())
+        await opened.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert "hermes-trio runtime" not in names()
+
+    asyncio.run(main())
+
+
+def test_a_runtime_that_cannot_open_says_why():
+    """What kept the store from opening is raised by `async with`, and no thread is left."""
+
+    class Broken:
+        async def __aenter__(self) -> Any:
+            raise OSError("no such disk")
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no such disk"):
+            async with AsyncioRuntime(agent=echo, store=Broken()):
+                pass
+
+    asyncio.run(main())
+    assert "hermes-trio runtime" not in names()
+
+
+def test_a_closed_runtime_takes_no_turn():
+    """A call after the `async with` is refused with a sentence, and does not hang."""
+
+    async def main() -> None:
+        rt = AsyncioRuntime(agent=echo)
+        with pytest.raises(RuntimeClosed, match="not open"):
+            await rt.run_turn("too early")
+        async with rt:
+            pass
+        with pytest.raises(RuntimeClosed, match="not open"):
+            await rt.run_turn("too late")
+
+    asyncio.run(main())
+
+
+def test_the_runtimes_end_fails_what_the_host_still_waits_for():
+    """A turn under way when the runtime closes ends, and its caller is answered."""
+
+    async def main() -> None:
+        started = asyncio.Event()
+
+        async def agent(turn: Turn) -> str:
+            started.set()
+            await asyncio.sleep(3600)
+            return "never"
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            task = asyncio.create_task(rt.run_turn("go"))
+            await started.wait()
+        with pytest.raises(RuntimeClosed):
+            await task
+
+    asyncio.run(main())
