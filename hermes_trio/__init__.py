@@ -1,52 +1,72 @@
 """hermes-trio: an agent gateway in which the task tree is the product.
 
-Everything that an embedding program needs is imported from here; `__all__` is the public surface.
+Everything that an embedding program needs is imported from here; `__all__` is the public surface. Names are loaded when they are first used: importing the
+package loads neither Trio nor any server, so that a foreign test suite pays nothing for the pytest plugin.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
-from .runtime.agents import asyncio_agent, sync_agent
-from .runtime.budget import Budget
-from .runtime.channel import CompletionChannel
-from .runtime.context import (
-    SessionContext,
-    async_delivery_supported,
-    bind,
-    current_context,
-    current_turn,
-    get_session_env,
-)
-from .runtime.core import RuntimeSettings
-from .runtime.errors import (
-    AgentFailed,
-    BudgetExhausted,
-    Draining,
-    InvalidContext,
-    JobRefused,
-    MailboxFull,
-    NoRuntime,
-    RuntimeClosed,
-    RuntimeProblem,
-    TooBusy,
-    UnknownJob,
-)
-from .runtime.interface import Inbox, Interface
-from .runtime.outcome import CancelCause, Cause, JobState, Outcome, RunStatus, StopReceipt, TurnState, Usage
-from .runtime.ports import Agent, InboxRow, Message, NewMessage, NewReply, NoticeKind, Reply, RuntimeStore, TurnInput
-from .runtime.run import Run
-from .runtime.runtime import DrainReport, Runtime, current_runtime, use_default_store
-from .runtime.stateless import StatelessEntry
-from .runtime.supervisor import Job, JobSpec, Supervisor
-from .runtime.tree import Node, Tree, waiting, working
-from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
+from .base.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from .agent.loop import AgentSettings, ModelAgent
+    from .guest import AsyncioRuntime
+    from .runtime.agents import asyncio_agent, sync_agent, trio_agent
+    from .runtime.budget import Budget
+    from .runtime.channel import CompletionChannel
+    from .runtime.context import (
+        SessionContext,
+        async_delivery_supported,
+        bind,
+        current_context,
+        current_turn,
+        get_session_env,
+    )
+    from .runtime.core import RuntimeSettings
+    from .runtime.errors import (
+        AgentFailed,
+        BudgetExhausted,
+        Draining,
+        InvalidContext,
+        JobRefused,
+        MailboxFull,
+        NoRuntime,
+        RuntimeClosed,
+        RuntimeProblem,
+        TooBusy,
+        UnknownJob,
+    )
+    from .runtime.interface import Inbox, Interface
+    from .runtime.outcome import CancelCause, Cause, JobState, Outcome, RunStatus, StopReceipt, TurnState, Usage
+    from .runtime.ports import (
+        Agent,
+        InboxRow,
+        Message,
+        NewMessage,
+        NewReply,
+        NoticeKind,
+        Reply,
+        RuntimeStore,
+        TurnInput,
+    )
+    from .runtime.run import Run
+    from .runtime.runtime import DrainReport, Runtime, current_runtime
+    from .runtime.stateless import StatelessEntry
+    from .runtime.supervisor import Job, JobSpec, Supervisor
+    from .runtime.tree import Node, Tree, waiting, working
+    from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
+    from .store import Store, open_store
 
 __version__ = "0.2.0"
 
 __all__ = [
     "Agent",
     "AgentFailed",
+    "AgentSettings",
+    "AsyncioRuntime",
     "Budget",
     "BudgetExhausted",
     "CancelCause",
@@ -65,6 +85,7 @@ __all__ = [
     "JobState",
     "MailboxFull",
     "Message",
+    "ModelAgent",
     "NewMessage",
     "NewReply",
     "NoRuntime",
@@ -84,6 +105,7 @@ __all__ = [
     "StatelessEntry",
     "StatelessTurn",
     "StopReceipt",
+    "Store",
     "Supervisor",
     "TooBusy",
     "Tree",
@@ -100,16 +122,82 @@ __all__ = [
     "current_runtime",
     "current_turn",
     "get_session_env",
+    "open_store",
     "sync_agent",
+    "trio_agent",
     "waiting",
     "working",
 ]
 
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        ".agent.loop": ["AgentSettings", "ModelAgent"],
+        ".guest": ["AsyncioRuntime"],
+        ".runtime.agents": ["asyncio_agent", "sync_agent", "trio_agent"],
+        ".runtime.budget": ["Budget"],
+        ".runtime.channel": ["CompletionChannel"],
+        ".runtime.context": [
+            "SessionContext",
+            "async_delivery_supported",
+            "bind",
+            "current_context",
+            "current_turn",
+            "get_session_env",
+        ],
+        ".runtime.core": ["RuntimeSettings"],
+        ".runtime.errors": [
+            "AgentFailed",
+            "BudgetExhausted",
+            "Draining",
+            "InvalidContext",
+            "JobRefused",
+            "MailboxFull",
+            "NoRuntime",
+            "RuntimeClosed",
+            "RuntimeProblem",
+            "TooBusy",
+            "UnknownJob",
+        ],
+        ".runtime.interface": ["Inbox", "Interface"],
+        ".runtime.outcome": [
+            "CancelCause",
+            "Cause",
+            "JobState",
+            "Outcome",
+            "RunStatus",
+            "StopReceipt",
+            "TurnState",
+            "Usage",
+        ],
+        ".runtime.ports": [
+            "Agent",
+            "InboxRow",
+            "Message",
+            "NewMessage",
+            "NewReply",
+            "NoticeKind",
+            "Reply",
+            "RuntimeStore",
+            "TurnInput",
+        ],
+        ".runtime.run": ["Run"],
+        ".runtime.runtime": ["DrainReport", "Runtime", "current_runtime"],
+        ".runtime.stateless": ["StatelessEntry"],
+        ".runtime.supervisor": ["Job", "JobSpec", "Supervisor"],
+        ".runtime.tree": ["Node", "Tree", "waiting", "working"],
+        ".runtime.turn": ["DeliveringTurn", "Owner", "StatelessTurn", "Turn"],
+        ".store": ["Store", "open_store"],
+    },
+)
 
-def _memory_store() -> AbstractAsyncContextManager[RuntimeStore]:
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+def default_store() -> AbstractAsyncContextManager[RuntimeStore]:
+    """What a `Runtime` without a `store` opens: a database in memory. Asked for here, because the runtime must not know the store."""
     from .store import open_store
 
     return open_store(None, runner="inline")
-
-
-use_default_store(_memory_store)

@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import Any, Final, Self
+from importlib import import_module
+from typing import Any, Final, Self, cast
 
 import msgspec
 import trio
@@ -21,7 +22,7 @@ from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding, check_id
 from .core import RuntimeCore, RuntimeSettings
-from .errors import AlreadyOpen, NoRuntime, RuntimeClosed, RuntimeProblem
+from .errors import AlreadyOpen, NoRuntime, RuntimeClosed
 from .event_writer import EventWriter
 from .ids import Ids
 from .interface import Completions, Inbox, Interface
@@ -38,7 +39,7 @@ from .turn import EventSink, Owner, Turn, TurnSpec
 from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
 
-__all__ = ["DrainReport", "Runtime", "Stage", "current_runtime", "use_default_store"]
+__all__ = ["DrainReport", "Runtime", "Stage", "current_runtime"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime")
 
@@ -176,11 +177,8 @@ class Runtime:
     async def _open_store(self) -> AsyncIterator[RuntimeStore]:
         opened = self._store
         if opened is None:
-            if _default_store is None:
-                raise RuntimeProblem(
-                    "Runtime(store=...) is needed: no default store has been set with `use_default_store`"
-                )
-            opened = _default_store()
+            # The package says what it is: this layer must not know the store.
+            opened = cast("AbstractAsyncContextManager[RuntimeStore]", import_module("hermes_trio").default_store())
         async with opened as store:
             yield store
 
@@ -418,15 +416,6 @@ class Runtime:
         for nursery in (self._receivers, self._turns):
             if nursery is not None:
                 nursery.cancel_scope.cancel()
-
-
-_default_store: Callable[[], AbstractAsyncContextManager[RuntimeStore]] | None = None
-
-
-def use_default_store(factory: Callable[[], AbstractAsyncContextManager[RuntimeStore]]) -> None:
-    """Say what a Runtime without a `store` opens. The package does so when it is imported; the store is a layer that this one must not know."""
-    global _default_store
-    _default_store = factory
 
 
 def _family(core: RuntimeCore, asking: Turn | None) -> frozenset[str]:
