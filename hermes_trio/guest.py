@@ -88,7 +88,7 @@ class AsyncioRuntime:
         while not self._ended.done():
             try:
                 await asyncio.wait([self._ended])
-            except asyncio.CancelledError as cancelled:
+            except asyncio.CancelledError as cancelled:  # noqa: ASYNC103 - raised below, after the runtime has ended
                 interrupted = cancelled
         assert self._thread is not None
         self._thread.join()
@@ -232,9 +232,9 @@ class AsyncioRuntime:
             while not ((future.done() and stopped.done()) or self._ended.done()):
                 try:
                     pending = [each for each in (future, stopped) if not each.done()]
-                    await asyncio.wait([*pending, self._ended], return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    continue  # the turn's end is waited for, however often the host asks
+                    await asyncio.wait([*pending, self._ended], return_when=asyncio.FIRST_COMPLETED)  # noqa: ASYNC102
+                except asyncio.CancelledError:  # noqa: ASYNC103 - the turn's end is waited for, however often the host asks
+                    continue  # noqa: ASYNC104
             if future.done() and not future.cancelled():
                 future.exception()
             raise
@@ -259,7 +259,7 @@ class AsyncioRuntime:
         error: BaseException | None = None
         try:
             trio.run(self._live, ready)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: ASYNC103 - told to the host, which raises it
             error = raised
 
         def tell() -> None:
