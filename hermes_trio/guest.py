@@ -87,7 +87,7 @@ class AsyncioRuntime:
         interrupted: asyncio.CancelledError | None = None
         while not self._ended.done():
             try:
-                await asyncio.wait([self._ended])
+                await asyncio.wait([self._ended])  # noqa: ASYNC102 - the runtime ends in its own order, and bounds it
             except asyncio.CancelledError as cancelled:  # noqa: ASYNC103 - raised below, after the runtime has ended
                 interrupted = cancelled
         assert self._thread is not None
