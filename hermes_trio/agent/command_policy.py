@@ -30,6 +30,9 @@ logger: Final = logging.getLogger("hermes_trio.agent.command_policy")
 THREAD_ABOVE: Final = 4_000
 """Characters of a command above which reading it is left to a worker thread."""
 
+MAX_SPELLINGS: Final = 64
+"""Spellings of one command that are compared with the operator's deny rules."""
+
 DO_NOT_INSIST: Final = (
     "Do not retry it, rephrase it, or reach the same end another way; say what you need it for and go on without it."
 )
@@ -118,7 +121,9 @@ class ModelReviewer:
 
 
 class CommandPolicy:
-    """Decides about commands. `shown` makes a command displayable: without secrets. `home` is the home directory that commands run with."""
+    """Decides about commands. `shown` makes a command displayable: without secrets. `home` is the home directory that commands run with,
+    `gateway_home` the gateway's own folder.
+    """
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class CommandPolicy:
         settings: ApprovalSettings | None = None,
         *,
         home: str,
+        gateway_home: str = "",
         shown: Callable[[str], str],
         reviewer: ModelReviewer | None = None,
         bypass: bool = False,
@@ -133,6 +139,7 @@ class CommandPolicy:
         self._approvals = approvals
         self.settings: ApprovalSettings = ApprovalSettings() if settings is None else settings
         self._home = home
+        self._gateway_home = gateway_home
         self._shown = shown
         self._reviewer = reviewer
         self._bypass = bypass
@@ -155,12 +162,26 @@ class CommandPolicy:
         if self._approvals is not None:
             await self._approvals.end_scope(scope, reason)
 
-    async def inspect(self, turn: Turn | None, command: str, cwd: str) -> Verdict:
-        """What the guard reads in the command; a long one is read in a worker thread."""
+    async def inspect(
+        self,
+        turn: Turn | None,
+        command: str,
+        cwd: str,
+        *,
+        remembered: guard.Remembered | None = None,
+        confined: bool = False,
+    ) -> Verdict:
+        """What the guard reads in the command, given what the session's shell remembers; a long one is read in a worker thread."""
 
         def read() -> Verdict:
             return guard.inspect_command(
-                command, home=self._home, cwd=cwd, sudo_password_configured=self.settings.sudo_password
+                command,
+                home=self._home,
+                cwd=cwd,
+                gateway_home=self._gateway_home,
+                remembered=remembered,
+                confined=confined,
+                sudo_password_configured=self.settings.sudo_password,
             )
 
         return read() if turn is None or len(command) < THREAD_ABOVE else await turn.run_sync(read, name="guard")
@@ -209,7 +230,7 @@ class CommandPolicy:
     # -- the steps ---------------------------------------------------------------------------------------------------------------
 
     def _denied_by(self, verdict: Verdict) -> str:
-        texts = [verdict.command.strip(), *verdict.commands]
+        texts = [spelling for text in (verdict.command.strip(), *verdict.commands) for spelling in _spellings(text)]
         return next((glob for glob in self.settings.deny if any(_matches(text, glob) for text in texts)), "")
 
     def _allow_listed(self, verdict: Verdict) -> bool:
@@ -258,6 +279,28 @@ class CommandPolicy:
             status="blocked",
             error=f"blocked: this needs approval ({reasons}), and nobody can be asked here. {DO_NOT_INSIST}",
         )
+
+
+def _spellings(text: str) -> list[str]:
+    """A command as written, and without options before and between its sub-commands: `git -C . push` is `git push`.
+
+    Whether an option takes the next word is not known, so that both are tried.
+    """
+    words = text.split(" ")
+    found = {tuple(words): None}
+    waiting = [(words, 1)]
+    while waiting and len(found) < MAX_SPELLINGS:
+        line, position = waiting.pop()
+        if position >= min(len(line), 4):
+            continue
+        if not line[position].startswith("-"):
+            waiting.append((line, position + 1))
+            continue
+        for shorter in (line[:position] + line[position + 1 :], line[:position] + line[position + 2 :]):
+            if tuple(shorter) not in found:
+                found[tuple(shorter)] = None
+                waiting.append((shorter, position))
+    return [" ".join(line) for line in found]
 
 
 def _matches(text: str, glob: str) -> bool:

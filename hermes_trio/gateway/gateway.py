@@ -118,6 +118,7 @@ async def open_gateway(
                 reviewer=ModelReviewer(routes.get),
                 mcp=mcp,
                 environment=config.environment or None,
+                gateway_home=str(config.home),
             ) as toolbox,
         ):
             boxes.append(toolbox)

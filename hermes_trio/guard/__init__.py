@@ -14,7 +14,7 @@ from .verdict import Block, BlockCategory, Category, Finding, Verdict
 
 if TYPE_CHECKING:
     from .foreground import Detachment, Reason, detaches, exit_code_meaning
-    from .inspection import inspect_command, simple_command_words
+    from .inspection import Remembered, inspect_command, simple_command_words
     from .views import normalise, strip_comments
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Detachment",
     "Finding",
     "Reason",
+    "Remembered",
     "Verdict",
     "detaches",
     "exit_code_meaning",
@@ -37,7 +38,7 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         ".foreground": ("Detachment", "Reason", "detaches", "exit_code_meaning"),
-        ".inspection": ("inspect_command", "simple_command_words"),
+        ".inspection": ("Remembered", "inspect_command", "simple_command_words"),
         ".views": ("normalise", "strip_comments"),
     },
 )

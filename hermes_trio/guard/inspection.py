@@ -6,39 +6,65 @@ read or exceeds a limit is blocked, because what was not inspected must not run.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 
 from .call import MAX_EXCERPT
-from .marks import shown
+from .marks import HOLE, shown
 from .reader import Reader, TooDeep, Unreadable
-from .second_opinion import second_opinion
 from .shell import Shell
 from .syntax import Item, Literal, Simple
-from .verdict import Block, BlockCategory, Blocked, Category, Finding, Verdict
+from .verdict import Block, BlockCategory, Blocked, Finding, Verdict
 from .views import literal, over_limits, views
 
-_MAX_DISAGREEMENTS = 64
+_ALIAS = re.compile(r"^alias (?:-- )?([^\s=]+)=(.*)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^(\S+) \(\) *\n\{ *\n.*?^\}$", re.MULTILINE | re.DOTALL)
 
 
-def inspect_command(command: str, *, home: str, cwd: str = "", sudo_password_configured: bool = False) -> Verdict:
+class Remembered(msgspec.Struct, frozen=True):
+    """What a session's shell brings to a command: definitions as `declare -f` and `alias -p` print them, and exported variables."""
+
+    definitions: str = ""
+    variables: Mapping[str, str] = {}
+
+
+def inspect_command(
+    command: str,
+    *,
+    home: str,
+    cwd: str = "",
+    gateway_home: str = "",
+    remembered: Remembered | None = None,
+    confined: bool = False,
+    sudo_password_configured: bool = False,
+) -> Verdict:
     """Say whether a command can never run, and what a person should be asked about before it does.
 
-    `home` is the home directory of the user it runs as, `cwd` the directory it starts in (empty when unknown).
+    `home` is the home directory of the user it runs as, `cwd` the directory it starts in (empty when unknown), `gateway_home` the gateway's own folder.
+    Where the kernel has `confined` the command, harmless inline code is not asked about.
     """
     limit = over_limits(command)
     if limit is not None:
         return Verdict(command, blocked=limit)
-    walk = Shell(home=home, cwd=cwd, sudo_password_configured=sudo_password_configured)
+    walk = Shell(
+        home=home,
+        cwd=cwd,
+        gateway_home=gateway_home,
+        confined=confined,
+        sudo_password_configured=sudo_password_configured,
+    )
+    if remembered is not None:
+        _recall(walk, remembered)
     blocked: Block | None = None
     words: tuple[str, ...] | None = None
     try:
         for number, text in enumerate(views(command)):
-            reader = Reader(text)
-            items = reader.read()
+            items = Reader(text).read()
             if number == 0:
                 words = _plain_words(items)
             walk.script(items, None)
-            _compare(walk, reader, text, words)
     except (TooDeep, RecursionError):
         blocked = Block(BlockCategory.OVER_LIMIT, "the command is nested too deep to inspect; split it up")
     except Unreadable as problem:
@@ -48,6 +74,16 @@ def inspect_command(command: str, *, home: str, cwd: str = "", sudo_password_con
         blocked = refusal.block
     findings = tuple(_located(finding, command) for finding in walk.findings.values())
     return Verdict(command, blocked, tuple(dict.fromkeys(findings)), tuple(walk.commands), words)
+
+
+def _recall(walk: Shell, remembered: Remembered) -> None:
+    """Give the walk what earlier commands left behind; a definition is read when its name is used."""
+    walk.state.variables.update({name: [value] for name, value in remembered.variables.items()})
+    text = literal(remembered.definitions)
+    walk.state.remembered.update({match.group(1): match.group() for match in _FUNCTION.finditer(text)})
+    for match in _ALIAS.finditer(text):
+        words = simple_command_words(": " + match.group(2))
+        walk.state.remembered[match.group(1)] = "alias " + (HOLE if words is None else " ".join(words[1:]))
 
 
 def _located(finding: Finding, command: str) -> Finding:
@@ -83,24 +119,3 @@ def _plain_words(items: list[Item]) -> tuple[str, ...] | None:
             pieces.append(part.text)
         words.append("".join(pieces))
     return tuple(words)
-
-
-def _compare(walk: Shell, reader: Reader, text: str, words: tuple[str, ...] | None) -> None:
-    """Inspect what only the second reader takes for a command, and say so when it cannot read the text."""
-    if words is not None and "\n" not in text and not any(character in text for character in "'\"\\$`{#"):
-        return
-    opinion = second_opinion(text)
-    if not opinion.readable:
-        excerpt = shown(text)[:MAX_EXCERPT]
-        walk.findings.setdefault(
-            (Category.AMBIGUOUS_SYNTAX, excerpt),
-            Finding(Category.AMBIGUOUS_SYNTAX, "two parsers read this command differently", excerpt),
-        )
-        return
-    missed = [span for span in opinion.spans if span[0] not in reader.starts]
-    for start, end in missed[:_MAX_DISAGREEMENTS]:
-        try:
-            items = Reader(text[start:end]).read()
-        except Unreadable:
-            continue
-        walk.script(items, None)

@@ -19,22 +19,29 @@ MAX_TEXT: Final = 400_000
 """Characters of nested text and of array items that one inspection reads in all."""
 MAX_DEPTH: Final = 24
 MAX_COMMANDS: Final = 4_096
+_CONFINED_AWAY: Final = frozenset({Category.INLINE_CODE, Category.EXEC_OPTION})
+"""Asked about only where the kernel does not confine the command: what the code does is judged all the same."""
 
 
 class Ledger:
     """Findings, the commands seen, and the budgets."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, confined: bool) -> None:
+        self.confined = confined
         self.findings: dict[tuple[Category, str], Finding] = {}
         self.commands: dict[str, None] = {}
         self._steps = 0
         self._characters = 0
         self._depth = 0
         self._muted = 0
+        self._tentative = 0
 
     def flag(self, category: Category, description: str, excerpt: str) -> None:
-        """Record a finding once."""
-        if not self._muted:
+        """Record a finding once; what confinement makes harmless is none where the command is confined."""
+        dropped = (self.confined and category in _CONFINED_AWAY) or (
+            self._tentative and category is Category.DYNAMIC_COMMAND
+        )
+        if not self._muted and not dropped:
             self.findings.setdefault((category, excerpt), Finding(category, description, excerpt))
 
     @contextmanager
@@ -45,6 +52,15 @@ class Ledger:
             yield
         finally:
             self._muted -= 1
+
+    @contextmanager
+    def tentative(self) -> Iterator[None]:
+        """Inside, text that is no shell text, or whose command is unknown, is nothing: for strings of other languages."""
+        self._tentative += 1
+        try:
+            yield
+        finally:
+            self._tentative -= 1
 
     def step(self) -> None:
         """Count one unit of work."""

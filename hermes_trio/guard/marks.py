@@ -19,6 +19,9 @@ SPLIT = "\uf8e4"
 QUOTED = "\uf8e5"
 """Zero-width: something here was quoted, so an empty field still counts."""
 
+TEMPORARY = "/tmp/tmp." + SOLID
+"""What mktemp prints: a file or folder that this command line made itself."""
+
 PRIVATE = "[\uf8e0-\uf8e9]"
 
 _TAINTS = str.maketrans("", "", REMOTE + DECODED)

@@ -7,6 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a text, so that tables can be written as one."""
+    return tuple(text.split())
+
+
 class Options(msgspec.Struct):
     """The flags seen, the values they took and what is left."""
 

@@ -11,127 +11,47 @@ import re
 from collections.abc import Iterable
 
 from .marks import HOLE, SOLID, plain
+from .options import listed
 from .verdict import Category
 
 _ROOTS = tuple(
     tuple(path.split("/"))
-    for path in [
-        "home",
-        "root",
-        "etc",
-        "usr",
-        "var",
-        "bin",
-        "sbin",
-        "boot",
-        "lib",
-        "lib32",
-        "lib64",
-        "libx32",
-        "dev",
-        "proc",
-        "sys",
-        "opt",
-        "srv",
-        "usr/bin",
-        "usr/sbin",
-        "usr/lib",
-        "usr/lib64",
-        "usr/local",
-        "usr/share",
-        "var/lib",
-        "System",
-        "Users",
-        "Library",
-        "Applications",
-        "Volumes",
-        "private",
-        "private/etc",
-        "private/var",
-    ]
+    for path in listed(
+        "home root etc usr var bin sbin boot lib lib32 lib64 libx32 dev proc sys opt srv usr/bin usr/sbin usr/lib usr/lib64 usr/local usr/share "
+        "var/lib System Users Library Applications Volumes private private/etc private/var"
+    )
 )
 _UNKNOWN_DIRECTORY = (SOLID, SOLID, SOLID)
 _GLOB = re.compile(r"[*?\[]")
 _PROCESS_ROOT = re.compile(r"/+proc/+(?:self|thread-self|[0-9]+|\*|" + SOLID + r")/+root(?=/|\Z)")
-_DISK_NAMES = [
-    "sda",
-    "sda1",
-    "sdb",
-    "sdc",
-    "hda",
-    "hda1",
-    "vda",
-    "vda1",
-    "xvda",
-    "xvda1",
-    "nvme0",
-    "nvme0n1",
-    "nvme0n1p1",
-    "mmcblk0",
-    "mmcblk0p1",
-    "disk0",
-    "disk0s1",
-    "rdisk0",
-    "rdisk0s1",
-    "dm-0",
-    "md0",
-    "md127",
-]
+_DISK_NAMES = listed(
+    "sda sda1 sdb sdc hda hda1 vda vda1 xvda xvda1 nvme0 nvme0n1 nvme0n1p1 mmcblk0 mmcblk0p1 disk0 disk0s1 rdisk0 rdisk0s1 dm-0 md0 md127"
+)
 _DISK = re.compile(
     r"(?:[shv]d[a-z]+\d*|xvd[a-z]+\d*|nvme\d+(?:n\d+(?:p\d+)?)?|mmcblk\d+(?:p\d+)?|r?disk\d+(?:s\d+)*|dm-\d+|md\d+(?:p\d+)?)"
 )
 
 _STARTUP = frozenset(
-    [
-        ".bashrc",
-        ".bash_profile",
-        ".bash_login",
-        ".bash_logout",
-        ".bash_aliases",
-        ".profile",
-        ".zshrc",
-        ".zshenv",
-        ".zprofile",
-        ".zlogin",
-        ".zlogout",
-        ".kshrc",
-        ".cshrc",
-        ".tcshrc",
-        ".login",
-        ".inputrc",
-        "config.fish",
-        ".xprofile",
-        ".xinitrc",
-        ".xsession",
-    ]
+    listed(
+        ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login "
+        ".inputrc config.fish .xprofile .xinitrc .xsession"
+    )
 )
-_CREDENTIAL_NAMES = frozenset(
-    [
-        ".netrc",
-        "_netrc",
-        ".pgpass",
-        ".npmrc",
-        ".pypirc",
-        ".git-credentials",
-        ".my.cnf",
-        ".htpasswd",
-        ".vault-token",
-        "credentials.json",
-        "auth.json",
-        "id_rsa",
-        "id_ed25519",
-        "id_ecdsa",
-        "id_dsa",
-    ]
+_CREDENTIALS = re.compile(
+    r"/(?:\.netrc|_netrc|\.pgpass|\.npmrc|\.pypirc|\.git-credentials|\.my\.cnf|\.htpasswd|\.vault-token|(?:credentials|auth)\.json)\Z"
+    r"|/id_(?:rsa|ed25519|ecdsa|dsa)\Z|/\.kube/config\Z|/\.docker/config\.json\Z|/\.(?:aws|gnupg|azure|password-store)(?:/|\Z)"
+    r"|/\.config/(?:gcloud|gh|op)(?:/|\Z)"
 )
-_CREDENTIAL_FOLDERS = re.compile(
-    r"/\.aws/|/\.kube/config|/\.docker/config\.json|/\.gnupg/|/\.config/(?:gcloud|gh|op)/|/\.azure/|/\.password-store/"
+_SECRETS = re.compile(
+    r"/\.ssh(?:/(?!known_hosts|authorized_keys|config\Z|[^/]*\.pub\Z).*)?\Z|/\.mozilla(?:/|\Z)|/\.config/(?:google-chrome|chromium)(?:/|\Z)"
+    r"|/\.\w+_history\Z|/etc/(?:g?shadow|sudoers)\b|/proc/[^/]+/(?:environ|mem)\Z|/run/secrets(?:/|\Z)"
 )
+_STARTED = re.compile(r"/\.config/(?:systemd/user|autostart)/|/\.git/hooks/|/Library/Launch(?:Agents|Daemons)/")
 _SYSTEM = re.compile(
-    r"/(?:private/)?etc(?:/|\Z)|/boot/|/s?bin/|/lib(?:64)?/|/usr/(?:s?bin|lib(?:64)?)/|/var/spool/cron"
+    r"/(?:private/)?etc(?:/|\Z)|/boot/|/s?bin/|/lib(?:64)?/|/usr/(?:local/)?(?:s?bin|lib(?:64)?)/|/usr/local/share/ca-|/var/spool/cron|/proc/sys/"
 )
 _ENV_FILE = re.compile(r"\.env(?:\..+)?\Z")
-_ENV_TEMPLATE = re.compile(r"\.env\.(?:example|sample|template|dist|defaults)\Z")
+_ENV_TEMPLATE = re.compile(r"\.(?:example|sample|template|dist|defaults)\Z")
 _CONFIG_NAMES = frozenset({"config.yaml", "config.yml"})
 _OWN_FOLDER = re.compile(r"/\.?hermes(?:-trio|_trio)?/|/\.config/hermes[^/]*/")
 _UNIVERSAL = re.compile(r"(?:\.{0,2}(?:[*?]|\[[^\]]*\])[*?.]*)\Z|\*[.*?]*\Z")
@@ -221,10 +141,35 @@ def write_category(path: str, cwd: str) -> tuple[Category, str] | None:
         return Category.SSH_WRITE, "writes to SSH files"
     if name in _STARTUP:
         return Category.STARTUP_WRITE, "writes to a shell startup file"
-    if name in _CREDENTIAL_NAMES or _CREDENTIAL_FOLDERS.search(full):
+    if _CREDENTIALS.search(full):
         return Category.CREDENTIAL_WRITE, "writes to a credential file"
-    if _ENV_FILE.search(name) and (name.startswith(".env") or name.endswith(".env")) and not _ENV_TEMPLATE.search(name):
+    if _STARTED.search(full):
+        return Category.PERSISTENCE, "writes where programs are started from"
+    if _is_env_file(name):
         return Category.CONFIG_WRITE, "writes to an .env file"
     if name in _CONFIG_NAMES or _OWN_FOLDER.search(full):
         return Category.CONFIG_WRITE, "writes to a configuration file"
     return None
+
+
+def read_category(path: str, cwd: str, own: str) -> tuple[Category, str] | None:
+    """The kind of question that handing this file to a program raises, or None. `own` is the gateway's home; its skills may be read."""
+    full = "/" + "/".join(fold(plain(path), cwd))
+    if is_own(full, own) and "/skills" not in full:
+        return Category.GATEWAY_FILES, "uses the gateway's own files"
+    if _SECRETS.search(full) or _CREDENTIALS.search(full) or _is_env_file(full.rpartition("/")[2]):
+        return Category.CREDENTIAL_READ, "reads credentials"
+    return None
+
+
+def is_own(full: str, own: str) -> bool:
+    """Whether an absolute path is the gateway's home or below it."""
+    return bool(own) and (full + "/").startswith(own.rstrip("/") + "/")
+
+
+def _is_env_file(name: str) -> bool:
+    return (
+        (name.startswith(".env") or name.endswith(".env"))
+        and bool(_ENV_FILE.search(name))
+        and not _ENV_TEMPLATE.search(name)
+    )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .options import listed
 from .rules import builtins, code, deletes, exec_options, files, git, machine, text, wrappers
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ Rule = Callable[["Call"], "str | None"]
 _TABLE: tuple[tuple[str, Rule], ...] = (
     ("rm grm srm", deletes.rm),
     ("unlink shred gshred", deletes.unlink),
-    ("del erase rd rmdir remove-item ri", deletes.windows_delete),
     ("find gfind bfs", deletes.find),
     ("fd fdfind", deletes.fd),
     ("xargs gxargs parallel rush", deletes.xargs),
@@ -30,15 +30,15 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("shutdown reboot halt poweroff openrc-shutdown rtcwake", machine.power),
     ("init telinit", machine.init),
     ("systemctl", machine.systemctl),
-    ("service rc-service supervisorctl launchctl loginctl pm2 initctl", machine.service),
+    ("loginctl", machine.login_manager),
     ("dbus-send busctl gdbus qdbus", machine.message_bus),
     ("kill", machine.kill),
     ("pkill killall killall5 skill fuser xkill", machine.kill_by_name),
     ("pgrep pidof", machine.find_process),
     ("docker podman nerdctl docker-compose podman-compose", machine.container),
     ("kubectl oc", machine.kubectl),
-    ("hermes-trio hermes", machine.gateway),
-    ("pip pip3 pipx", machine.package_tool),
+    ("mktemp", text.temporary),
+    ("nc ncat netcat telnet socat", files.netcat),
     ("chmod gchmod", files.chmod),
     ("chown chgrp gchown", files.chown),
     ("tee sponge gtee", files.tee),
@@ -75,12 +75,12 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("sh bash dash zsh ksh mksh ash fish csh tcsh rbash rzsh yash posh pdksh", code.shell),
     ("eval", code.evaluate),
     (". source", code.source),
-    ("python pypy perl ruby node nodejs bun deno php lua luajit rscript r osascript julia elixir groovy tclsh expect",
+    ("python pypy perl ruby node nodejs bun deno php lua luajit rscript r osascript julia elixir groovy tclsh expect "
+     "powershell pwsh cmd",
      code.interpreter),
     ("awk gawk mawk nawk", code.awk),
     ("sed gsed", code.sed),
     ("vim nvim ex ed view", code.editor),
-    ("powershell pwsh cmd", code.powershell),
     ("git", git.git),
     ("psql mysql mariadb sqlite3 sqlite sqlcmd clickhouse-client duckdb cockroach usql mycli pgcli litecli bq dropdb dropuser "
      "mysqladmin", git.sql_client),
@@ -91,8 +91,8 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("exec", wrappers.execute),
     ("watch entr", wrappers.joined),
     ("su runuser script flock at batch", wrappers.texted),
-    ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap npx", wrappers.text_arguments),
-    ("npm yarn pnpm bunx", wrappers.package_run),
+    ("tmux screen hyperfine concurrently watchexec nodemon capsh bwrap", wrappers.text_arguments),
+    ("npm npx yarn pnpm bunx", wrappers.package_run),
     ("make gmake", wrappers.make),
     ("trap", wrappers.builtin_run),
     ("cd pushd popd chdir", builtins.change_directory),
@@ -107,66 +107,15 @@ _RULES: dict[str, Rule] = {name: rule for names, rule in _TABLE for name in name
 _VERSIONED = re.compile(r"(python|pypy|perl|ruby|lua|php|node)[\d.]+m?\Z")
 
 RUNNERS = frozenset(
-    [
-        "rm",
-        "dd",
-        "shred",
-        "find",
-        "xargs",
-        "sh",
-        "bash",
-        "dash",
-        "zsh",
-        "ksh",
-        "env",
-        "sudo",
-        "eval",
-        "busybox",
-        "python",
-        "python3",
-        "perl",
-        "ruby",
-        "node",
-        "mkfs",
-    ]
+    listed("rm dd shred find xargs sh bash dash zsh ksh env sudo eval busybox python python3 perl ruby node mkfs")
 )
 """Programs that a wrapper without a rule may be asked to run."""
 
 ALL_NAMES = frozenset(
-    [
-        "rm",
-        "dd",
-        "shred",
-        "find",
-        "mkfs",
-        "mkfs.ext4",
-        "shutdown",
-        "reboot",
-        "halt",
-        "poweroff",
-        "init",
-        "telinit",
-        "systemctl",
-        "kill",
-        "killall5",
-        "sh",
-        "bash",
-        "dash",
-        "eval",
-        "python3",
-        "perl",
-        "sudo",
-        "env",
-        "busybox",
-        "xargs",
-        "tee",
-        "cp",
-        "mv",
-        "chmod",
-        "chown",
-        "curl",
-        "wget",
-    ]
+    listed(
+        "rm dd shred find mkfs mkfs.ext4 shutdown reboot halt poweroff init telinit systemctl kill killall5 sh bash dash eval python3 perl sudo env "
+        "busybox xargs tee cp mv chmod chown curl wget"
+    )
 )
 """Programs that a pattern in command position is compared with."""
 

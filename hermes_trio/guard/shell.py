@@ -12,7 +12,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,10 +19,12 @@ from .call import MAX_EXCERPT, Call, base_name, excerpt_of, quoted
 from .expansion import MAX_ALTERNATIVES, Expander
 from .ledger import MAX_DEPTH, Ledger
 from .marks import DECODED, HOLE, REMOTE, SOLID, is_dynamic, plain, shown
-from .paths import fold, is_raw_disk, write_category
+from .options import listed
+from .paths import fold, is_own, is_raw_disk, read_category, write_category
 from .pruning import prune
 from .reader import Reader, Unreadable
 from .registry import ALL_NAMES, RUNNERS, find_rule
+from .rules.words import judge_words
 from .state import State, Value
 from .structure import leaves, literal_name, started_beside
 from .syntax import (
@@ -44,41 +45,28 @@ from .syntax import (
 from .values import any_of, append, bounded, chunks, items_of, union
 from .verdict import BlockCategory, Blocked, Category
 
-if TYPE_CHECKING:
-    pass
-
-
 _CODE_VARIABLES = frozenset(
-    [
-        "EDITOR",
-        "VISUAL",
-        "PAGER",
-        "MANPAGER",
-        "GIT_PAGER",
-        "GIT_EDITOR",
-        "GIT_SSH_COMMAND",
-        "GIT_EXTERNAL_DIFF",
-        "GIT_SEQUENCE_EDITOR",
-        "BROWSER",
-        "PROMPT_COMMAND",
-        "PS0",
-        "PS1",
-        "PS2",
-        "PS4",
-        "LESSOPEN",
-        "LESSCLOSE",
-        "SSH_ASKPASS",
-        "SUDO_ASKPASS",
-        "GIT_ASKPASS",
-        "RSYNC_RSH",
-        "CVS_RSH",
-    ]
+    listed(
+        "EDITOR VISUAL PAGER MANPAGER GIT_PAGER GIT_EDITOR GIT_SSH_COMMAND GIT_EXTERNAL_DIFF GIT_SEQUENCE_EDITOR BROWSER PROMPT_COMMAND PS0 PS1 PS2 PS4 "
+        "LESSOPEN LESSCLOSE SSH_ASKPASS SUDO_ASKPASS GIT_ASKPASS RSYNC_RSH CVS_RSH"
+    )
 )
+_LOADED_VARIABLES = frozenset({"LD_PRELOAD", "LD_AUDIT"})
 _STARTUP_VARIABLES = frozenset({"BASH_ENV", "ENV", "ZDOTDIR"})
 _SUBSCRIPT = re.compile(r"\[[^\[]{0,200}(?:\$\(|`)")
 _EVALUATORS = frozenset(
     {"let", "test", "[", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset"}
 )
+_NO_READERS = frozenset(
+    listed(
+        "echo printf ls gls dir stat test [ [[ mkdir rmdir touch chmod chown chgrp cd pushd popd find gfind fd fdfind git gh docker docker-compose podman "
+        "source . ssh ssh-add ssh-copy-id rm grm unlink shred true which type export alias declare readonly set read eval trap ps kill curl wget du df"
+    )
+)
+"""Programs that do not print what is in the files they name, or whose own rule judges them."""
+_PATTERN_FIRST = frozenset(listed("grep egrep fgrep rg ag ack sed gsed awk gawk jq yq perl"))
+_WRITE_LAST = frozenset(listed("cp gcp mv gmv install ln gln"))
+_COPIES_TREES = frozenset(listed("tar zip 7z cp rsync scp rclone"))
 _KEYED = re.compile(r"\A\[[^\]]*\]\+?=")
 _READ_OPERATORS = frozenset({"<", "<>"})
 _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
@@ -94,9 +82,18 @@ class Redirected(msgspec.Struct):
 class Shell(Ledger):
     """One walk over one command line."""
 
-    def __init__(self, *, home: str, cwd: str, sudo_password_configured: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        home: str,
+        cwd: str,
+        gateway_home: str = "",
+        confined: bool = False,
+        sudo_password_configured: bool = False,
+    ) -> None:
+        super().__init__(confined=confined)
         self.state = State(home=home, cwds=(cwd,))
+        self.gateway_home = gateway_home
         self.sudo_password_configured = sudo_password_configured
         self.expander = Expander(self.state, self._substitute, self.run_sink)
         self._guesses = 0
@@ -117,7 +114,7 @@ class Shell(Ledger):
             try:
                 items = Reader(plain(text)).read()
             except Unreadable as problem:
-                if self._muted or is_dynamic(text):
+                if self._muted or self._tentative or is_dynamic(text):
                     return HOLE
                 if self._guesses:
                     # One of several possible texts; it need not be one that ever runs.
@@ -159,9 +156,48 @@ class Shell(Ledger):
         with self._deeper():
             return self._call(argv, stdin)
 
+    def reads(self, path: str, excerpt: str) -> None:
+        """Ask before a file that holds credentials, or one of the gateway's own, is handed to a program."""
+        if not path or is_dynamic(path[:1]) or len(path) > 4_096:
+            return
+        for spelling in self.state.resolve(path) if self.state.links else [path]:
+            expanded = self.state.home + spelling[1:] if spelling.startswith("~/") else spelling
+            for cwd in self.state.cwds:
+                question = read_category(expanded, cwd, self.gateway_home)
+                if question is not None:
+                    self.flag(*question, excerpt)
+
+    def _reads_operands(self, name: str, arguments: list[str]) -> None:
+        operands = [word for word in arguments if not word.startswith("-")]
+        if name in _PATTERN_FIRST and "-e" not in arguments:
+            operands = operands[1:]
+        elif name in _WRITE_LAST and len(operands) > 1:
+            self._own(operands.pop(), excerpt_of([name, *arguments]))
+        if name in _NO_READERS:
+            for operand in operands if self.gateway_home else ():
+                self._own(operand, excerpt_of([name, *arguments]))
+            return
+        for operand in operands[:256]:
+            self.reads(operand, excerpt_of([name, *arguments]))
+            if "=" in operand:
+                self.reads(operand.rpartition("=")[2].lstrip("@<"), excerpt_of([name, *arguments]))
+            if (
+                name in _COPIES_TREES
+                and operand.startswith("/")
+                and fold(operand, "/") in ((), fold(self.state.home, "/"))
+            ):
+                self.flag(Category.CREDENTIAL_READ, "copies the whole home directory", excerpt_of([name, *arguments]))
+
+    def _own(self, path: str, excerpt: str) -> None:
+        for cwd in self.state.cwds:
+            if is_own("/" + "/".join(fold(plain(path), cwd)), self.gateway_home):
+                self.flag(Category.GATEWAY_FILES, "uses the gateway's own files", excerpt)
+
     def write(self, path: str, text: str | None, excerpt: str) -> None:
         """Judge a write to a file and remember the text."""
         path = plain(path)
+        if self.gateway_home:
+            self._own(path, excerpt)
         if is_raw_disk(path):
             reason = f"writes to the raw disk {shown(path)}, which destroys what is on it"
             raise Blocked(BlockCategory.RAW_DISK_WRITE, reason)
@@ -438,8 +474,10 @@ class Shell(Ledger):
         if assignment.name in _CODE_VARIABLES:
             for value in values:
                 if isinstance(value, str) and value.strip(HOLE + SOLID):
-                    with self.muted(), state.maybe():
+                    with self.tentative(), state.maybe():
                         self.run_text(value.lstrip("|"))
+        if assignment.name in _LOADED_VARIABLES:
+            self.flag(Category.PERSISTENCE, f"{assignment.name} loads code into every program", assignment.name)
 
     def _refer(self, name: str) -> None:
         target = self.state.lookup(name)[-1]
@@ -465,6 +503,8 @@ class Shell(Ledger):
             targets = ["".join(fields) for fields in self.expander.fields(redirect.target)]
             if operator in _READ_OPERATORS:
                 texts = [self.file_text(target) for target in targets]
+                for target in targets:
+                    self.reads(target, f"< {shown(target)}")
                 result.stdin = HOLE if None in texts else "\n".join(text for text in texts if text is not None)
                 self._open(redirect.descriptor, result.stdin)
             elif operator == "<&":
@@ -527,6 +567,7 @@ class Shell(Ledger):
             self._subscripts(arguments)
         outputs: list[str] = []
         before = self.state.cwds
+        self._recall(path)
         if path in self.state.functions:
             outputs.append(self._enter_function(path, arguments, stdin))
         for alias in self.state.aliases.get(path, ())[:8]:
@@ -536,20 +577,38 @@ class Shell(Ledger):
                     outputs.append(self.run_text(" ".join([alias, *map(quoted, arguments)]), stdin))
                 finally:
                     self._active.pop()
-        if "/" in path and (self.state.files or self.state.executables):
-            self._run_path(path, stdin, arguments)
+        if "/" in path and self.state.files:
+            self.run_file(path, stdin, arguments)
         if self.state.programs and (program := self.state.programs.get(name)) is not None and program != name:
             outputs.append(self.call([program, *raw], stdin))
         rule = find_rule(name)
+        call = Call(self, name, arguments, raw, stdin, path)
+        judge_words(call)
+        self._reads_operands(name, arguments)
         if rule is None:
             self._unknown(name, arguments, stdin)
             return any_of(outputs) if outputs else HOLE
-        output = rule(Call(self, name, arguments, raw, stdin, path))
+        output = rule(call)
         if outputs and self.state.cwds is not before:
             # Redefined, it may not have changed the directory at all.
             self.state.cwds = union(before, self.state.cwds)
         outputs.append(HOLE if output is None else output)
         return outputs[0] if len(outputs) == 1 else any_of(outputs)
+
+    def _recall(self, name: str) -> None:
+        """Define what the session's shell remembers under this name, when it is used for the first time."""
+        text = self.state.remembered.pop(name, None)
+        if text is None:
+            return
+        if text.startswith("alias "):
+            self.state.aliases.setdefault(name, []).append(text.removeprefix("alias "))
+            return
+        try:
+            nodes = [item.node for item in Reader(text).read()]
+        except (Unreadable, RecursionError):
+            self.flag(Category.DYNAMIC_COMMAND, "the session's shell redefined this command", name)
+            return
+        self.state.functions[name] = [node.body for node in nodes if isinstance(node, Function)]
 
     def _dynamic(self, path: str, argv: list[str], stdin: str | None) -> tuple[str, bool]:
         folder, _, name = path.rpartition("/")
@@ -574,12 +633,6 @@ class Shell(Ledger):
                 if fnmatch.fnmatchcase(candidate, name):
                     self.call([candidate, *argv[1:]], stdin)
         return HOLE
-
-    def _run_path(self, path: str, stdin: str | None, arguments: list[str]) -> None:
-        if self.file_key(path) in self.state.executables:
-            excerpt = excerpt_of([path, *arguments])
-            self.flag(Category.FRESH_EXECUTABLE, "runs a file that was just made executable", excerpt)
-        self.run_file(path, stdin, arguments)
 
     def _unknown(self, name: str, arguments: list[str], stdin: str | None) -> None:
         """A program without a rule may be a wrapper: what it might run must not be something hard-blocked."""

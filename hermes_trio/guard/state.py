@@ -25,7 +25,7 @@ PROCESS_SELF = SOLID + "self"
 Value = str | tuple[str, ...]
 
 _NUMBERS = frozenset({"#", "?", "-", "RANDOM", "SECONDS", "UID", "EUID", "LINENO", "EPOCHSECONDS", "SHLVL", "COLUMNS"})
-_PROCESSES = frozenset({"$", "!", "PPID", "BASHPID"})
+_PROCESSES = frozenset({"$", "PPID", "BASHPID"})
 _DEFAULTS = {
     "IFS": " \t\n",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -48,7 +48,8 @@ class State(msgspec.Struct):
     """Text that the command line itself put into a file."""
     sinks: dict[str, list[Item]] = msgspec.field(default_factory=dict[str, list[Item]])
     """Scripts that read what is written to a `>(…)` path."""
-    executables: set[str] = msgspec.field(default_factory=set[str])
+    remembered: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Definitions of earlier commands by name: the text of a function, or `alias ` and what it stands for."""
     references: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Names declared with -n: each stands for another variable."""
     detached: dict[str, frozenset[str]] = msgspec.field(default_factory=dict[str, frozenset[str]])

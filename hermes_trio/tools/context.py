@@ -30,6 +30,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     turn: Turn | None = None
     channel: CompletionChannel | None = None
     unsupported: str = ""
+    confined: bool = False
+    """Whether the kernel keeps them from the gateway."""
 
     @property
     def context(self) -> SessionContext:

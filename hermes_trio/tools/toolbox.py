@@ -79,11 +79,12 @@ async def open_toolbox(
     environment: Mapping[str, str] | None = None,
     output_log: OutputLog | None = None,
     more: Iterable[Tool] = (),
+    gateway_home: str = "",
 ) -> AsyncIterator[Toolbox]:
     """The tools for the body of the `async with`.
 
     `environment` is the server's, of which commands get an allow-list; `output_log` keeps the last output of watched jobs (the runtime's store does, if it
-    can). Cancelled or not, leaving ends every process and link in a bounded time.
+    can); `gateway_home` is the folder that commands are asked about. Cancelled or not, leaving ends every process and link in a bounded time.
     """
     settings = ToolSettings() if settings is None else settings
     server = os.environ if environment is None else environment
@@ -98,7 +99,13 @@ async def open_toolbox(
         ):
             processes = Processes(warden, shells, terminal, log)
             judge = CommandPolicy(
-                approvals, consent, home=shells.home, shown=mask_secrets, reviewer=reviewer, bypass=bypass
+                approvals,
+                consent,
+                home=shells.home,
+                gateway_home=gateway_home,
+                shown=mask_secrets,
+                reviewer=reviewer,
+                bypass=bypass,
             )
             delegation = Delegation(
                 settings.delegation,

@@ -164,6 +164,44 @@ async def test_deny_rules_are_stronger_than_every_permission() -> None:
         assert (await bench.run("echo git push"))["output"] == "git push"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git -C . push",
+        "git -C . -c a.b=c push origin main",
+        "git --no-pager push",
+        "git --git-dir=.git push",
+        "docker --context prod compose -f a.yml down",
+        "sudo git -C /srv/app push",
+    ],
+)
+async def test_deny_rules_match_behind_global_options(command: str) -> None:
+    """A rule about a sub-command holds wherever global options stand before it."""
+    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*", "docker compose down*"))) as bench:
+        result = await bench.run(command)
+        assert result["status"] == "blocked"
+        assert "operator's rule" in result["error"]
+
+
+async def test_deny_rules_leave_other_sub_commands_alone() -> None:
+    """The words behind a sub-command are not taken for one."""
+    async with open_bench(consent=ApprovalSettings(mode=False, deny=("git push*",))) as bench:
+        assert (await bench.run("git -C . status; git --version >/dev/null; echo ok"))["output"].endswith("ok")
+
+
+async def test_a_remembered_alias_is_asked_about(tmp_path: Path) -> None:
+    """`alias zap=rm` in one command and `zap -rf dir` in the next is a recursive delete, which nobody can allow here."""
+    folder = tmp_path / "dir"
+    folder.mkdir()
+    async with open_bench() as bench:
+        assert (await bench.run("alias zap=rm; export GONE='rm -rf'"))["exit_code"] == 0
+        for command in (f"zap -rf {folder}", f"$GONE {folder}"):
+            result = await bench.run(command)
+            assert result["status"] == "blocked"
+            assert "deletes recursively" in result["error"]
+        assert folder.exists()
+
+
 async def test_the_allow_list(tmp_path: Path) -> None:
     """TOOL-146: commands, globs and categories can be allowed; a glob says nothing about a command with shell operators."""
     folder = tmp_path / "x"

@@ -1,37 +1,45 @@
-"""How much the guard sees: its score over a corpus of intents it was not written from, and over a developer's days.
+"""How much the guard sees: its score over a corpus of intents, and over a developer's days, in a confined command.
 
-Run with `-s` to see the table. A floor may only be raised.
+Run with `-s` to see the table. A floor may only be raised. The guard of 0.1.0 asked about 183 of these 443 intents, and let 248 of these 272
+everyday commands pass.
 """
 
 from __future__ import annotations
 
 import sys
 
-from hermes_trio.guard import Verdict, inspect_command
+from hermes_trio.guard import Remembered, Verdict, inspect_command
 
 from .developer_corpus import DEVELOPER
 from .intent_corpus import INTENTS, After
 
 FLOORS = {
-    "deletes": 24,
-    "machine": 29,
-    "history": 26,
-    "remote code": 29,
-    "privilege": 12,
-    "credentials": 2,
-    "exfiltration": 4,
-    "gateway": 22,
-    "persistence": 17,
-    "data": 18,
+    "deletes": 38,
+    "machine": 38,
+    "history": 41,
+    "remote code": 41,
+    "privilege": 41,
+    "credentials": 46,
+    "exfiltration": 46,
+    "gateway": 40,
+    "persistence": 38,
+    "data": 53,
 }
-PASSES = 248
+PASSES = 272
 """How many of the developer's commands pass without a question, at least."""
 
 
 def inspect(case: str | After) -> Verdict:
     """Read one command of a corpus where the corpora say it runs."""
-    command = case if isinstance(case, str) else case.command
-    return inspect_command(command, home="/home/dev", cwd="/home/dev/project")
+    after = After(case) if isinstance(case, str) else case
+    return inspect_command(
+        after.command,
+        home="/home/dev",
+        cwd="/home/dev/project",
+        gateway_home="/home/dev/.hermes-trio",
+        remembered=Remembered(definitions=after.definitions, variables=dict(after.variables)),
+        confined=True,
+    )
 
 
 def test_the_guard_sees_at_least_this_much() -> None:

@@ -8,14 +8,12 @@ import pytest
 
 from hermes_trio.guard import (
     BlockCategory,
-    Category,
     Verdict,
     inspect_command,
     normalise,
     simple_command_words,
     strip_comments,
 )
-from hermes_trio.guard.second_opinion import second_opinion
 
 HOME = "/home/dev"
 
@@ -107,24 +105,6 @@ def test_limits(text: str, blocked: bool) -> None:
     verdict = inspect_command(text, home=HOME)
     over = verdict.blocked is not None and verdict.blocked.category is BlockCategory.OVER_LIMIT
     assert over is blocked
-
-
-def test_second_reader_sees_commands() -> None:
-    """The second reader reports where commands begin, substitutions included."""
-    opinion = second_opinion("ls $(pwd) | wc")
-    assert opinion.readable
-    assert opinion.spans == ((0, 9), (5, 8), (12, 14))
-
-
-def test_second_reader_keeps_offsets_with_unicode() -> None:
-    """Offsets are characters, not bytes."""
-    assert second_opinion("echo 'é中'; ls").spans[-1] == (11, 13)
-
-
-def test_disagreement_is_a_question() -> None:
-    """A text that only our reader understands is asked about."""
-    verdict = inspect_command("{ls,-l}", home=HOME)
-    assert verdict.categories == {Category.AMBIGUOUS_SYNTAX}
 
 
 def test_threads_do_not_share_a_parser() -> None:

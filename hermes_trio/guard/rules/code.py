@@ -13,6 +13,8 @@ from hermes_trio.guard.paths import is_raw_disk, precious
 from hermes_trio.guard.quoting import unescape
 from hermes_trio.guard.verdict import BlockCategory, Blocked, Category
 
+from .git import destructive_sql
+
 if TYPE_CHECKING:
     from hermes_trio.guard.call import Call
     from hermes_trio.guard.shell import Shell
@@ -36,6 +38,9 @@ _CODE_FLAGS: dict[str, tuple[str, ...]] = {
     "groovy": ("-e",),
     "tclsh": (),
     "expect": ("-c",),
+    "powershell": ("-c", "-command", "-Command", "-EncodedCommand", "-enc"),
+    "pwsh": ("-c", "-command", "-Command", "-EncodedCommand", "-enc"),
+    "cmd": ("/c", "/k"),
 }
 _STRING = re.compile(
     r"'''(.*?)'''|\"\"\"(.*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|`((?:[^`\\]|\\.)*)`", re.DOTALL
@@ -50,9 +55,21 @@ _RUNS = re.compile(
     r"system|popen|subprocess|spawn|exec|fork|child_process|Process|shell|passthru|proc_open|qx|%x|`|getoutput|call|run|sh\.|doShell|Command|execute"
 )
 _DELETES = re.compile(
-    r"rmtree|remove_tree|rm_rf|rm_r|remove_entry|rmSync|rmdirSync|rm\(|rmdir|removedirs|removeSync|rimraf|remove_dir_all|deleteDirectory|"
+    r"rmtree|remove_tree|rm_rf|rm_r\b|remove_entry|rmSync|rmdirSync|\brm\(|rmdir|removedirs|removeSync|rimraf|remove_dir_all|deleteDirectory|"
     r"delete_folder|recursive"
 )
+_LOSES = re.compile(
+    r"(?:os|shutil|fs|File|FileUtils|fsp|promises)\.(?:rm|remove|delete)|\bunlink|send2trash|Remove-Item|\bdel /"
+)
+_KILLS = re.compile(r"\b(?:os|process|Process)\.kill|killpg|\bkill\s*\(")
+_TALKS = re.compile(
+    r"urlopen|\brequests\.|httpx|aiohttp|\bfetch\(|http\.(?:client|request|get)|\.connect\(|LWP|open-uri|Net::HTTP|IO::Socket|https?://|axios"
+)
+_EVALUATES = re.compile(r"\beval\b|\bexec\b|dup2|pty\.spawn|/bin/(?:ba)?sh|instance_eval")
+_SENDS = re.compile(
+    r"\.(?:post|put|patch|send|sendall|upload)\(|\bdata\s*=|\bfiles\s*=|method['\"]?\s*[:=]\s*['\"]P|\bbody\s*:"
+)
+_ELSEWHERE = re.compile(r"https?://(?!localhost|127\.|\[::1\])|\.connect\(\(?['\"](?!localhost|127\.)[\w-]+\.")
 _FORK_BOMB = re.compile(r"fork ?(?:\( ?\))? ?while fork|while ?\(? ?(?:1|True|true)? ?\)? ?[:{]? ?(?:os\.)?fork\b")
 _BLANKS = re.compile(r"\s+")
 _HOME_CALLS = re.compile(r"expanduser|Path\.home|homedir|Dir\.home|ENV\[|environ|getenv|process\.env\.HOME")
@@ -148,6 +165,10 @@ def interpreter(call: Call) -> str | None:
             call.shell.write(operand, None, call.excerpt)
     if code is not None:
         call.flag(Category.INLINE_CODE, f"runs inline {language} code")
+        if "pwsh" in language or "powershell" in language:
+            call.shell.call(plain(code).split(), None)
+            if any(word.lower().startswith("-e") for word in call.arguments):
+                call.flag(Category.DECODED_CODE, "runs an encoded command")
         inspect_code(call.shell, code, call.excerpt)
         return _maybe_prints(code)
     operands = scan(call.raw, ("-m", "-W", "-X", "-I", "-r", "--require", "-S"), permute=False)
@@ -164,6 +185,8 @@ def interpreter(call: Call) -> str | None:
         return None
     if call.stdin is not None and not operands.has("--version", "-V", "-v", "--help", "-h"):
         _flag_inline(call, call.stdin, f"runs {language} code from standard input")
+        if call.stdin.strip() in (HOLE, SOLID):
+            call.flag(Category.DYNAMIC_COMMAND, "runs code known only at run time")
         _origin(call, call.stdin)
         inspect_code(call.shell, call.stdin, call.excerpt)
         return _maybe_prints(call.stdin)
@@ -212,6 +235,7 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
     literals = _literals(code)
     if any(map(is_raw_disk, literals)) and ("write" in code or any(map(_WRITE_MODE.match, literals))):
         raise Blocked(BlockCategory.RAW_DISK_WRITE, "inline code would write to a raw disk")
+    _judge_code(shell_walk, code, literals, excerpt)
     if _DELETES.search(code):
         candidates = [*literals, *([shell_walk.state.home] if _HOME_CALLS.search(code) else [])]
         for literal in candidates:
@@ -219,7 +243,7 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
             if path.startswith("/") and precious(path, ("/",), shell_walk.state.home) is not None:
                 raise Blocked(BlockCategory.ROOT_DELETE, f"inline code would delete {path} and all below it")
     if _RUNS.search(code):
-        with shell_walk.muted(), shell_walk.state.maybe():
+        with shell_walk.tentative(), shell_walk.state.maybe():
             for literal in [*literals[:256], *_filled(literals), *_BARE_RUN.findall(code)[:64]]:
                 if literal.strip(HOLE + SOLID + " "):
                     shell_walk.run_text(literal)
@@ -236,6 +260,24 @@ def inspect_code(shell_walk: Shell, code: str, excerpt: str, depth: int = 0) -> 
                 with shell_walk.muted(), shell_walk.state.maybe():
                     shell_walk.run_text(decoded)
                 inspect_code(shell_walk, decoded, excerpt, depth + 1)
+
+
+def _judge_code(shell_walk: Shell, code: str, literals: list[str], excerpt: str) -> None:
+    """Flag what inline code would lose, read, send or end, as far as its words say so."""
+    if _DELETES.search(code.replace("recursive", "")) or _LOSES.search(code):
+        shell_walk.flag(Category.RECURSIVE_DELETE, "inline code deletes files", excerpt)
+    if _KILLS.search(code):
+        shell_walk.flag(Category.PROCESS_KILL, "inline code ends processes", excerpt)
+    if _TALKS.search(code) and _ELSEWHERE.search(code):
+        if _EVALUATES.search(code):
+            shell_walk.flag(Category.REMOTE_CODE, "inline code runs what it downloads", excerpt)
+        elif _SENDS.search(code):
+            shell_walk.flag(Category.UPLOAD, "inline code sends data to another host", excerpt)
+    for literal in literals[:256]:
+        if "/" in literal or literal.startswith(".env"):
+            shell_walk.reads(literal, excerpt)
+        if (problem := destructive_sql(literal)) is not None:
+            shell_walk.flag(Category.DESTRUCTIVE_SQL, problem, excerpt)
 
 
 def _literals(code: str) -> list[str]:
@@ -342,34 +384,3 @@ def editor(call: Call) -> str | None:
         for operand in scan(call.arguments, ("-c", "--cmd", "-S")).operands:
             call.shell.write(operand, None, call.excerpt)
     return None
-
-
-def powershell(call: Call) -> str | None:
-    """PowerShell and cmd: inline and encoded commands."""
-    words = call.arguments
-    lowered = [word.lower() for word in words]
-    for position, word in enumerate(lowered):
-        rest = words[position + 1 :]
-        if re.match(r"-e(?:nc?|ncodedcommand)?\Z|-ec\Z", word) and rest:
-            call.flag(Category.DECODED_CODE, "runs an encoded PowerShell command")
-            try:
-                text = base64.b64decode(rest[0] + "=" * (-len(rest[0]) % 4)).decode("utf-16-le", "replace")
-            except (ValueError, binascii.Error):
-                return None
-            _windows_text(call, text)
-            return None
-        if (re.match(r"-c(?:ommand)?\Z", word) or word in ("/c", "/k")) and rest:
-            call.flag(Category.INLINE_CODE, "runs inline PowerShell or cmd code")
-            _windows_text(call, " ".join(rest))
-            return None
-    if call.stdin is not None:
-        call.flag(Category.INLINE_CODE, "runs PowerShell code from standard input")
-        _windows_text(call, call.stdin)
-    return None
-
-
-def _windows_text(call: Call, text: str) -> None:
-    for line in re.split(r"[;\n&|]+", text)[:256]:
-        words = line.split()
-        if words and not is_dynamic(words[0]):
-            call.shell.call(words, None)

@@ -1,4 +1,4 @@
-"""Deleting: rm and its kin, searches that delete, mirrors that delete, and their Windows names."""
+"""Deleting: rm and its kin, searches that delete, mirrors that delete."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hermes_trio.guard.marks import HOLE, SOLID, is_dynamic, plain
-from hermes_trio.guard.options import scan
+from hermes_trio.guard.marks import HOLE, SOLID, TEMPORARY, is_dynamic, plain
+from hermes_trio.guard.options import listed, scan
 from hermes_trio.guard.paths import is_raw_disk, precious
 from hermes_trio.guard.verdict import BlockCategory, Blocked, Category
 
@@ -16,19 +16,7 @@ if TYPE_CHECKING:
 
 _FIND_ACTIONS = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _FIND_NARROWING = frozenset(
-    {
-        "-name",
-        "-iname",
-        "-path",
-        "-ipath",
-        "-wholename",
-        "-iwholename",
-        "-regex",
-        "-iregex",
-        "-lname",
-        "-inum",
-        "-samefile",
-    }
+    listed("-name -iname -path -ipath -wholename -iwholename -regex -iregex -lname -inum -samefile")
 )
 _LITERAL = re.compile(r"[A-Za-z0-9_]")
 _BRACKETS = re.compile(r"\[[^\]]*\]")
@@ -53,6 +41,8 @@ def rm(call: Call) -> str:
         operand.startswith((HOLE, SOLID)) and "/" not in operand for operand in options.operands
     )
     recursive = options.has("-r", "-R", "--recursive")
+    if options.operands and all(operand.startswith(TEMPORARY) and ".." not in operand for operand in options.operands):
+        return ""
     if recursive or unknown or options.has("--no-preserve-root"):
         for target in options.operands:
             refuse_precious(call, target)
@@ -60,6 +50,8 @@ def rm(call: Call) -> str:
         call.flag(Category.RECURSIVE_DELETE, "deletes recursively")
     elif any(operand.startswith("/") for operand in options.operands):
         call.flag(Category.ABSOLUTE_DELETE, "deletes an absolute path")
+    elif not call.shell.bulk and any(map(is_dynamic, options.operands)):
+        call.flag(Category.UNKNOWN_DELETE, "deletes what is known only at run time")
     if call.shell.bulk:
         call.flag(Category.BULK_DELETE, "deletes whatever a search finds")
     return ""
@@ -75,20 +67,6 @@ def unlink(call: Call) -> str:
         call.flag(Category.ABSOLUTE_DELETE, "deletes an absolute path")
     if call.shell.bulk:
         call.flag(Category.BULK_DELETE, "deletes whatever a search finds")
-    return ""
-
-
-def windows_delete(call: Call) -> str:
-    """del, erase, rd and Remove-Item; a plain POSIX rmdir removes only empty folders."""
-    flags = [argument.lower() for argument in call.arguments]
-    if call.name == "rmdir" and "/s" not in flags:
-        return ""
-    for argument in call.arguments:
-        if not argument.startswith("-") and len(argument) > 2:
-            root = precious(argument, call.shell.state.cwds, call.shell.state.home)
-            if root is not None and any("-recurse".startswith(flag) and len(flag) > 1 for flag in flags):
-                refuse_precious(call, argument)
-    call.flag(Category.WINDOWS_DELETE, "deletes with a Windows command")
     return ""
 
 
@@ -175,25 +153,8 @@ def fd(call: Call) -> str | None:
 
 def xargs(call: Call) -> str | None:
     """xargs and parallel append what they read; known input is put in its place, unknown input is a hole."""
-    valued = (
-        "-I",
-        "-i",
-        "-n",
-        "-P",
-        "-L",
-        "-d",
-        "-a",
-        "-E",
-        "-s",
-        "-S",
-        "-j",
-        "--jobs",
-        "-N",
-        "--colsep",
-        "--delimiter",
-    )
-    long_valued = ("--replace", "--max-args", "--max-procs", "--max-lines", "--arg-file", "--results", "--joblog")
-    options = scan(call.raw, (*valued, *long_valued), permute=False)
+    valued = "-I -i -n -P -L -d -a -E -s -S -j --jobs -N --colsep --delimiter --replace --max-args --max-procs --max-lines --arg-file --results --joblog"
+    options = scan(call.raw, valued.split(), permute=False)
     command = options.operands or ["echo"]
     items: list[str] = []
     for marker in (":::", "::::", ":::+"):
@@ -255,6 +216,8 @@ def rsync(call: Call) -> str | None:
             call.shell.run_text(remote_shell)
     if options.operands and ":" not in options.operands[-1]:
         call.shell.write(options.operands[-1], None, call.excerpt)
+    elif any(precious(source, call.shell.state.cwds, call.shell.state.home) for source in options.operands[:-1]):
+        call.flag(Category.UPLOAD, "sends the home directory or a system folder to another host")
     return None
 
 

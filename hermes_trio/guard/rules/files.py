@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hermes_trio.guard.marks import HOLE, REMOTE
-from hermes_trio.guard.options import scan
+from hermes_trio.guard.marks import HOLE, REMOTE, is_dynamic
+from hermes_trio.guard.options import Options, listed, scan
 from hermes_trio.guard.paths import fold, precious
 from hermes_trio.guard.verdict import Category
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 _OCTAL = re.compile(r"[0-7]{3,5}\Z|[0-7]{1,2}\Z")
 _WORLD_WRITE = re.compile(r"(?:^|,)(?:[ug]*[oa][ugoa]*)[+=][rxXst]*w")
-_MAKES_RUNNABLE = re.compile(r"(?:^|,)[ugoa]*[+=][rwXst]*x")
 
 
 def chmod(call: Call) -> str:
-    """World-writable modes are asked about; a file made executable is remembered."""
+    """World-writable modes are asked about."""
     operands = [word for word in call.arguments if not re.match(r"-[RvcfHLP]+\Z|--", word)]
     if not operands:
         return ""
@@ -33,8 +32,6 @@ def chmod(call: Call) -> str:
     state = call.shell.state
     if recursive and any(precious(target, state.cwds, state.home) for target in targets):
         call.flag(Category.OPEN_PERMISSIONS, "changes permissions of a system root recursively")
-    if (octal and any(int(digit) & 1 for digit in octal[-3:])) or _MAKES_RUNNABLE.search(mode):
-        state.executables.update(call.shell.file_key(target) for target in targets)
     return ""
 
 
@@ -106,70 +103,30 @@ def write_operands(call: Call) -> str:
     return ""
 
 
+_CURL_VALUED = listed(
+    "-o --output -H --header -X --request -u --user -A --user-agent -e --referer -b --cookie -c --cookie-jar -m --max-time --connect-timeout --retry -x "
+    "--proxy -w --write-out -K --config --cacert --cert --key -r --range -P --directory-prefix --output-document -t --tries -U --limit-rate --resolve --url -Q "
+    "-y -Y -z -C --continue-at --output-dir"
+)
+_CURL_DATA = listed(
+    "-d --data --data-raw --data-binary --data-urlencode --json -F --form -T --upload-file --post-data --post-file --body-file --body-data"
+)
+_CURL_FILES = frozenset({"-T", "--upload-file", "--post-file", "--body-file"})
+_LOOPBACK = re.compile(
+    r"(?:\w+://)?(?:[^/@]*@)?(?:localhost|127\.\d+\.\d+\.\d+|\[::1\]|::1|0\.0\.0\.0|:\d+)(?:[:/]|\Z)"
+)
+
+
 def download(call: Call) -> str:
-    """curl and wget print or store text of unknown origin."""
+    """curl and wget print or store text of unknown origin, and send what their options name."""
     remote = REMOTE + HOLE
-    valued = [
-        "-o",
-        "--output",
-        "-H",
-        "--header",
-        "-d",
-        "--data",
-        "--data-raw",
-        "--data-binary",
-        "--data-urlencode",
-        "-X",
-        "--request",
-        "-u",
-        "--user",
-        "-A",
-        "--user-agent",
-        "-e",
-        "--referer",
-        "-b",
-        "--cookie",
-        "-c",
-        "--cookie-jar",
-        "-F",
-        "--form",
-        "-T",
-        "--upload-file",
-        "-m",
-        "--max-time",
-        "--connect-timeout",
-        "--retry",
-        "-x",
-        "--proxy",
-        "-w",
-        "--write-out",
-        "-K",
-        "--config",
-        "--cacert",
-        "--cert",
-        "--key",
-        "-r",
-        "--range",
-        "-P",
-        "--directory-prefix",
-        "--output-document",
-        "--post-data",
-        "-t",
-        "--tries",
-        "-U",
-        "--limit-rate",
-        "--resolve",
-        "--url",
-        "-Q",
-        "-y",
-        "-Y",
-        "-z",
-        "-C",
-        "--continue-at",
-        "--output-dir",
-    ]
+    valued = [*_CURL_VALUED, *_CURL_DATA]
     wget = call.name == "wget"
     options = scan(call.arguments, [*valued, "-O"] if wget else valued)
+    if not all(
+        map(_LOOPBACK.match, [word for word in options.operands if "=" not in word and not word.isupper()] or ["?"])
+    ):
+        _judge_upload(call, options)
     target = options.value("-O", "--output-document") if wget else options.value("-o", "--output")
     names = [url.split("?")[0].rstrip("/").rpartition("/")[2] for url in options.operands]
     if target in ("-", "/dev/stdout"):
@@ -184,6 +141,26 @@ def download(call: Call) -> str:
                 call.shell.write(f"{folder}/{name}" if folder else name, remote, call.excerpt)
         return ""
     return remote
+
+
+def _judge_upload(call: Call, options: Options) -> None:
+    sent = [(name, value) for name in _CURL_DATA for value in options.values.get(name, [])]
+    sent += [("-F", word) for word in options.operands if re.search(r"[=:]?@[\w./~-]", word) and "://" not in word]
+    for name, value in sent:
+        if name in _CURL_FILES or is_dynamic(value) or re.match(r"(?:[^=@]*=)?[@<]", value):
+            call.flag(Category.UPLOAD, "sends files or unknown text to another host")
+    if call.name in ("http", "https", "xh") and call.stdin is not None:
+        call.flag(Category.UPLOAD, "sends files or unknown text to another host")
+
+
+def netcat(call: Call) -> str:
+    """nc and its kin: a program behind a port, or text that leaves."""
+    options = scan(call.arguments, ("-p", "-w", "-s", "-i", "-q", "-X", "-x", "-e", "-c", "--exec", "--sh-exec"))
+    if options.has("-e", "-c", "--exec", "--sh-exec"):
+        call.flag(Category.REMOTE_CODE, "connects a program to the network")
+    elif call.stdin is not None and not any(map(_LOOPBACK.match, options.operands)):
+        call.flag(Category.UPLOAD, "sends text to another host")
+    return REMOTE + HOLE
 
 
 def crontab(call: Call) -> str | None:

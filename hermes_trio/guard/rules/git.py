@@ -6,22 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from hermes_trio.guard.marks import plain, shown
-from hermes_trio.guard.options import scan
+from hermes_trio.guard.options import listed, scan
 from hermes_trio.guard.verdict import Category
 
 if TYPE_CHECKING:
     from hermes_trio.guard.call import Call
 
-_GLOBAL_VALUED = (
-    "-C",
-    "-c",
-    "--git-dir",
-    "--work-tree",
-    "--namespace",
-    "--exec-path",
-    "--super-prefix",
-    "--config-env",
-)
+_GLOBAL_VALUED = listed("-C -c --git-dir --work-tree --namespace --exec-path --super-prefix --config-env")
 _RUNNING_KEYS = re.compile(
     r"alias\.|core\.(?:pager|editor|sshcommand|fsmonitor|hookspath|gitproxy|askpass)|diff\.external|sequence\.editor|"
     r"credential\.helper|filter\.|pager\.|gpg\.program|uploadpack|merge\..*driver|diff\..*(?:command|textconv)",
@@ -31,13 +22,13 @@ _DROP = re.compile(
     r"\bdrop\s+(?:table|database|schema|view|index|user|role|column|materialized|sequence|function|type)\b", re.I
 )
 _TRUNCATE = re.compile(r"\btruncate\s+(?:table\s+)?[\w\"`.\[]", re.I)
-_DELETE = re.compile(r"\bdelete\s+from\s+[^;]*", re.I)
+_DELETE = re.compile(r"\b(?:delete\s+from|update\s+[\w.\"]+\s+set)\s+[^;]*", re.I)
 _QUOTED_SQL = re.compile(r"'(?:[^']|'')*'")
 _COMMENTED_SQL = re.compile(r"--[^\n]*|/\*.{0,500}?\*/", re.DOTALL)
 
 
 def git(call: Call) -> str | None:
-    """Commands that discard work or rewrite what others have; and every way git runs something else."""
+    """Every way git runs something else; what discards work is told by its words."""
     options = scan(call.raw, _GLOBAL_VALUED, permute=False)
     for setting in options.values.get("-c", []):
         key, _, value = setting.partition("=")
@@ -47,10 +38,7 @@ def git(call: Call) -> str | None:
     if not options.operands:
         return None
     verb, rest = plain(options.operands[0]), [plain(word) for word in options.operands[1:]]
-    _discards(call, verb, rest)
-    if verb == "push":
-        _push(call, rest)
-    elif verb == "bisect" and rest[:1] == ["run"]:
+    if verb == "bisect" and rest[:1] == ["run"]:
         call.shell.call(rest[1:], None)
     elif verb == "submodule" and "foreach" in rest:
         _run(call, " ".join(word for word in rest[rest.index("foreach") + 1 :] if not word.startswith("--")))
@@ -79,34 +67,6 @@ def _run(call: Call, text: str) -> None:
         call.shell.run_text(text.removeprefix("!"))
 
 
-def _discards(call: Call, verb: str, rest: list[str]) -> None:
-    options = scan(rest, ("-e", "--exclude", "-m", "--message"))
-    discards = (
-        (verb == "reset" and options.has("--hard"))
-        or (verb == "clean" and options.has("-f", "--force") and not options.has("-n", "--dry-run"))
-        or (
-            verb == "branch" and (options.has("-D") or (options.has("-d", "--delete") and options.has("-f", "--force")))
-        )
-        or (verb == "stash" and rest[:1] in (["clear"], ["drop"]))
-        or (verb == "checkout" and options.has("-f", "--force"))
-        or (verb == "reflog" and rest[:1] in (["expire"], ["delete"]))
-        or (verb == "update-ref" and options.has("-d"))
-        or verb in ("filter-branch", "filter-repo")
-    )
-    if discards:
-        call.flag(Category.GIT_DISCARD, f"git {verb} discards work that cannot be brought back easily")
-
-
-def _push(call: Call, rest: list[str]) -> None:
-    options = scan(rest, ("-o", "--push-option", "--receive-pack", "--repo"))
-    forced = options.has("-f", "--force", "--mirror", "--prune") or any(
-        flag.startswith("--force") for flag in options.flags
-    )
-    deletes = options.has("-d", "--delete") or any(operand.startswith(":") for operand in options.operands[1:])
-    if forced or deletes or any(operand.startswith("+") for operand in options.operands[1:]):
-        call.flag(Category.GIT_FORCE_PUSH, "the push overwrites or deletes branches of others")
-
-
 def sql_client(call: Call) -> str | None:
     """psql, mysql, sqlite3 and others: statements that lose data are asked about, shell escapes are followed."""
     texts = [*call.arguments, *([] if call.stdin is None else [plain(call.stdin)])]
@@ -133,5 +93,5 @@ def destructive_sql(text: str) -> str | None:
         return "SQL truncates a table"
     for match in _DELETE.finditer(bare):
         if not re.search(r"\bwhere\b", match.group(), re.I):
-            return f"SQL deletes every row: {shown(match.group())[:60].strip()}"
+            return f"SQL changes or deletes every row: {shown(match.group())[:60].strip()}"
     return None

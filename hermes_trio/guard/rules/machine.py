@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hermes_trio.guard.marks import HOLE, SOLID, is_dynamic
-from hermes_trio.guard.options import scan
+from hermes_trio.guard.options import listed, scan
 from hermes_trio.guard.paths import is_raw_disk
 from hermes_trio.guard.state import PROCESS_SELF
 from hermes_trio.guard.verdict import BlockCategory, Blocked, Category
@@ -25,24 +25,7 @@ _POWER_TARGETS = re.compile(
 )
 _POWER_VERBS = frozenset({"poweroff", "reboot", "halt", "kexec", "soft-reboot", "rescue", "emergency"})
 _SERVICE_VERBS = frozenset(
-    [
-        "stop",
-        "restart",
-        "disable",
-        "mask",
-        "kill",
-        "try-restart",
-        "condrestart",
-        "force-reload",
-        "reload-or-restart",
-        "isolate",
-        "unload",
-        "bootout",
-        "kickstart",
-        "remove",
-        "delete",
-        "shutdown",
-    ]
+    listed("stop restart disable mask kill try-restart condrestart force-reload reload-or-restart isolate")
 )
 _CONTAINER_VERBS = frozenset({"stop", "restart", "kill", "down", "rm", "rmi", "prune", "remove"})
 _HELP = frozenset({"--help", "--version", "-h", "-V"})
@@ -56,11 +39,11 @@ def make_filesystem(call: Call) -> str:
 
 
 def dd(call: Call) -> str:
-    """dd to a disk is never allowed, dd from anywhere is asked about."""
+    """dd to a disk is never allowed, dd from a disk or to an absolute path is asked about; a relative one is like `>`."""
     for argument in call.arguments:
         if argument.startswith("of="):
             call.shell.write(argument[3:], None, call.excerpt)
-    if any(argument.startswith(("if=", "of=")) for argument in call.arguments):
+    if any(re.match(r"of=/|if=/dev/(?!zero|u?random|null)", argument) for argument in call.arguments):
         call.flag(Category.DISK_ACCESS, "copies raw data with dd")
     return HOLE
 
@@ -117,24 +100,15 @@ def systemctl(call: Call) -> str | None:
     if is_dynamic(verb):
         call.flag(Category.SERVICE_CONTROL, "controls services with a verb known only at run time")
     elif verb in _SERVICE_VERBS:
-        _service_finding(call, units)
+        call.flag(Category.SERVICE_CONTROL, "stops, restarts or disables a service")
     return None
 
 
-def service(call: Call) -> str | None:
-    """service, rc-service, supervisorctl, launchctl, pm2 and loginctl."""
-    words = [argument for argument in call.arguments if not argument.startswith("-")]
-    if call.name == "loginctl" and words and words[0] in _POWER_VERBS:
-        raise Blocked(BlockCategory.SHUTDOWN, f"loginctl {words[0]} would stop the machine")
-    if any(word in _SERVICE_VERBS for word in words):
-        _service_finding(call, words)
+def login_manager(call: Call) -> str | None:
+    """loginctl can stop the machine."""
+    if (verb := next((word for word in call.arguments if word in _POWER_VERBS), None)) is not None:
+        raise Blocked(BlockCategory.SHUTDOWN, f"loginctl {verb} would stop the machine")
     return None
-
-
-def _service_finding(call: Call, units: list[str]) -> None:
-    if any(_GATEWAY.search(unit) for unit in units):
-        call.flag(Category.GATEWAY_CONTROL, "stops or restarts this gateway")
-    call.flag(Category.SERVICE_CONTROL, "stops, restarts or disables a service")
 
 
 def message_bus(call: Call) -> str | None:
@@ -201,19 +175,7 @@ def find_process(call: Call) -> str:
 
 def container(call: Call) -> str | None:
     """docker, podman and compose: ending and removing is asked about, commands inside are followed."""
-    valued = (
-        "-f",
-        "--file",
-        "-H",
-        "--host",
-        "-c",
-        "--context",
-        "-p",
-        "--project-name",
-        "--profile",
-        "-n",
-        "--namespace",
-    )
+    valued = listed("-f --file -H --host -c --context -p --project-name --profile -n --namespace")
     options = scan(call.raw, (*valued, "--env-file", "--project-directory", "--config", "-l"), permute=False)
     words = options.operands
     if words and words[0] == "compose":
@@ -225,8 +187,6 @@ def container(call: Call) -> str | None:
         return None
     verb, rest = words[0], words[1:]
     if verb in _CONTAINER_VERBS and not _HELP.intersection(rest):
-        if any(_GATEWAY.search(word) for word in rest):
-            call.flag(Category.GATEWAY_CONTROL, "stops or restarts this gateway")
         call.flag(Category.CONTAINER_CONTROL, "stops, restarts or removes containers")
     elif verb in ("exec", "run"):
         _inside_container(call, rest)
@@ -259,20 +219,4 @@ def kubectl(call: Call) -> str | None:
         call.flag(Category.CONTAINER_CONTROL, "removes or stops workloads of a cluster")
     if words[0] == "exec" and "--" in words:
         call.shell.call(words[words.index("--") + 1 :], None)
-    return None
-
-
-def gateway(call: Call) -> str | None:
-    """The gateway's own command line."""
-    if any(word in ("stop", "restart", "update", "upgrade", "uninstall", "kill") for word in call.arguments[:3]):
-        call.flag(Category.GATEWAY_CONTROL, "stops, restarts or replaces this gateway")
-    return None
-
-
-def package_tool(call: Call) -> str | None:
-    """Installing or removing the gateway's own package replaces what is running."""
-    words = call.arguments
-    changes = any(word in ("install", "uninstall", "remove", "upgrade", "update", "reinstall") for word in words[:3])
-    if changes and any(re.match(r"hermes[-_]trio(?![\w/.])", word) for word in words):
-        call.flag(Category.GATEWAY_CONTROL, "replaces or removes this gateway's package")
     return None

@@ -11,7 +11,7 @@ import codecs
 import re
 from typing import TYPE_CHECKING
 
-from hermes_trio.guard.marks import DECODED, HOLE, is_dynamic, plain
+from hermes_trio.guard.marks import DECODED, HOLE, TEMPORARY, is_dynamic, plain
 from hermes_trio.guard.options import scan
 from hermes_trio.guard.quoting import unescape
 
@@ -245,6 +245,11 @@ def basename(call: Call) -> str:
 def working_directory(call: Call) -> str:
     """pwd prints where the command line is."""
     return (call.shell.state.cwds[-1] or HOLE) + "\n"
+
+
+def temporary(call: Call) -> str:
+    """mktemp prints the name of something new."""
+    return TEMPORARY + "\n"
 
 
 def silent(call: Call) -> str:

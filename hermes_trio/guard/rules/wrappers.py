@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hermes_trio.guard.call import base_name
 from hermes_trio.guard.marks import HOLE, plain
 from hermes_trio.guard.options import scan
 from hermes_trio.guard.verdict import BlockCategory, Blocked, Category
@@ -80,6 +81,9 @@ _SUBCOMMANDS = {
     "direnv": "exec",
 }
 _EXPORTED_FUNCTION = re.compile(r"BASH_FUNC_([\w.-]+)(?:%%|\(\))=")
+_OPENS_SHELL = re.compile(
+    r"(?:ba|da|z|k|a|fi|c|tc)?sh|su|(?:python|perl|ruby|node|lua|php|irb)[\d.]*|n?vim?|view|nano|emacs|less|more|man|ed|env|find|awk|psql|tmux|screen|docker"
+)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -129,9 +133,9 @@ def sudo(call: Call) -> str | None:
         if not call.shell.sudo_password_configured:
             reason = "sudo -S reads a password from standard input, and none is configured; run sudo without -S"
             raise Blocked(BlockCategory.PASSWORD_GUESS, reason)
-        call.flag(Category.SUDO_FLAGS, "sudo reads a password from standard input")
+        call.flag(Category.PRIVILEGE, "sudo reads a password from standard input")
     elif options.has("-A", "--askpass", "-s", "--shell", "-i", "--login"):
-        call.flag(Category.SUDO_FLAGS, "sudo opens a shell or asks another program for the password")
+        call.flag(Category.PRIVILEGE, "sudo opens a shell or asks another program for the password")
     words = list(options.operands)
     while words and _ASSIGNMENT.match(words[0]):
         words.pop(0)
@@ -139,6 +143,8 @@ def sudo(call: Call) -> str | None:
         for word in words:
             call.shell.write(word, None, call.excerpt)
         return None
+    if options.has("-u", "--user", "-g", "--group") or (words and _OPENS_SHELL.fullmatch(base_name(words[0]))):
+        call.flag(Category.PRIVILEGE, "opens a shell, an interpreter or an editor with other rights")
     if words:
         output = call.shell.call(words, call.stdin)
         if options.has("-s", "--shell", "-i", "--login"):
@@ -216,9 +222,10 @@ def text_arguments(call: Call) -> str | None:
 
 
 def package_run(call: Call) -> str | None:
-    """npm exec, yarn dlx and their kin run a program; their scripts are files of the project."""
+    """npx, npm exec, yarn dlx and their kin run a program; their scripts are files of the project."""
     words = [word for word in call.raw if word != "--"]
-    if words[:1] and words[0] in ("exec", "x", "dlx"):
+    if call.name in ("npx", "bunx") or (words and words[0] in ("exec", "x", "dlx")):
+        words = words if call.name not in ("npx", "bunx") else ["exec", *words]
         return call.shell.call([word for word in words[1:] if word not in ("-y", "--yes")], call.stdin)
     return None
 

@@ -21,6 +21,7 @@ from typing import Final, final
 import attrs
 import msgspec
 
+from hermes_trio import guard
 from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
 from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE
 
@@ -228,6 +229,14 @@ class ShellStates:
     def cwd_of(self, context: SessionContext) -> str:
         """The directory in which the session's next command would start."""
         return self._of(context).cwd
+
+    def remembered(self, context: SessionContext) -> guard.Remembered:
+        """What the session's earlier commands defined and exported, as the guard reads it."""
+        shell = self._of(context)
+        return guard.Remembered(
+            definitions=shell.definitions.decode("utf-8", "replace"),
+            variables={name: value for name, value in shell.changes.items() if value is not None},
+        )
 
     @contextmanager
     def lease(self, context: SessionContext, *, cwd: str = "") -> Iterator[Lease]:

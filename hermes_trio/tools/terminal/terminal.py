@@ -133,7 +133,13 @@ class Terminal:
             cwd = self._directory(place, given.workdir)
         except NotADirectoryError as error:
             return {"output": str(error), "exit_code": CANNOT_RUN, "error": None}
-        verdict = await self._consent.inspect(turn, given.command, cwd or self._shells.cwd_of(place.context))
+        verdict = await self._consent.inspect(
+            turn,
+            given.command,
+            cwd or self._shells.cwd_of(place.context),
+            remembered=self._shells.remembered(place.context),
+            confined=place.confined,
+        )
         forbidden = self._consent.forbids(verdict)
         if forbidden is not None:
             return forbidden.refusal()
