@@ -46,7 +46,7 @@ def main() -> None:
         if options is None:
             from hermes_trio.commands.app import app
 
-            app(words)
+            app(_reading_stdin(words))
         else:
             gc.disable()  # nothing that a start makes is garbage; `settle_heap` has the last word
             import trio
@@ -66,6 +66,13 @@ def main() -> None:
         raise SystemExit(1) from None
     except* KeyboardInterrupt:  # before the server listens to signals
         raise SystemExit(INTERRUPTED) from None
+
+
+def _reading_stdin(words: Sequence[str]) -> list[str]:
+    """`run -` as the parser of commands reads it: a lone hyphen, which means standard input, goes behind `--`."""
+    if words[:1] != ["run"] or words.count("-") != 1 or "--" in words:
+        return list(words)
+    return [*(word for word in words if word != "-"), "--", "-"]
 
 
 def _for_people() -> tuple[type[Exception], ...]:

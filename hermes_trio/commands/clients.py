@@ -9,32 +9,40 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar, cast
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import httpx2
 import msgspec
 
 from hermes_trio.adapters.assembly import build_assembly
+from hermes_trio.adapters.cli.chat import CLI
 from hermes_trio.adapters.cron.jobs import changed_job, job_view, new_job
 from hermes_trio.base.settings import read_settings
 from hermes_trio.commands.options import CommandFailed, server_client, unanswered
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.ports import Message
 from hermes_trio.store import StoreInUse, open_store
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
-from hermes_trio.store.records import AllowedUser, OutboxRow, OutboxState, PairingRequest
+from hermes_trio.store.records import AllowedUser, NewSession, OutboxRow, OutboxState, PairingRequest, SessionRow
 from hermes_trio.store.sqlite import access as access_rows
 from hermes_trio.store.sqlite import outbox as outbox_rows
-from hermes_trio.store.sqlite.files import connect
+from hermes_trio.store.sqlite import sessions as session_rows
+from hermes_trio.store.sqlite import transcript
+from hermes_trio.store.sqlite.files import connect, connect_reader
 from hermes_trio.store.sqlite.rows import Database
 from hermes_trio.store.sqlite.schema import VERSION, version_of
 from hermes_trio.store.sqlite.writer import run_now
 
-__all__ = ["CronClient", "Rows", "open_cron", "open_rows"]
+__all__ = ["CronClient", "Rows", "bring_conversation", "open_cron", "open_rows"]
 
 T = TypeVar("T")
+
+RECENT: Final = 20
+"""Conversations among which the last one with a message is looked for."""
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
@@ -223,5 +231,50 @@ async def open_rows(config: Config) -> AsyncIterator[Rows]:
                 f"{path} has schema version {found}, this program works with {VERSION}; start the server once"
             )
         yield Rows(db, str(path))
+    finally:
+        db.close()
+
+
+# -- conversations of the terminal -------------------------------------------------------------------------------------------------
+
+
+async def bring_conversation(store: Store, wanted: str, other: Path) -> None:
+    """Copy a conversation of the terminal from another database of the same home into `store`, if it is missing or older there.
+
+    While a server owns one database, the terminal's conversations are kept in another; both are looked at, and the one that was used last counts.
+    `wanted` is a session's id, or `last`. A database that is not there, or not of this version, holds nothing.
+    """
+    found = _conversation_in(other, wanted)
+    if found is None:
+        return
+    there, history = found
+    if wanted == "last":
+        known = [one for one in await store.list_sessions(source=CLI, limit=RECENT) if one.message_count]
+        if known and known[0].last_active >= there.last_active:
+            return
+    here = await store.get_session(there.id)
+    if here is None:
+        await store.create_session(NewSession(id=there.id, source=CLI))
+        await store.append_messages(there.id, history)
+    elif here.last_active < there.last_active:
+        await store.replace_history(there.id, history)
+
+
+def _conversation_in(path: Path, wanted: str) -> tuple[SessionRow, list[Message]] | None:
+    """A conversation of the terminal and its transcript, read beside whoever has the database open."""
+    if not path.exists():
+        return None
+    db = connect_reader(str(path))
+    try:
+        if version_of(db) != VERSION:
+            return None
+        if wanted == "last":
+            recent = session_rows.list_sessions(db, RECENT, 0, CLI, None, False, False)
+            session = next((one for one in recent if one.message_count), None)
+        else:
+            session = session_rows.get_session(db, wanted)
+        if session is None or session.source != CLI:
+            return None
+        return session, transcript.history(db, session.id)
     finally:
         db.close()

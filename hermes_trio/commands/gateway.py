@@ -65,6 +65,11 @@ def _database(config: Config) -> tuple[Path, str]:
     return own, f"A server uses {config.database}; this conversation is kept in {own.name}."
 
 
+def _other_database(config: Config, used: Path) -> Path:
+    """Where the terminal's conversations are that were held while a server ran, or while none did."""
+    return config.home / OWN_DATABASE if used == config.database else config.database
+
+
 # -- chat --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -73,16 +78,27 @@ async def chat(
     resume: Annotated[
         str | None, Parameter(help="Take up a conversation by its id; `--resume last` takes the last one.")
     ] = None,
+    model: Annotated[str, Parameter(help="Which model answers: the name of a route.")] = "",
     plain: Annotated[bool, Parameter(help="No prompt and no formatting: one input a line.", negative="")] = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Talk to the agent in the terminal. Ctrl-C stops what it is doing, Ctrl-D leaves."""
+    """Talk to the agent in the terminal. Ctrl-C stops what it is doing, Ctrl-D or /quit leaves."""
+    from hermes_trio import __version__
     from hermes_trio.adapters.assembly import AdapterAssembly
-    from hermes_trio.adapters.cli.chat import CLI, ChatAdapter, ResumeError, begin_session, end_session, show_history
+    from hermes_trio.adapters.cli.chat import (
+        CLI,
+        ChatAdapter,
+        ResumeError,
+        begin_session,
+        end_session,
+        show_history,
+        unknown_model,
+    )
     from hermes_trio.adapters.cli.lines import PipedLines, PromptLines
     from hermes_trio.adapters.cli.screen import Screen
     from hermes_trio.base.settings import read_settings
+    from hermes_trio.commands.clients import bring_conversation
     from hermes_trio.gateway.gateway import open_gateway
     from hermes_trio.messaging.platforms import Platform
     from hermes_trio.messaging.settings import CliSettings, PlatformSettings
@@ -101,8 +117,12 @@ async def chat(
         except trio.WouldBlock:
             pass
 
-    screen = Screen(formatted=interactive and own.markdown, tools=own.show_tools)
     prompt = PromptLines(settings.home / "cli_history", press) if interactive else None
+    screen = Screen(
+        formatted=interactive and own.markdown,
+        tools=own.show_tools,
+        live=None if prompt is None else prompt.show_unfinished,
+    )
     chosen = trio.Event()
     adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive, ready=chosen)
     member = Platform(adapter, PlatformSettings(allow_all=True, busy=own.busy))
@@ -111,8 +131,16 @@ async def chat(
     async with _prompting(prompt), open_gateway(settings, assembly, database=database, directives=(CLI,)) as gateway:
         adapter.delivery = lambda: gateway.adapters.hub.desk.deliveries[CLI]
         adapter.running = lambda: len(gateway.runtime.supervisor)
+        adapter.models = gateway.routes.names
+        if model and model not in gateway.routes:
+            raise CommandFailed(unknown_model(model, gateway.routes.names))
+        adapter.model = model
+        if interactive:
+            screen.note(f"hermes-trio {__version__}: {model or gateway.routes.names[0]} answers.")
         if remark:
             screen.note(remark)
+        if resume is not None:
+            await bring_conversation(gateway.store, resume, _other_database(settings, database))
         try:
             session = await begin_session(gateway.store, "" if resume == "last" else resume)
         except ResumeError as error:
@@ -120,12 +148,16 @@ async def chat(
         if resume is not None:
             await show_history(gateway.store, screen, session)
         if interactive:
-            screen.note("Ctrl-C stops the agent, Ctrl-D leaves, Alt-Enter makes a new line, /help lists commands.")
+            screen.note(
+                "Ctrl-C stops the agent, Alt-Enter makes a new line, /help lists commands, /quit or Ctrl-D leaves."
+            )
         chosen.set()
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_interrupts, pressed, adapter)
                 nursery.start_soon(_signals, signals, press, adapter.left)
+                if prompt is not None:
+                    nursery.start_soon(_show_work, adapter, prompt)
                 await adapter.left.wait()
                 if not interactive:
                     await _settled(gateway)
@@ -157,6 +189,13 @@ async def _signals(signals: AsyncIterator[int], press: Any, left: trio.Event) ->
             press()
 
 
+async def _show_work(adapter: Any, prompt: Any) -> None:
+    """Keep the line above the prompt that says what the agent is doing."""
+    while True:
+        prompt.show_status(adapter.status())
+        await trio.sleep(1)
+
+
 async def _settled(gateway: Any) -> None:
     """Nobody types any more: wait until everything that was asked for has been answered."""
     while gateway.runtime.lanes or len(gateway.runtime.supervisor) or await gateway.store.outbox_unsent():  # noqa: ASYNC110
@@ -170,7 +209,7 @@ async def run(
     prompt: Annotated[str, Parameter(help="What the agent is asked; `-` reads it from standard input.")],
     *,
     json: Annotated[bool, Parameter(help="Print one JSON object at the end instead of the text.", negative="")] = False,
-    model: Annotated[str, Parameter(help="Which model answers.")] = "",
+    model: Annotated[str, Parameter(help="Which model answers: the name of a route.")] = "",
     deadline: Annotated[float | None, Parameter(help="Seconds after which each turn is stopped.")] = None,
     linger: Annotated[
         float | None, Parameter(help="Seconds to wait for background work after the answer; an hour.")
@@ -180,6 +219,7 @@ async def run(
 ) -> None:
     """Ask once, stream the answer, wait until everything has settled. Exit code: 0 completed, 1 failed, 124 deadline, 130 stopped."""
     from hermes_trio.adapters.assembly import AdapterAssembly
+    from hermes_trio.adapters.cli.chat import unknown_model
     from hermes_trio.adapters.cli.once import RunResult, run_once
     from hermes_trio.adapters.cli.screen import Screen
     from hermes_trio.gateway.gateway import open_gateway
@@ -206,6 +246,8 @@ async def run(
                 async for _ in signals:
                     stop.set()
 
+            if model and model not in gateway.routes:
+                raise CommandFailed(unknown_model(model, gateway.routes.names))
             nursery.start_soon(watch)
             result = await run_once(
                 gateway.runtime, text, screen=screen, model=model, deadline=deadline, linger=linger, stop=stop

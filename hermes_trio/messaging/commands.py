@@ -100,6 +100,9 @@ class Commands:
 
     async def _help(self, caller: CommandContext, command: Command) -> str:
         lines = [f"{caller.prefix}{entry.usage}: {entry.help}" for entry in self._entries.values()]
+        member = self._desk.directory.find(caller.platform)
+        own = () if member is None else member.adapter.own_commands
+        lines += [f"{caller.prefix}{usage}: {told}" for usage, told in own]
         return "\n".join(["Whatever is not a command is for the agent.", "", *lines])
 
     async def _stop(self, caller: CommandContext, command: Command) -> str:

@@ -10,7 +10,7 @@ An adapter hands everything that comes in to `self.gateway` and never talks to a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, ClassVar, Final, Literal, Protocol
@@ -217,6 +217,10 @@ class Adapter:
     command_prefix: str = "/"
     typing_seconds: float | None = None
     supports_edit: bool = False
+    own_commands: Sequence[tuple[str, str]] = ()
+    """Commands that the adapter carries out itself, with what they do, for the list of commands."""
+    model: str = ""
+    """The model route that answers this adapter's turns; empty for the default."""
     bot_name: str = ""
     """The name by which commands can be addressed to this bot (`/stop@name`); empty accepts every addressee."""
     interactive: bool = True

@@ -81,7 +81,9 @@ class ChatInterface(Interface):
         given = super().prepare(rows)
         note = self._told_model.pop(rows[0].session_key, "")
         content: Any = given.payload.get("content", "")
-        return msgspec.structs.replace(given, instructions=note, content=content or "")
+        return msgspec.structs.replace(
+            given, instructions=note, content=content or "", model=self._member.adapter.model
+        )
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         seconds = self._member.settings.deadline

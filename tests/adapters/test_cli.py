@@ -17,6 +17,7 @@ from hermes_trio.adapters.cli.once import ExitCode, run_once
 from hermes_trio.adapters.cli.screen import BlockStream, Screen
 from hermes_trio.messaging.contract import Outgoing
 from hermes_trio.runtime.outcome import CancelCause, Cause
+from hermes_trio.runtime.ports import Reply
 from tests.messaging.harness import memory_store, open_world, scripted, starts_job, works
 
 
@@ -83,6 +84,25 @@ def test_formatted_text_is_written_in_whole_lines_only() -> None:
     assert "and" in file.getvalue()
 
 
+def test_a_line_stays_a_line() -> None:
+    """A list of commands, a poem and an address are not joined into one paragraph; long lines are wrapped all the same."""
+    file = io.StringIO()
+    screen = Screen(formatted=True, file=file)
+    screen.say("Roses are *red*,\nviolets are blue.\n\n12 Some Street\nSome Town")
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines[:5] == ["Roses are red,", "violets are blue.", "", "12 Some Street", "Some Town"]
+
+
+def test_what_is_being_written_is_shown_while_it_is_being_written() -> None:
+    """Each piece of an unfinished block is handed on as it comes, and taken away when the block is written."""
+    seen: list[str] = []
+    screen = Screen(formatted=True, file=io.StringIO(), live=seen.append)
+    for piece in ("one ", "two", "\n\nthree"):
+        screen.stream(piece)
+    screen.end_stream()
+    assert seen == ["one ", "one two", "three", ""]
+
+
 # The conversation
 
 
@@ -131,6 +151,52 @@ async def test_stopping_by_key_shows_the_receipt(virtual_clock: object) -> None:
         assert "Nothing is running" in file.getvalue()
 
 
+async def test_what_was_cut_off_is_marked_before_the_receipt(virtual_clock: object) -> None:
+    """The text, "(stopped)", and then what the stop found: in the order in which it happened, and each once."""
+
+    async def writes(turn: Turn) -> str:
+        turn.emit("message.delta", delta="half an")
+        turn.progress = Reply(text="half an", partial=True)
+        await trio.sleep(1000)
+        return "never"
+
+    screen, file = plain_screen()
+    chat = ChatAdapter(screen, Typed("work"), interactive=False)
+    async with open_world(scripted(writes), chat) as world:
+        chat.delivery = lambda: world.gateway.desk.deliveries[CLI]
+        await trio.sleep(1)
+        assert chat.status().startswith("… working for 1 s")
+        await chat.interrupt()
+        await world.idle()
+        assert chat.status() == ""
+    shown = file.getvalue()
+    assert shown.startswith("half an\n(stopped)\nStopped in")
+    assert shown.count("(stopped)") == shown.count("half an") == 1
+
+
+async def test_models_are_chosen_by_name(virtual_clock: object) -> None:
+    """`/model` says which one answers, `/model NAME` changes it for the turns that follow, an unknown name is an error; `/quit` leaves."""
+
+    async def names(turn: Turn) -> str:
+        return f"by {turn.input.model or 'the default'}"
+
+    screen, file = plain_screen()
+    lines = Typed("hi", "/model", "/model none", "/model big", "hi", "/help", "/quit", "never read")
+    chat = ChatAdapter(screen, lines, interactive=False)
+    chat.models = ("small", "big")
+    async with open_world(scripted(names, names), chat) as world:
+        chat.delivery = lambda: world.gateway.desk.deliveries[CLI]
+        await chat.left.wait()
+        await world.idle()
+    shown = file.getvalue()
+    assert "small answers. There are also: big." in shown
+    assert "there is no model 'none'; there are: small, big" in shown
+    assert "big answers. There are also: small." in shown
+    assert "by big" in shown
+    assert "/quit: leave" in shown
+    assert lines._lines == deque(["never read"])
+
+
 async def test_leaving_warns_once_while_something_runs(virtual_clock: object) -> None:
     """The second time it is meant."""
     screen, file = plain_screen()
@@ -138,7 +204,7 @@ async def test_leaving_warns_once_while_something_runs(virtual_clock: object) ->
     chat.running = lambda: 2
     async with open_world(scripted(), chat):
         await chat.left.wait()
-    assert file.getvalue() == "2 running in the background would be stopped. Ctrl-D again leaves.\n"
+    assert file.getvalue() == "2 running in the background would be stopped. Ctrl-D or /quit again leaves.\n"
 
 
 async def test_sessions_begin_resume_and_end(virtual_clock: object) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from .pseudo_terminal import at_terminal, piped, plain_environment
+from .server_process import server_process
 
 READY = r"Ctrl-D leaves(.|\n)*›"
 
@@ -122,7 +123,7 @@ def test_after_a_kill_the_owner_of_lost_work_is_told_exactly_once(tmp_path: Path
         time.sleep(1)
         terminal.enter("/status")
         terminal.expect("idle")
-        assert terminal.screen.count("runs no more") == 1, shown
+        assert terminal.screen.count("background work reports") == 1, shown
         terminal.press("d")
         assert terminal.wait() == 0
     with at_terminal(["chat"], tmp_path) as terminal:
@@ -199,3 +200,29 @@ def test_jobs_outbox_and_pairing_are_managed_without_a_server(tmp_path: Path) ->
     assert "Ann" in piped(["pairing", "list"], tmp_path).stdout
     assert "no open code" in piped(["pairing", "approve", "telegram", "ABCD2345"], tmp_path).stderr
     assert piped(["pairing", "revoke", "telegram", "42"], tmp_path).returncode == 0
+
+
+def test_a_conversation_is_found_whether_or_not_a_server_runs(tmp_path: Path) -> None:
+    """`--resume` takes up what was said last, by id too: begun without a server, gone on beside one, and taken up again without it."""
+    assert piped(["chat", "--plain"], tmp_path, "first\n").returncode == 0
+    with server_process(tmp_path, environment=plain_environment(tmp_path)):
+        beside = piped(["chat", "--plain", "--resume", "last"], tmp_path, "second\n")
+        assert "first" in beside.stdout, beside.stderr
+        assert "You said: second" in beside.stdout
+    after = piped(["chat", "--plain", "--resume", "last"], tmp_path, "third\n")
+    assert "second" in after.stdout
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        [(id,)] = db.execute("SELECT id FROM sessions WHERE source = 'cli'").fetchall()
+    with server_process(tmp_path, environment=plain_environment(tmp_path)):
+        assert "third" in piped(["chat", "--plain", "--resume", id], tmp_path, "").stdout
+        assert "no session 'nonsense'" in piped(["chat", "--plain", "--resume", "nonsense"], tmp_path, "").stderr
+
+
+def test_a_prompt_can_be_read_from_standard_input(tmp_path: Path) -> None:
+    """`git diff | hermes-trio run -`, with options around it; an unknown model is an error that names those that there are."""
+    assert piped(["run", "-"], tmp_path, "the diff\n").stdout.startswith("You said: the diff")
+    assert msgspec.json.decode(piped(["run", "--json", "-"], tmp_path, "x").stdout)["text"] == "You said: x"
+    assert msgspec.json.decode(piped(["run", "-", "--json"], tmp_path, "x").stdout)["text"] == "You said: x"
+    for words in (["run", "hi"], ["chat", "--plain"]):
+        done = piped([*words, "--model", "nope"], tmp_path)
+        assert (done.returncode, done.stderr) == (1, "hermes-trio: there is no model 'nope'; there are: demo\n")

@@ -7,7 +7,7 @@ nobody was there) is shown the next time. Whoever leaves ends the session; `--re
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import trio
@@ -15,6 +15,7 @@ import trio
 from hermes_trio.messaging.chunking import Limit
 from hermes_trio.messaging.commands import receipt_text
 from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, SendResult
+from hermes_trio.messaging.feed import settled_text
 from hermes_trio.messaging.session_keys import Source, session_key
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.interface import Inbox
@@ -27,13 +28,25 @@ from hermes_trio.store.records import SessionRow
 from .lines import Lines
 from .screen import Screen
 
-__all__ = ["CLI", "CLI_KEY", "ChatAdapter", "ResumeError", "begin_session", "end_session", "show_history"]
+__all__ = [
+    "CLI",
+    "CLI_KEY",
+    "ChatAdapter",
+    "ResumeError",
+    "begin_session",
+    "end_session",
+    "show_history",
+    "unknown_model",
+]
 
 CLI: Final = "cli"
 CHAT: Final = "local"
 REMEMBERED: Final = 100
 SHOWN_MESSAGES: Final = 4
 SHOWN_CHARACTERS: Final = 600
+STOPPED: Final = "(stopped)"
+END_SECONDS: Final = 1.0
+"""How long a receipt waits for the last words of the turn that it is about."""
 
 _SOURCE: Final = Source(platform=CLI, chat_type="dm", chat_id=CHAT, user_id="owner", user_name="owner")
 CLI_KEY: Final = session_key(_SOURCE)
@@ -47,6 +60,12 @@ class ChatAdapter(Adapter):
     """See the module. `left` is set when the person has left."""
 
     platform = CLI
+    own_commands = (
+        ("model [name]", "which model answers, and which there are; with a name, let that one answer from now on"),
+        ("quit", "leave; so does Ctrl-D"),
+    )
+    supports_edit = True
+    """A question is settled on the screen, in the moment in which it is answered."""
 
     def __init__(self, screen: Screen, lines: Lines, *, interactive: bool, ready: trio.Event | None = None) -> None:
         self.limit = Limit(1_000_000_000)
@@ -54,6 +73,8 @@ class ChatAdapter(Adapter):
         self.delivery: Callable[[], Inbox]
         self.running: Callable[[], int] = int
         """How many jobs run in the background."""
+        self.models: Sequence[str] = ()
+        """The model routes, the default first."""
         self._interactive = interactive
         self._ready = ready
         self._screen = screen
@@ -61,6 +82,7 @@ class ChatAdapter(Adapter):
         self._shown: OrderedDict[str, list[str]] = OrderedDict()
         self._writing: list[str] | None = None
         self._warned = False
+        self._over = trio.Event()
 
     # -- the person ------------------------------------------------------------------------------------------------------------------
 
@@ -71,13 +93,38 @@ class ChatAdapter(Adapter):
             await self._ready.wait()
         while not self.left.is_set():
             text = await self._lines.next()
-            if text is None:
+            words = [] if text is None else text.split()
+            if text is None or words in (["/quit"], ["/exit"]):
                 if self._may_leave():
                     self.left.set()
-            elif text.strip():
+            elif words[:1] == ["/model"] and len(words) < 3:
+                self.choose_model(*words[1:])
+            elif words:
                 self._warned = False
                 await self.gateway.receive(self, Incoming(source=_SOURCE, text=text))
         await trio.sleep_forever()
+
+    def choose_model(self, name: str = "") -> None:
+        """Let a model answer from now on; without a name, say which one does."""
+        if name and name not in self.models:
+            self._screen.note(unknown_model(name, self.models))
+            return
+        if name:
+            self.model = name
+        now = self.model or (self.models[0] if self.models else "the default")
+        others = [one for one in self.models if one != now]
+        self._screen.note(f"{now} answers." + (f" There are also: {', '.join(others)}." if others else ""))
+
+    def status(self) -> str:
+        """What the agent is doing and for how long, in one line; empty when it is idle."""
+        turn = self.delivery().current_turn(CLI_KEY)
+        if turn is None or turn.node.closed_at is not None:
+            return ""
+        waits = ""
+        for node in turn.node.walk():
+            waits = node.waits_on or waits
+        age = trio.current_time() - turn.node.opened_at
+        return f"… working for {age:.0f} s{f', waits on {waits}' if waits else ''} (Ctrl-C stops it)"
 
     def _may_leave(self) -> bool:
         """Leaving stops what runs in the background, so a person is told once before."""
@@ -85,12 +132,16 @@ class ChatAdapter(Adapter):
         if not jobs or self._warned or not self._interactive:
             return True
         self._warned = True
-        self._screen.note(f"{jobs} running in the background would be stopped. Ctrl-D again leaves.")
+        self._screen.note(f"{jobs} running in the background would be stopped. Ctrl-D or /quit again leaves.")
         return False
 
     async def interrupt(self) -> None:
         """Ctrl-C: stop the turn, and show the receipt."""
+        over = self._over
         receipt = await self.delivery().stop_turn(CLI_KEY, Cause(CancelCause.STOP, "Ctrl-C"))
+        if receipt is not None:
+            with trio.move_on_after(END_SECONDS):
+                await over.wait()
         if receipt is None:
             self._screen.note("Nothing is running. Ctrl-D leaves.")
         else:
@@ -100,6 +151,7 @@ class ChatAdapter(Adapter):
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._writing = self._shown[turn.id] = []
+        self._over = trio.Event()
         while len(self._shown) > REMEMBERED:
             self._shown.popitem(last=False)
         if turn.input.notices:
@@ -107,7 +159,12 @@ class ChatAdapter(Adapter):
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         self._screen.end_stream()
+        if outcome.cause is not None and outcome.cause.kind is CancelCause.STOP and self._writing:
+            # The reply that says so comes later, by the outbox; what was cut off is marked where it was cut off.
+            self._screen.note(STOPPED)
+            self._writing.append(f"\n\n{STOPPED}")
         self._writing = None
+        self._over.set()
 
     def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
         match event.get("event"):
@@ -121,10 +178,17 @@ class ChatAdapter(Adapter):
                     self._writing.clear()
                 self._screen.end_stream()
                 self._screen.tool(f"⚙ {event.get('tool')}: {str(event.get('preview', ''))[:200]}")
+            case "approval.responded" | "approval.expired":
+                self._screen.note(settled_text(event))
             case "tool.completed" if event.get("error"):
                 self._screen.tool(f"✗ {event.get('tool')} failed")
             case _:
                 pass
+
+    async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
+        """Do nothing: what became of a question was shown when it was answered."""
+        await trio.lowlevel.checkpoint()
+        return SendResult.sent(message_id)
 
     async def send(self, message: Outgoing) -> SendResult:
         """Show what has not been shown while it was written."""
@@ -132,13 +196,31 @@ class ChatAdapter(Adapter):
         turn_id = str(message.payload.get("turn", ""))
         text = message.text
         if turn_id in self._shown:
-            seen = "".join(self._shown[turn_id]).strip()
-            text = text.removeprefix(seen).strip() if seen else text
+            seen = " ".join("".join(self._shown[turn_id]).split())
+            text = _unseen(text, seen)
         elif turn_id:
             self._screen.note("(from before; you may have seen it)")
         if text:
             self._screen.say(text)
         return SendResult.sent()
+
+
+def _unseen(text: str, seen: str) -> str:
+    """What of a text follows the words that were shown already; all of it if they are not its beginning."""
+    if not seen:
+        return text
+    words = seen.split(" ")
+    if text.split()[: len(words)] != words:
+        return text
+    rest = text
+    for word in words:
+        rest = rest.lstrip()[len(word) :]
+    return rest.strip()
+
+
+def unknown_model(name: str, models: Sequence[str]) -> str:
+    """What is said about a model that there is not."""
+    return f"there is no model {name!r}; there are: {', '.join(models)}"
 
 
 async def begin_session(store: Store, resume: str | None) -> SessionRow:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import trio
 from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
@@ -24,6 +25,10 @@ __all__ = ["Lines", "PipedLines", "PromptLines"]
 
 PROMPT: Final = "› "
 MULTILINE: Final = "· "
+
+LIVE_LINES: Final = 12
+"""Lines of an unfinished answer that are shown above the prompt."""
+REDRAW_SECONDS: Final = 0.05
 
 
 class Lines(Protocol):
@@ -49,6 +54,8 @@ class PromptLines:
 
     def __init__(self, history: Path | None, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
+        self._unfinished = ""
+        self._status = ""
         self._token: trio.lowlevel.TrioToken
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else FileHistory(str(history)),
@@ -57,6 +64,29 @@ class PromptLines:
             enable_suspend=True,
             multiline=False,
         )
+        self._session.app.min_redraw_interval = REDRAW_SECONDS
+
+    def show_unfinished(self, text: str) -> None:
+        """Show the end of an answer that is being written above the prompt; nothing for an empty text."""
+        self._change(text, self._status)
+
+    def show_status(self, text: str) -> None:
+        """Show what the agent is doing above the prompt; nothing for an empty text."""
+        self._change(self._unfinished, text)
+
+    def _change(self, unfinished: str, status: str) -> None:
+        if (unfinished, status) != (self._unfinished, self._status):
+            self._unfinished, self._status = unfinished, status
+            self._session.app.invalidate()
+
+    def _message(self) -> StyleAndTextTuples:
+        """What stands before the cursor. Called by the prompt's thread, each time that it draws."""
+        shown: StyleAndTextTuples = []
+        if self._unfinished.strip():
+            shown.append(("", "\n".join(self._unfinished.splitlines()[-LIVE_LINES:]) + "\n"))
+        if self._status:
+            shown.append(("ansibrightblack", self._status + "\n"))
+        return [*shown, ("", PROMPT)]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[PromptLines]:
@@ -79,7 +109,7 @@ class PromptLines:
     def _prompt(self) -> str | None:
         # Signals belong to Trio's thread; here Ctrl-C is a key.
         try:
-            return self._session.prompt(PROMPT, handle_sigint=False)
+            return self._session.prompt(self._message, handle_sigint=False)
         except EOFError:
             return None
 

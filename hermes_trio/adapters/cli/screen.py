@@ -7,13 +7,14 @@ a line of plain text.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final, TextIO
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
 
-__all__ = ["BlockStream", "Screen"]
+__all__ = ["BlockStream", "LineMarkdown", "Screen"]
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 
@@ -25,6 +26,11 @@ class BlockStream:
         self._lines: list[str] = []
         self._rest = ""
         self._fence = ""
+
+    @property
+    def unfinished(self) -> str:
+        """The block that is being written."""
+        return "\n".join([*self._lines, self._rest])
 
     def feed(self, piece: str) -> list[str]:
         """The blocks that are complete now."""
@@ -67,14 +73,36 @@ class BlockStream:
             blocks.append(text)
 
 
-class Screen:
-    """Writes to a terminal or a pipe. `file` is standard output as it is when something is written, unless another one is given."""
+class LineMarkdown(Markdown):
+    """Markdown in which a line stays a line: a list of commands, a poem and an address are not joined into one paragraph."""
 
-    def __init__(self, *, formatted: bool, tools: bool = True, file: TextIO | None = None) -> None:
+    def __init__(self, markup: str) -> None:
+        super().__init__(markup)
+        for token in self.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"
+
+
+class Screen:
+    """Writes to a terminal or a pipe. `file` is standard output as it is when something is written, unless another one is given.
+
+    `live` is shown what is being written and is not complete yet; where formatted text is written only in whole blocks, it is how an answer streams.
+    """
+
+    def __init__(
+        self,
+        *,
+        formatted: bool,
+        tools: bool = True,
+        file: TextIO | None = None,
+        live: Callable[[str], None] | None = None,
+    ) -> None:
         self._formatted = formatted
         self._tools = tools
         self._console = Console(file=file, highlight=False, soft_wrap=not formatted, markup=False, emoji=False)
         self._blocks = BlockStream()
+        self._live = live
         self._open_line = False
 
     def stream(self, piece: str) -> None:
@@ -82,6 +110,8 @@ class Screen:
         if self._formatted:
             for block in self._blocks.feed(piece):
                 self._markdown(block)
+            if self._live is not None:
+                self._live(self._blocks.unfinished)
         else:
             self._console.file.write(piece)
             self._console.file.flush()
@@ -90,7 +120,10 @@ class Screen:
     def end_stream(self) -> None:
         """That was all of it."""
         if self._formatted:
-            for block in self._blocks.flush():
+            blocks = self._blocks.flush()
+            if self._live is not None:
+                self._live("")
+            for block in blocks:
                 self._markdown(block)
         elif self._open_line:
             self._console.file.write("\n")
@@ -98,17 +131,18 @@ class Screen:
             self._open_line = False
 
     def say(self, text: str) -> None:
-        """A whole text."""
-        self.end_stream()
+        """A whole text. It does not cut the block that is being written: that one follows when it is complete."""
         if self._formatted:
             self._markdown(text)
         else:
+            self.end_stream()
             self._console.file.write(f"{text}\n")
             self._console.file.flush()
 
     def note(self, text: str) -> None:
         """Something beside the conversation."""
-        self.end_stream()
+        if not self._formatted:
+            self.end_stream()
         self._console.print(Text(text, style="dim"))
 
     def tool(self, text: str) -> None:
@@ -117,5 +151,5 @@ class Screen:
             self.note(f"  {text}")
 
     def _markdown(self, text: str) -> None:
-        self._console.print(Markdown(text))
+        self._console.print(LineMarkdown(text))
         self._console.print()
