@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, Protocol
+from types import TracebackType
+from typing import Annotated, Final, Protocol, Self
 
 import msgspec
 import trio
 
 from hermes_trio.base.redaction import hide_credentials
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted, RuntimeProblem
-from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.outcome import Cause, Usage
 from hermes_trio.runtime.ports import Message, Reply, ToolCall
-from hermes_trio.runtime.tree import working
+from hermes_trio.runtime.tree import Node, working
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.runtime.turn_lifecycle import first_cause
 
@@ -227,18 +228,19 @@ class _Work:
         reasoning: list[str] = []
         calls: list[ToolCall] = []
         finished = Finished()
-        async with self.model.stream(request) as stream:
-            async for event in stream:
-                match event:
-                    case TextDelta(piece):
-                        self.text.append(piece)
-                        turn.emit("message.delta", delta=piece)
-                    case ReasoningDelta(piece):
-                        reasoning.append(piece)
-                    case ToolCallReady(call):
-                        calls.append(call)
-                    case Finished():
-                        finished = event
+        with _ModelCall(turn, self.model.name) as asked:
+            async with self.model.stream(request) as stream:
+                async for event in stream:
+                    match event:
+                        case TextDelta(piece):
+                            self.text.append(piece)
+                            turn.emit("message.delta", delta=piece)
+                        case ReasoningDelta(piece):
+                            reasoning.append(piece)
+                        case ToolCallReady(call):
+                            calls.append(call)
+                        case Finished():
+                            finished = asked.finished = event
         self.usage = self.usage + finished.usage
         self._spend(finished.usage)
         answer = Message(
@@ -289,9 +291,12 @@ class _Work:
             turn.emit("tool.started", tool=call.name, preview=preview, tool_call_id=call.id, arguments=arguments)
         failed = True
         result = ""
+        stopping = _ToolStop()
         try:
-            with working("tool", call.id, call.name):
+            with stopping.scope, working("tool", call.id, call.name, stopping.scope, stopping) as stopping.node:
                 result = await self._call(tool, call)
+            if stopping.scope.cancelled_caught:
+                result = partial_result(turn, call.id) or error_result(f"this call was stopped ({stopping.cause})")
             failed = _is_error(result)
         finally:
             turn.emit(
@@ -355,6 +360,65 @@ class _Work:
             error="the answer was cut off at the model's output limit" if cut else "",
             error_code="output_truncated" if cut else "",
         )
+
+
+class _ModelCall:
+    """`with _ModelCall(turn, name) as asked`: a node and two events around one call of a model."""
+
+    __slots__ = ("_began", "_id", "_model", "_turn", "_working", "finished")
+
+    def __init__(self, turn: Turn, model: str) -> None:
+        self._turn = turn
+        self._model = model
+        self._id = turn.core.ids.make("req_", 12)
+        self._working = working("model", self._id, model)
+        self._began = 0.0
+        self.finished: Finished | None = None
+
+    def __enter__(self) -> Self:
+        self._working.__enter__()
+        if self._turn.sink is not None:
+            self._began = trio.current_time()
+            self._turn.emit("model.started", model=self._model, request_id=self._id)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._working.__exit__(kind, error, tb)
+        if self._turn.sink is not None:
+            usage = Usage() if self.finished is None else self.finished.usage
+            self._turn.emit(
+                "model.completed",
+                model=self._model,
+                request_id=self._id,
+                duration=round(trio.current_time() - self._began, 3),
+                error=error is not None,
+                usage={"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens},
+            )
+
+
+class _ToolStop:
+    """What stops one call of a tool: its own scope. The turn goes on, and the model is told."""
+
+    __slots__ = ("cause", "node", "scope")
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.cause: Cause | None = None
+        self.node: Node | None = None
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel the call. The first cause stays."""
+        if self.cause is None:
+            self.cause = cause
+        self.scope.cancel(reason=str(cause))
+
+    def stopped_node(self) -> Node | None:
+        """The call's node."""
+        return self.node
+
+    def title(self) -> str:
+        """Empty: the node has the tool's name."""
+        return ""
 
 
 def _preview(tool: Tool | None, call: ToolCall) -> str:

@@ -70,7 +70,8 @@ class RuntimeCore:
         self.settings = settings
         self.ids = ids
         self.clock = clock
-        self.tree = Tree()
+        self.epoch: str = ids.hex(8)
+        self.tree = Tree(self.epoch)
         self.turns_node: Node = self.tree.root.open("turns", "turns")
         self.threads = Threads(
             self.tree, agents=settings.agent_threads, leaves=settings.leaf_threads, grace=settings.thread_grace
@@ -81,7 +82,6 @@ class RuntimeCore:
         self.roots = Settlements()
         self.live_turns: dict[str, Turn] = {}
         self.draining: bool = False
-        self.epoch: str = ids.hex(8)
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
         self.journal: EventWriter

@@ -13,13 +13,14 @@ from typing import Final
 import msgspec
 import trio
 
+from .context import Binding, _binding
 from .core import RuntimeCore
 from .errors import BudgetExhausted
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage
 from .settlement import Settlement
-from .tree import Node, waiting
+from .tree import EMPTY_CONTEXT, Node, waiting
 from .turn import Turn, TurnSpec
 from .turn_lifecycle import run_turn
 
@@ -29,6 +30,9 @@ logger: Final = logging.getLogger("hermes_trio.runtime.lane")
 
 RETRY_SECONDS: Final = 1.0
 """How long a lane waits before it asks a failing store again."""
+
+MORE_WAITS: Final = "more waits in its inbox"
+"""What the node of a lane says while something is queued behind its turn. How long it has been saying so shows whether the inbox moves."""
 
 
 class Lane:
@@ -45,6 +49,20 @@ class Lane:
         self.root: Settlement | None = None
         self.context_session = ""
         self.wake = trio.Event()
+        node.work = self
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel the turn that runs. What is queued behind it stays queued."""
+        if self.current is not None:
+            self.current.cancel(cause)
+
+    def stopped_node(self) -> Node | None:
+        """The node of the turn that runs, if one does."""
+        return None if self.current is None else self.current.node
+
+    def title(self) -> str:
+        """Empty: a lane is called by its key."""
+        return ""
 
 
 class Lanes:
@@ -87,6 +105,8 @@ class Lanes:
         if lane is not None:
             lane.flag = True
             lane.wake.set()
+            if lane.current is not None:
+                lane.node.note = MORE_WAITS
         elif inbox in self._deliveries and nursery is not None and not self._core.draining:
             lane = Lane(session_key, inbox, self._core.turns_node.open("lane", session_key, owner=session_key))
             self._lanes[inbox, session_key] = lane
@@ -95,6 +115,7 @@ class Lanes:
     async def _live(self, lane: Lane) -> None:
         """The lane's task: take, run, repeat; leave when nothing waits."""
         how = "failed"
+        _binding.set(Binding(EMPTY_CONTEXT, None, lane.node))
         try:
             while True:
                 lane.flag = False
@@ -120,7 +141,14 @@ class Lanes:
                 break
             except Exception as error:
                 logger.error("the inbox of %s cannot be read, trying again: %s", lane.key, error)
-                await trio.sleep(RETRY_SECONDS)
+                with waiting("the store: its inbox cannot be read"):
+                    await trio.sleep(RETRY_SECONDS)
+        taken = self._next_of(rows)
+        lane.node.note = MORE_WAITS if len(rows) > len(taken) else ""
+        return taken
+
+    @staticmethod
+    def _next_of(rows: list[InboxRow]) -> list[InboxRow]:
         if not rows or rows[0].kind is InboxKind.MESSAGE:
             return rows[:1]
         burst: list[InboxRow] = []
@@ -138,7 +166,8 @@ class Lanes:
         except Exception as error:
             logger.error("no session for %s, trying again: %s", lane.key, error)
             lane.flag = True
-            await trio.sleep(RETRY_SECONDS)
+            with waiting("the store: no session can be found for it"):
+                await trio.sleep(RETRY_SECONDS)
             return
         root = self._root(rows)
         if rows[0].kind is InboxKind.NOTICE:

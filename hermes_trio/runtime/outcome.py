@@ -138,6 +138,7 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a stopped scope: what it was, how it ended, and after how many milliseconds."""
 
     node: str
+    key: int = 0
     kind: str
     name: str = ""
     how: str

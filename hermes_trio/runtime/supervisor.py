@@ -70,9 +70,10 @@ class Job:
         self.nursery: trio.Nursery
         self._ready = trio.Event()
         self._over = trio.Event()
-        node.scope = self.scope
         if spec.seconds is not None:
             self.scope.deadline = trio.current_time() + spec.seconds
+        node.work = self
+        node.scope = self.scope
 
     @property
     def watched(self) -> bool:
@@ -167,6 +168,14 @@ class Job:
             self.cause = cause
         self.scope.cancel(reason=str(cause))
 
+    def stopped_node(self) -> Node:
+        """The job's own node: it leaves the tree when the job's end is written down."""
+        return self.node
+
+    def title(self) -> str:
+        """Empty: the node's name is the job's title."""
+        return ""
+
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
         """Stop the job and everything in it; the receipt has one line a node."""
         why = Cause(CancelCause.STOP) if cause is None else cause
@@ -178,6 +187,19 @@ class _Session(msgspec.Struct, eq=False):
 
     node: Node
     jobs: dict[str, Job] = msgspec.field(default_factory=dict[str, Job])
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel every job of the session."""
+        for job in list(self.jobs.values()):
+            job.cancel(cause)
+
+    def stopped_node(self) -> Node:
+        """The session's node: it leaves the tree with its last job."""
+        return self.node
+
+    def title(self) -> str:
+        """Empty: the node has the session's id."""
+        return ""
 
 
 class Supervisor:
@@ -274,8 +296,9 @@ class Supervisor:
         id = spec.id or core.ids.make("job_", 12)
         if session is None:
             session = self._sessions[session_id] = _Session(
-                self.node.open("session", session_id or "(none)", owner=owner.context.session_key)
+                self.node.open("session", session_id or "(none)", owner=owner.context.session_key, tenant=owner.tenant)
             )
+            session.node.work = session
         node = session.node.open(spec.kind, id, name=spec.title[:200])
         job = Job(core, spec, owner, channel, node, id)
         self._jobs[id] = session.jobs[id] = job

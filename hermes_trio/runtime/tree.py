@@ -1,18 +1,20 @@
 """The live task tree: what runs, who owns it, how old it is, until when it may run, and what it waits on.
 
-A `Node` is opened by the scope that does the work and closed by the same scope, so the tree cannot drift from the truth. Readers take a
-snapshot, or watch the differences. A watcher that is too slow is told to take a new snapshot; it never slows the work.
+A `Node` is opened by the scope that does the work and closed by the same scope, so the tree cannot drift from the truth. Every change of a node goes
+through the node, which counts it and tells the watchers. Readers take a snapshot, or follow the differences: a watcher collects which nodes changed and
+describes each once when it is read, however often it changed. Without watchers a change costs two assignments.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
+import msgspec
 import trio
 
 from .context import Binding, SessionContext, _binding
@@ -21,40 +23,73 @@ from .outcome import Cause, ReceiptLine, StopReceipt
 __all__ = [
     "EMPTY_CONTEXT",
     "Node",
+    "Stoppable",
     "Tree",
+    "TreeDifference",
     "TreeWatcher",
     "current_node",
     "split_cancelled",
     "stop_node",
+    "stop_work",
     "waiting",
     "working",
 ]
 
 EMPTY_CONTEXT: Final = SessionContext()
 
-WATCHER_BUFFER: Final = 1024
-"""Differences kept for one watcher; one that falls further behind is told to resync."""
+WATCHER_BUFFER: Final = 20_000
+"""Nodes that may have changed for one watcher between two reads; beyond that it is told to take a snapshot."""
+
+REMEMBERED_ENDS: Final = 4096
+"""Ended nodes that the tree remembers, so that a reader that was away for a moment learns how they ended."""
+
+PLACES: Final = frozenset({"runtime", "turns", "supervisor", "abandoned"})
+"""Kinds of the nodes that hold everybody's work. Every reader sees that they are there; only an admin sees what they say."""
+
+
+class Stoppable(Protocol):
+    """Work that a person can stop by its node."""
+
+    def cancel(self, cause: Cause) -> None:
+        """Cancel the work. The first cause stays."""
+        ...
+
+    def stopped_node(self) -> Node | None:
+        """The node that has left the tree when the work has ended; None if there is nothing to stop."""
+        ...
+
+    def title(self) -> str:
+        """What the work is about, in one line; empty where the node's name says it."""
+        ...
 
 
 class Node:
-    """One piece of work. `how` says how it ended, once it has."""
+    """One piece of work. `key` is unique in its tree; `how` says how it ended, once it has.
+
+    `note`, `waits` and `scope` are written by assignment, and every assignment is announced. `tenant` is whose work it is; children inherit it.
+    """
 
     __slots__ = (
         "_closed",
+        "_note",
+        "_scope",
+        "_waits",
         "children",
         "closed_at",
         "how",
         "id",
+        "key",
         "kind",
         "left",
         "name",
-        "note",
         "opened_at",
         "owner",
         "parent",
-        "scope",
+        "said_at",
+        "tenant",
         "tree",
-        "waits",
+        "version",
+        "work",
     )
 
     def __init__(
@@ -66,13 +101,20 @@ class Node:
         self.id = id
         self.name = name
         self.owner = owner
-        self.scope = scope
-        self.note = ""
+        self.tenant: str = "" if parent is None else parent.tenant
+        self.work: Stoppable | None = None
         self.opened_at: float = trio.current_time()
+        self.said_at: float = self.opened_at
         self.closed_at: float | None = None
         self.how = ""
         self.children: dict[Node, None] | None = None
-        self.waits: list[str] | None = None
+        # The number of the change that made it: unique, and a reader knows a node if its key is not above the version that the reader has.
+        self.key: int = tree.version + 1
+        self.version: int = self.key
+        tree.version = self.key
+        self._scope = scope
+        self._note = ""
+        self._waits: list[str] | None = None
         self.left: list[Node] | None = None
         self._closed: trio.Event | None = None
 
@@ -82,15 +124,55 @@ class Node:
     @property
     def waits_on(self) -> str:
         """What this node waits on, in the words of the primitive that waits; empty while it computes."""
-        return "; ".join(self.waits) if self.waits else ""
+        return "; ".join(self._waits) if self._waits else ""
+
+    @property
+    def waits(self) -> Sequence[str]:
+        """What this node waits on, one entry for each wait."""
+        return () if self._waits is None else tuple(self._waits)
+
+    @waits.setter
+    def waits(self, words: Sequence[str]) -> None:
+        self._waits = list(words)
+        self.said_at = trio.current_time()
+        self.tree._changed(self)
+
+    @property
+    def note(self) -> str:
+        """What else there is to say about the node."""
+        return self._note
+
+    @note.setter
+    def note(self, words: str) -> None:
+        if words != self._note:
+            self._note = words
+            self.said_at = trio.current_time()
+            self.tree._changed(self)
+
+    @property
+    def scope(self) -> trio.CancelScope | None:
+        """The scope whose deadline is the node's."""
+        return self._scope
+
+    @scope.setter
+    def scope(self, scope: trio.CancelScope | None) -> None:
+        self._scope = scope
+        self.tree._changed(self)
 
     @property
     def deadline(self) -> float | None:
         """The Trio time at which this node will be cancelled, or None."""
-        if self.scope is None:
+        if self._scope is None:
             return None
-        deadline = self.scope.deadline
+        deadline = self._scope.deadline
         return None if deadline == inf else deadline
+
+    @deadline.setter
+    def deadline(self, at: float | None) -> None:
+        if self._scope is None:
+            raise ValueError(f"{self!r} has no scope, so it can have no deadline")
+        self._scope.deadline = inf if at is None else at
+        self.tree._changed(self)
 
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, parents first."""
@@ -102,10 +184,22 @@ class Node:
                 pending.extend(reversed(node.children))
 
     def open(
-        self, kind: str, id: str, *, name: str = "", owner: str | None = None, scope: trio.CancelScope | None = None
+        self,
+        kind: str,
+        id: str,
+        *,
+        name: str = "",
+        owner: str | None = None,
+        scope: trio.CancelScope | None = None,
+        tenant: str | None = None,
+        work: Stoppable | None = None,
     ) -> Node:
-        """Open a node below this one. Whoever opens it closes it, from the same scope."""
+        """Open a node below this one. The scope that opens it closes it. `tenant` is the parent's unless given; `work` makes it stoppable."""
         node = Node(self.tree, self, kind, id, name, self.owner if owner is None else owner, scope)
+        if tenant is not None:
+            node.tenant = tenant
+        if work is not None:
+            node.work = work
         if self.children is None:
             self.children = {}
         self.children[node] = None
@@ -121,6 +215,8 @@ class Node:
             self.how = how
         if self.parent is not None and self.parent.children is not None:
             self.parent.children.pop(self, None)
+        # What it was the node of may hold the node: without a cycle both go at once.
+        self.work = self._scope = None
         if self._closed is not None:
             self._closed.set()
         self.tree._did_close(self)
@@ -141,7 +237,7 @@ class Node:
         Receipts of this node, and of those above it, count it as remaining until then.
         """
         self.how = how
-        node = self.tree.abandoned.open(kind, id, name=self.name, owner=self.owner)
+        node = self.tree.abandoned.open(kind, id, name=self.name, owner=self.owner, tenant=self.tenant)
         node.note = how
         self.left = [*(self.left or ()), node]
         return node
@@ -157,58 +253,158 @@ class Node:
 
     def describe(self, now: float) -> dict[str, Any]:
         """The node itself as JSON-ready data, without its children."""
-        scope, waits = self.scope, self.waits
+        scope, waits, work = self._scope, self._waits, self.work
         return {
+            "key": self.key,
             "id": self.id,
             "kind": self.kind,
-            "name": self.name,
+            "name": self.name if work is None else work.title() or self.name,
             "owner": self.owner,
+            "tenant": self.tenant,
             "age": round(now - self.opened_at, 3),
             "deadline": None if scope is None or (deadline := scope.deadline) == inf else round(deadline - now, 3),
             "waits_on": "; ".join(waits) if waits else "",
-            "note": self.note,
+            "note": self._note,
+            "since": round(now - self.said_at, 3),
+            "stops": work is not None,
         }
+
+    def describe_bare(self, now: float) -> dict[str, Any]:
+        """The same of a place, for a reader who may know that it is there and nothing else."""
+        return {**self.describe(now), "waits_on": "", "note": "", "since": 0.0}
+
+    def shown_to(self, tenant: str | None) -> bool:
+        """Whether a reader of this tenant sees the node; None is a reader who sees everything."""
+        return tenant is None or self.tenant == tenant
+
+    def parent_for(self, tenant: str | None) -> Node | None:
+        """The nearest node above this one that the reader sees."""
+        above = self.parent
+        if tenant is not None:
+            while above is not None and above.tenant != tenant and above.kind not in PLACES:
+                above = above.parent
+        return above
+
+
+class TreeDifference(msgspec.Struct, frozen=True):
+    """What changed between two reads: nodes as they are now (new or changed, each with its parent's key), and which ended, and how."""
+
+    version: int
+    size: int
+    nodes: tuple[dict[str, Any], ...]
+    closed: tuple[tuple[int, str], ...]
 
 
 class TreeWatcher:
-    """A bounded view of the differences. `async for` yields `opened`, `closed`, `changed` and `resync` events."""
+    """What changed since the last read, for one reader of one tenant (None: of all). Marking a change never waits.
 
-    def __init__(self) -> None:
-        self._events: deque[dict[str, Any]] = deque()
+    `version` is the state that the reader has; nodes that came and went between two reads are never told.
+    """
+
+    def __init__(self, tree: Tree, tenant: str | None, version: int) -> None:
+        self._tree = tree
+        self._tenant = tenant
+        self._dirty: dict[Node, None] = {}
+        self._wake: trio.Event | None = None
+        self.version = version
+        self.behind: bool = False
+        """Whether the reader must take a snapshot: more changed than is kept for it."""
+
+    def mark(self, node: Node) -> None:
+        """A node was opened, changed or closed."""
+        if self._tenant is not None and node.tenant != self._tenant:
+            return
+        if node.closed_at is not None and node.key > self.version:
+            self._dirty.pop(node, None)
+            return
+        self._dirty[node] = None
+        if len(self._dirty) > WATCHER_BUFFER:
+            self._dirty.clear()
+            self.behind = True
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None
+
+    async def wait(self) -> None:
+        """Wait until there is something to read. Cancelling loses nothing."""
+        if self._dirty or self.behind:
+            await trio.lowlevel.checkpoint()
+            return
         self._wake = trio.Event()
+        await self._wake.wait()
 
-    def put(self, event: dict[str, Any]) -> None:
-        """Add a difference; when the buffer is full, drop all of it and ask the reader to start over."""
-        if len(self._events) >= WATCHER_BUFFER:
-            self._events.clear()
-            self._events.append({"event": "resync"})
-        else:
-            self._events.append(event)
-        self._wake.set()
+    def snapshot(self) -> dict[str, Any]:
+        """The whole tree as the reader sees it; the differences go on from here."""
+        self._dirty.clear()
+        self.behind = False
+        self.version = self._tree.version
+        return self._tree.snapshot(tenant=self._tenant)
 
-    def __aiter__(self) -> TreeWatcher:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        while not self._events:
-            self._wake = trio.Event()
-            await self._wake.wait()
-        return self._events.popleft()
+    def take(self) -> TreeDifference:
+        """What changed since the last read, in one step without a checkpoint."""
+        now = trio.current_time()
+        dirty, self._dirty = self._dirty, {}
+        known, self.version = self.version, self._tree.version
+        return self._tree._difference(dirty, known, now, self._tenant)
 
 
 class Tree:
-    """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to."""
+    """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to.
 
-    def __init__(self) -> None:
+    `version` counts every change. `epoch` names this tree: keys and versions mean nothing in another.
+    """
+
+    def __init__(self, epoch: str = "") -> None:
         self.size: int = 0
+        self.epoch = epoch
+        self.version: int = 0
         self.runtime: object = None
         self._watchers: list[TreeWatcher] = []
+        self._ended: deque[tuple[int, int, str, str]] = deque(maxlen=REMEMBERED_ENDS)
+        """Version, key, how it ended, and tenant of the nodes that ended last."""
         self.root: Node = Node(self, None, "runtime", "runtime", "", "", None)
         self.abandoned: Node = self.root.open("abandoned", "abandoned")
 
-    def snapshot(self, node: Node | None = None) -> dict[str, Any]:
-        """The tree (or the part below `node`) as JSON-ready data, taken in one step without a checkpoint."""
-        return _describe(self.root if node is None else node, trio.current_time())
+    def snapshot(self, node: Node | None = None, *, tenant: str | None = None) -> dict[str, Any]:
+        """The tree (or the part below `node`) as JSON-ready data, taken in one step without a checkpoint.
+
+        With a tenant: that tenant's nodes, and the places that hold them.
+        """
+        top = self.root if node is None else node
+        if tenant is None:
+            return _describe(top, trio.current_time())
+        return _describe_for(top, trio.current_time(), tenant)
+
+    def since(self, version: int, tenant: str | None = None) -> TreeDifference | None:
+        """What changed after `version`; None if the tree does not remember that far."""
+        ended = self._ended
+        if not 0 < version <= self.version or (len(ended) == REMEMBERED_ENDS and ended[0][0] > version):
+            return None
+        changed = {node: None for node in self.root.walk() if node.version > version and node.shown_to(tenant)}
+        alive = self._difference(changed, version, trio.current_time(), tenant)
+        closed = tuple(
+            (key, how)
+            for when, key, how, whose in ended
+            if when > version >= key and (tenant is None or whose == tenant)
+        )
+        return msgspec.structs.replace(alive, closed=closed)
+
+    def _difference(self, changed: dict[Node, None], known: int, now: float, tenant: str | None) -> TreeDifference:
+        nodes: list[dict[str, Any]] = []
+        closed: list[tuple[int, str]] = []
+        for node in changed:
+            if node.closed_at is None:
+                above = node.parent_for(tenant)
+                described = node.describe(now)
+                described["parent"] = None if above is None else above.key
+                nodes.append(described)
+            elif node.key <= known:
+                closed.append((node.key, node.how))
+        return TreeDifference(self.version, self.size if tenant is None else -1, tuple(nodes), tuple(closed))
+
+    def find_key(self, key: int) -> Node | None:
+        """The node with this key, if it is alive."""
+        return next((node for node in self.root.walk() if node.key == key), None)
 
     def find(self, id: str) -> Node | None:
         """The first node with this id."""
@@ -236,38 +432,62 @@ class Tree:
         return "\n".join(lines)
 
     @contextmanager
-    def watch(self) -> Iterator[TreeWatcher]:
-        """Differences from now on, for the body of the `with`."""
-        watcher = TreeWatcher()
+    def watch(self, tenant: str | None = None, *, version: int | None = None) -> Iterator[TreeWatcher]:
+        """Follow the changes for the body of the `with`: from `version` on, or from now."""
+        watcher = TreeWatcher(self, tenant, self.version if version is None else version)
         self._watchers.append(watcher)
         try:
             yield watcher
         finally:
             self._watchers.remove(watcher)
 
+    @property
+    def watchers(self) -> int:
+        """How many readers follow the tree now."""
+        return len(self._watchers)
+
     def _opened(self, node: Node) -> None:
         self.size += 1
         if self._watchers:
-            self._tell("opened", node)
+            self._tell(node)
 
     def _did_close(self, node: Node) -> None:
         self.size -= 1
-        if self._watchers:
-            self._tell("closed", node)
+        self._changed(node)
+        self._ended.append((node.version, node.key, node.how, node.tenant))
 
     def _changed(self, node: Node) -> None:
+        """The one place through which every change of a node goes."""
+        self.version = node.version = self.version + 1
         if self._watchers:
-            self._tell("changed", node)
+            self._tell(node)
 
-    def _tell(self, event: str, node: Node) -> None:
-        data = {
-            "event": event,
-            "parent": None if node.parent is None else node.parent.id,
-            "how": node.how,
-            "node": node.describe(trio.current_time()),
-        }
+    def _tell(self, node: Node) -> None:
         for watcher in self._watchers:
-            watcher.put(data)
+            watcher.mark(node)
+
+
+def _describe_for(node: Node, now: float, tenant: str) -> dict[str, Any]:
+    """What a tenant sees of a tree: the places, and in them its own nodes, each below the nearest node that it sees."""
+    top = node.describe(now) if node.tenant == tenant else node.describe_bare(now)
+    top["children"] = []
+    pending: list[tuple[Node, dict[str, Any]]] = [(node, top)]
+    while pending:
+        this, described = pending.pop()
+        for child in this.children or ():
+            if child.tenant == tenant:
+                below = child.describe(now)
+            elif child.kind in PLACES:
+                below = child.describe_bare(now)
+            else:
+                if child.children:
+                    pending.append((child, described))
+                continue
+            below["children"] = []
+            described["children"].append(below)
+            if child.children:
+                pending.append((child, below))
+    return top
 
 
 def _describe(node: Node, now: float) -> dict[str, Any]:
@@ -308,28 +528,38 @@ class waiting:  # noqa: N801 - reads as a word: `with waiting("approval 7")`
     def __enter__(self) -> None:
         node = self._node = self._node or current_node()
         if node is not None:
-            if node.waits is None:
-                node.waits = []
-            node.waits.append(self._words)
+            if node._waits is None:
+                node._waits = []
+            node._waits.append(self._words)
+            node.said_at = trio.current_time()
             node.tree._changed(node)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         node = self._node
-        if node is not None and node.waits is not None:
-            node.waits.remove(self._words)
+        if node is not None and node._waits is not None:
+            node._waits.remove(self._words)
+            node.said_at = trio.current_time()
             node.tree._changed(node)
 
 
 class working:  # noqa: N801 - reads as a word: `with working("tool", "call_1")`
     """Open a node below the current one and work in its name for the body of the `with`. Gives the node, or None outside any tree."""
 
-    __slots__ = ("_id", "_kind", "_name", "_node", "_scope", "_token")
+    __slots__ = ("_id", "_kind", "_name", "_node", "_scope", "_token", "_work")
 
-    def __init__(self, kind: str, id: str, name: str = "", scope: trio.CancelScope | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        id: str,
+        name: str = "",
+        scope: trio.CancelScope | None = None,
+        work: Stoppable | None = None,
+    ) -> None:
         self._kind = kind
         self._id = id
         self._name = name
         self._scope = scope
+        self._work = work
         self._node: Node | None = None
         self._token: Any = None
 
@@ -337,7 +567,7 @@ class working:  # noqa: N801 - reads as a word: `with working("tool", "call_1")`
         outer = _binding.get()
         if outer is None or outer.node is None:
             return None
-        self._node = outer.node.open(self._kind, self._id, name=self._name, scope=self._scope)
+        self._node = outer.node.open(self._kind, self._id, name=self._name, scope=self._scope, work=self._work)
         self._token = _binding.set(Binding(outer.context, outer.turn, self._node))
         return self._node
 
@@ -363,11 +593,48 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
     return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
 
 
-async def stop_node(node: Node, cancel: Any, cause: Cause, timeout: float) -> StopReceipt:
+def _line(node: Node, waited_on: str, began: float, now: float) -> ReceiptLine:
+    return ReceiptLine(
+        node=node.id,
+        key=node.key,
+        kind=node.kind,
+        name=node.name,
+        how=node.how if node.closed_at is not None else (node.note or "still running"),
+        milliseconds=1000 * ((now if node.closed_at is None else node.closed_at) - began),
+        waited_on=waited_on,
+    )
+
+
+async def _tell_lines(
+    before: list[tuple[Node, str]], began: float, tell: Callable[[ReceiptLine], None], target: Node
+) -> None:
+    """Tell each line as its node leaves the tree; returns when `target` has left."""
+
+    async def one(node: Node, waited_on: str) -> None:
+        await node.wait_closed()
+        tell(_line(node, waited_on, began, trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        for node, waited_on in before:
+            nursery.start_soon(one, node, waited_on)
+        await target.wait_closed()
+        # What left in the same step as the target is told as well; what never leaves is not waited for.
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def stop_node(
+    node: Node,
+    cancel: Callable[[], object],
+    cause: Cause,
+    timeout: float,
+    tell: Callable[[ReceiptLine], None] | None = None,
+) -> StopReceipt:
     """Call `cancel()`, wait until `node` has left the tree, and say what became of every node that was below it.
 
-    `ok` only if it has left the tree within `timeout` seconds and no thread or process of it had to be abandoned. Cancelling abandons the
-    wait for the receipt, never the stop.
+    `ok` only if it has left the tree within `timeout` seconds and no thread or process of it had to be abandoned. `tell` gets each line as soon as it is known.
+    Cancelling abandons the wait for the receipt, never the stop.
     """
     if node.closed_at is not None:
         left = tuple(one.id for one in node.left or () if one.closed_at is None)
@@ -378,19 +645,16 @@ async def stop_node(node: Node, cancel: Any, cause: Cause, timeout: float) -> St
     before = [(this, this.waits_on) for this in node.walk()]
     cancel()
     with trio.move_on_after(timeout):
-        await node.wait_closed()
+        if tell is None:
+            await node.wait_closed()
+        else:
+            await _tell_lines(before, began, tell, node)
     now = trio.current_time()
-    lines = tuple(
-        ReceiptLine(
-            node=this.id,
-            kind=this.kind,
-            name=this.name,
-            how=this.how if this.closed_at is not None else (this.note or "still running"),
-            milliseconds=1000 * ((now if this.closed_at is None else this.closed_at) - began),
-            waited_on=waited_on,
-        )
-        for this, waited_on in before
-    )
+    lines = tuple(_line(this, waited_on, began, now) for this, waited_on in before)
+    if tell is not None:
+        for (this, _), line in zip(before, lines, strict=True):
+            if this.closed_at is None:
+                tell(line)
     remaining = tuple(one.id for this, _ in before for one in (this, *(this.left or ())) if one.closed_at is None)
     return StopReceipt(
         target=node.id,
@@ -400,3 +664,16 @@ async def stop_node(node: Node, cancel: Any, cause: Cause, timeout: float) -> St
         lines=lines,
         remaining=remaining,
     )
+
+
+async def stop_work(
+    node: Node, cause: Cause, timeout: float, tell: Callable[[ReceiptLine], None] | None = None
+) -> StopReceipt:
+    """Stop the work of a node that has some (`node.work`), with the receipt of `stop_node`. `ValueError` for a node without."""
+    work = node.work
+    if work is None:
+        raise ValueError(f"{node!r} cannot be stopped by itself")
+    target = work.stopped_node()
+    if target is None:
+        return StopReceipt(target=node.id, cause=cause, ok=True, milliseconds=0.0, already_ended=True)
+    return await stop_node(target, lambda: work.cancel(cause), cause, timeout, tell)

@@ -38,6 +38,9 @@ DEFAULT_STOP_TIMEOUT = 30.0
 """Seconds that a stop waits for the scope to become empty before its receipt says what remains."""
 
 
+TITLE_LENGTH = 120
+"""Characters of an input that name its turn in the tree."""
+
 PARENT_GONE = Cause(CancelCause.PARENT_GONE)
 
 
@@ -132,7 +135,9 @@ class Turn:
         budget = plan.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
         self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds
-        self.node = node.open("turn", id, name=plan.source, owner=self.context.session_key)
+        self.node = node.open(
+            "turn", id, name=plan.source, owner=self.context.session_key, tenant=plan.tenant, work=self
+        )
         self.nursery: trio.Nursery
 
     def __repr__(self) -> str:
@@ -227,6 +232,15 @@ class Turn:
         if self.scope is not None:
             self.scope.cancel(reason=str(cause))
 
+    def stopped_node(self) -> Node:
+        """The turn's own node: it leaves the tree when the turn has ended."""
+        return self.node
+
+    def title(self) -> str:
+        """The first line of what was asked, shortened; a turn of notices is called by them."""
+        text = self.input.text.lstrip()
+        return text[: TITLE_LENGTH + 1].partition("\n")[0][:TITLE_LENGTH]
+
     async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
         """Stop the turn and everything in its scope; the receipt has one line a node. Not to be called from inside the turn."""
         why = Cause(CancelCause.STOP) if cause is None else cause
@@ -301,9 +315,10 @@ class TurnScope:
         except BaseException:
             _binding.reset(self._token)
             raise
-        scope = turn.scope = turn.node.scope = turn.nursery.cancel_scope
+        scope = turn.scope = turn.nursery.cancel_scope
         if turn.deadline != inf:
             scope.deadline = turn.deadline
+        turn.node.scope = scope
         if turn.cause is not None:
             scope.cancel(reason=str(turn.cause))
         return turn

@@ -24,6 +24,9 @@ logger: Final = logging.getLogger("hermes_trio.runtime.watchdog")
 SAMPLES: Final = 4
 """Beats a limit: how finely a step is measured."""
 
+SHOWN_SECONDS: Final = 60.0
+"""How long the tree shows that the loop was blocked."""
+
 
 class Watchdog:
     """`with Watchdog(tree, seconds):` — watches the loop of the current thread. `blocked` counts what it found."""
@@ -34,12 +37,13 @@ class Watchdog:
         self._stop = threading.Event()
         self._beat = time.monotonic()
         self._pending = False
+        self._token: trio.lowlevel.TrioToken | None = None
         self._thread: threading.Thread | None = None
         self.blocked: int = 0
         self.last: str = ""
 
     def __enter__(self) -> Watchdog:
-        token = trio.lowlevel.current_trio_token()
+        token = self._token = trio.lowlevel.current_trio_token()
         loop = threading.get_ident()
         self._thread = threading.Thread(
             target=self._watch, args=(token, loop), name="hermes-trio watchdog", daemon=True
@@ -58,9 +62,13 @@ class Watchdog:
 
     def _watch(self, token: trio.lowlevel.TrioToken, loop: int) -> None:
         told = False
+        shown_until = 0.0
         while not self._stop.wait(self._seconds / SAMPLES):
             if not self._pending:
                 told = False
+                if shown_until and time.monotonic() > shown_until:
+                    shown_until = 0.0
+                    self._show("")
                 self._pending = True
                 self._beat = time.monotonic()
                 try:
@@ -72,6 +80,7 @@ class Watchdog:
             if late < self._seconds or told:
                 continue
             told = True
+            shown_until = time.monotonic() + SHOWN_SECONDS
             frame = sys._current_frames().get(loop)
             self._tell(late, frame)
 
@@ -79,10 +88,18 @@ class Watchdog:
         owner = _owner(frame)
         stack = "" if frame is None else "".join(traceback.format_stack(frame)[-12:])
         self.last = f"the loop was blocked for {1000 * late:.0f} ms and counting by {owner}"
-        self._tree.root.note = self.last
+        self._show(self.last)
         logger.warning("%s\n%s", self.last, stack)
         # Last: whoever sees the count finds the rest.
         self.blocked += 1
+
+    def _show(self, words: str) -> None:
+        """Write the root's note from the loop's own thread: the tree belongs to it."""
+        assert self._token is not None
+        try:
+            self._token.run_sync_soon(setattr, self._tree.root, "note", words)
+        except trio.RunFinishedError:
+            return
 
 
 def _owner(frame: FrameType | None) -> str:

@@ -13,8 +13,9 @@ from hermes_trio import Budget, CancelCause, Outcome, Runtime, SessionContext, T
 from hermes_trio.agent.loop import RESULT_LIMIT, AgentSettings, ModelAgent
 from hermes_trio.agent.model import Finished, ModelError, ModelErrorKind, ReasoningDelta
 from hermes_trio.agent.tool import add_usage, keep_partial_result
-from hermes_trio.runtime.outcome import Usage
+from hermes_trio.runtime.outcome import Cause, ReceiptLine, Usage
 from hermes_trio.runtime.ports import Message
+from hermes_trio.runtime.tree import stop_work
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.registry import Tools, tool
 
@@ -219,7 +220,8 @@ async def test_events(runtime: Runtime) -> None:
     model = ScriptedModel(["I add.", tool_call("add", "c1", a=1, b=1), tool_call("explode", "c2")], ["ok"])
     await run(runtime, model, sink=events.append)
     names = [event["event"] for event in events]
-    assert names[0] == "message.delta"
+    assert names[:2] == ["model.started", "message.delta"]
+    assert names.count("model.started") == names.count("model.completed") == 2
     assert names.count("tool.started") == names.count("tool.completed") == 2
     assert {event["tool_call_id"]: event["error"] for event in events if event["event"] == "tool.completed"} == {
         "c1": False,
@@ -248,6 +250,42 @@ async def test_a_stop_keeps_what_was_finished(runtime: Runtime) -> None:
     assert messages[2].text == '{"sum":2}'
     assert messages[3].text == '{"slept": "a while"}'
     assert model.open == 0
+
+
+async def test_one_call_of_a_tool_can_be_stopped_and_the_turn_goes_on(runtime: Runtime) -> None:
+    """The model is told what the call had so far, and answers; the calls beside it are not touched."""
+    model = ScriptedModel([tool_call("add", "c1", a=1, b=1), tool_call("nap", "c2", seconds=1e6)], ["then without it"])
+    lines: list[ReceiptLine] = []
+    async with trio.open_nursery() as nursery:
+        outcomes: list[Outcome] = []
+
+        async def go() -> None:
+            outcomes.append(await run(runtime, model))
+
+        nursery.start_soon(go)
+        await wait_all_tasks_blocked()
+        node = runtime.tree.find("c2")
+        assert node is not None
+        receipt = await stop_work(node, Cause(CancelCause.STOP, "by Ada"), 5, lines.append)
+    assert receipt.ok
+    assert [(line.node, line.how) for line in lines] == [("c2", "cancelled")]
+    assert outcomes[0].text == "then without it"
+    told = model.requests[1].messages[-1]
+    assert told.tool_call_id == "c2"
+    assert told.text == '{"slept": "a while"}'
+
+
+async def test_a_call_of_a_model_is_a_node(runtime: Runtime) -> None:
+    """While the model is asked, its node is in the turn; it leaves with the call."""
+    model = ScriptedModel(["half of ", 60.0, "the answer"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, runtime, model)
+        await wait_all_tasks_blocked()
+        (turn,) = runtime.core.live_turns.values()
+        (node,) = turn.node.children or ()
+        assert (node.kind, node.name) == ("model", model.name)
+        await turn.stop()
+    assert node.how == "cancelled"
 
 
 async def test_a_stop_in_the_middle_of_an_answer_keeps_its_text(runtime: Runtime) -> None:

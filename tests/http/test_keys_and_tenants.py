@@ -43,7 +43,7 @@ async def test_scopes(fast_path: bool) -> None:
             "chat": ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
             "runs": ("POST", "/v1/runs", {"input": "x"}),
             "sessions": ("GET", "/api/sessions", None),
-            "admin": ("GET", "/v1/tree", None),
+            "admin": ("GET", "/admin/keys", None),
         }
         for scope in tries:
             headers = await gateway.key(scope)

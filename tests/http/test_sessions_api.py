@@ -365,21 +365,23 @@ async def test_the_tree_shows_what_runs() -> None:
         async with gateway.events("/v1/tree/events") as events:
             first = await events.next()
             assert first is not None
-            assert first.data["event"] == "snapshot"
+            assert first.name == "snapshot"
             run_id = await gateway.start()
             opened = await events.next()
             assert opened is not None
-            assert (opened.data["event"], opened.data["node"]["kind"]) == ("opened", "turn")
+            assert opened.name == "difference"
+            (turn,) = opened.data["nodes"]
+            assert (turn["kind"], turn["name"], turn["stops"]) == ("turn", "hello", True)
             tree = (await gateway.http.get("/v1/tree")).json()
             assert tree["object"] == "hermes.tree"
-            assert opened.data["node"]["id"] in _ids(tree["tree"])
+            assert turn["id"] in _ids(tree["tree"])
             mine = (await gateway.http.get(f"/v1/runs/{run_id}/tree")).json()
-            assert [node["id"] for node in mine["nodes"]] == [opened.data["node"]["id"]]
+            assert [node["id"] for node in mine["nodes"]] == [turn["id"]]
             go.set()
-            while (event := await events.next()) is not None and event.data["event"] != "closed":
+            while (event := await events.next()) is not None and not event.data["closed"]:
                 pass
             assert event is not None
-            assert event.data["node"]["id"] == opened.data["node"]["id"]
+            assert event.data["closed"] == [[turn["key"], "completed"]]
         assert (await gateway.ended(run_id))["settled"] is True
         await _idle_tree(gateway)
 

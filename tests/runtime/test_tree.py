@@ -9,7 +9,7 @@ import trio
 from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, waiting, working
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.runtime.tree import WATCHER_BUFFER
+from hermes_trio.runtime.tree import REMEMBERED_ENDS, WATCHER_BUFFER, Tree, stop_work
 from hermes_trio.testing.fakes import ScriptedAgent
 
 
@@ -131,36 +131,239 @@ async def test_a_node_has_owner_age_and_deadline(runtime: Runtime):
     assert outcome.text == "ok"
 
 
-async def test_differences_can_be_watched_and_rebuild_the_tree(runtime: Runtime):
-    """Opened and closed nodes arrive in order, so a reader's copy is the tree."""
+class Copy:
+    """A reader's copy of the tree, made from a snapshot and differences only."""
 
-    async def agent(turn: Turn) -> str:
-        turn.start_soon(trio.sleep, 1, name="nap")
-        await trio.sleep(2)
-        return ""
+    def __init__(self, tree: dict) -> None:
+        self.nodes: dict[int, dict] = {}
+        self.how: dict[int, str] = {}
+        pending = [(tree, None)]
+        while pending:
+            node, parent = pending.pop()
+            self.nodes[node["key"]] = {**node, "parent": parent}
+            pending += [(child, node["key"]) for child in node["children"]]
 
-    with runtime.tree.watch() as watcher:
-        await runtime.run_turn("x", agent=agent)
-        seen = []
-        async for event in watcher:
-            seen.append((event["event"], event["node"]["kind"], event["how"]))
-            if event["event"] == "closed" and event["node"]["kind"] == "turn":
-                break
-    assert [entry for entry in seen if entry[0] != "changed"] == [
-        ("opened", "turn", ""),
-        ("opened", "task", ""),
-        ("closed", "task", "finished"),
-        ("closed", "turn", "completed"),
-    ]
+    def apply(self, difference) -> None:
+        for node in difference.nodes:
+            self.nodes[node["key"]] = dict(node)
+        for key, how in difference.closed:
+            del self.nodes[key]
+            self.how[key] = how
+
+    def shape(self) -> dict[int, tuple]:
+        return {
+            key: (node["parent"], node["id"], node["note"], node["waits_on"], node["deadline"] is None)
+            for key, node in self.nodes.items()
+        }
+
+
+async def test_differences_rebuild_the_tree(runtime: Runtime):
+    """Every change of a node is told, whoever made it: opening, closing, waits, notes, deadlines and moves. A reader's copy is the tree."""
+    tree = runtime.tree
+    with tree.watch() as watcher:
+        copy = Copy(watcher.snapshot())
+        node = tree.root.open("x", "same")
+        other = tree.root.open("x", "same")
+        short = tree.root.open("x", "came and went")
+        short.close()
+        copy.apply(watcher.take())
+        assert copy.shape() == Copy(tree.snapshot()).shape()
+        assert node.key != other.key
+
+        node.note = "said"
+        node.waits = ["a thing"]
+        other.scope = trio.CancelScope()
+        other.deadline = trio.current_time() + 5
+        other.move(node)
+        copy.apply(watcher.take())
+        assert copy.shape() == Copy(tree.snapshot()).shape()
+        assert copy.nodes[other.key]["parent"] == node.key
+
+        with waiting("approval 7", node):
+            copy.apply(watcher.take())
+            assert copy.nodes[node.key]["waits_on"] == "a thing; approval 7"
+        other.close("cancelled")
+        node.close()
+        copy.apply(watcher.take())
+        assert copy.shape() == Copy(tree.snapshot()).shape()
+        assert copy.how == {other.key: "cancelled", node.key: "finished"}
+        assert watcher.take().nodes == ()
+
+
+async def test_a_reader_that_was_away_learns_what_changed(runtime: Runtime):
+    """From a version on: what is alive and changed, and how the rest ended. Further back than the tree remembers there is only a snapshot."""
+    tree = runtime.tree
+    gone, stays = tree.root.open("x", "gone"), tree.root.open("x", "stays")
+    version = tree.version
+    copy = Copy(tree.snapshot())
+    gone.close("cancelled")
+    stays.note = "changed"
+    new = tree.root.open("x", "new")
+    tree.root.open("x", "never seen").close()
+    missed = tree.since(version)
+    assert missed is not None
+    copy.apply(missed)
+    assert copy.shape() == Copy(tree.snapshot()).shape()
+    assert copy.how == {gone.key: "cancelled"}
+    assert tree.since(tree.version + 1) is None
+    for number in range(REMEMBERED_ENDS + 1):
+        tree.root.open("x", str(number)).close()
+    assert tree.since(version) is None
+    stays.close()
+    new.close()
 
 
 async def test_a_watcher_that_is_too_slow_is_told_to_start_over(runtime: Runtime):
-    """It gets `resync` and what comes after; the work does not wait for it."""
-    with runtime.tree.watch() as watcher:
-        for number in range(WATCHER_BUFFER + 1):
-            runtime.tree.root.open("x", str(number)).close()
-        first = await anext(watcher)
-        assert first == {"event": "resync"}
+    """It must take a snapshot; nothing grows without bound for it, and the work does not wait for it."""
+    tree = runtime.tree
+    with tree.watch() as watcher:
+        nodes = [tree.root.open("x", str(number)) for number in range(WATCHER_BUFFER + 2)]
+        assert watcher.behind
+        assert len(watcher.snapshot()["children"]) > WATCHER_BUFFER
+        assert not watcher.behind
+        for node in nodes:
+            node.close()
+
+
+async def test_a_watcher_waits_until_something_changes(runtime: Runtime):
+    """An idle reader sleeps; a change of another tenant does not wake it."""
+    tree = runtime.tree
+    woken = []
+    async with trio.open_nursery() as nursery:
+        with tree.watch("acme") as watcher:
+
+            async def read() -> None:
+                await watcher.wait()
+                woken.append(watcher.take())
+
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            other = tree.root.open("turn", "theirs", tenant="other")
+            await trio.testing.wait_all_tasks_blocked()
+            assert not woken
+            mine = tree.root.open("turn", "mine", tenant="acme")
+            await trio.testing.wait_all_tasks_blocked()
+            assert [node["id"] for node in woken[0].nodes] == ["mine"]
+    other.close()
+    mine.close()
+
+
+def ids_of(tree: dict) -> list[str]:
+    """The ids in a snapshot."""
+    return [tree["id"], *(id for child in tree["children"] for id in ids_of(child))]
+
+
+async def test_a_tenant_sees_its_own_nodes_and_the_places_that_hold_them(runtime: Runtime):
+    """Filtered by the tenant on the node, in the snapshot and in the differences; what places say is not for it."""
+    tree = runtime.tree
+    tree.root.note = "the loop was blocked by a turn of somebody else"
+    receiver = tree.root.open("receiver", "adapter")
+    with tree.watch("acme") as watcher:
+        turns = runtime.core.turns_node
+        mine = turns.open("turn", "mine", tenant="acme")
+        tool = mine.open("tool", "call")
+        deep = receiver.open("send", "mine too", tenant="acme")
+        theirs = turns.open("turn", "theirs", tenant="other")
+        seen = tree.snapshot(tenant="acme")
+        assert sorted(ids_of(seen)) == ["abandoned", "call", "mine", "mine too", "runtime", "supervisor", "turns"]
+        assert seen["note"] == ""
+        difference = watcher.take()
+        told = {node["id"]: node["parent"] for node in difference.nodes}
+        assert told == {"mine": turns.key, "call": mine.key, "mine too": tree.root.key}
+        theirs.close()
+        assert watcher.take() == difference.__class__(tree.version, -1, (), ())
+    for node in (tool, mine, deep, receiver):
+        node.close()
+    tree.root.note = ""
+
+
+async def test_every_kind_of_work_can_be_stopped_by_its_node(runtime: Runtime):
+    """A turn, a job and all jobs of a session: each has a receipt, told line by line as its nodes end."""
+    from hermes_trio import CancelCause, Cause
+    from hermes_trio.testing.fakes import fake_job
+
+    cause = Cause(CancelCause.STOP, "by Ada")
+    lines = []
+
+    async def agent(turn: Turn) -> str:
+        with working("tool", "call", "slow"):
+            await trio.sleep_forever()
+        return ""
+
+    turns: list[Turn] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: runtime.run_turn("x", agent=agent, on_start=turns.append))
+        await trio.testing.wait_all_tasks_blocked()
+        receipt = await stop_work(turns[0].node, cause, 5, lines.append)
+    assert receipt.ok
+    assert [(line.node, line.how) for line in lines] == [("call", "cancelled"), (turns[0].id, "cancelled")]
+    assert turns[0].cause == cause
+    assert (await stop_node_again(runtime, turns[0])) == "cannot be stopped"
+
+    jobs = [await runtime.supervisor.start(fake_job(10_000), runtime.owner()) for _ in range(3)]
+    assert (await stop_work(jobs[0].node, cause, 5)).ok
+    session = jobs[1].node.parent
+    assert session is not None
+    receipt = await stop_work(session, cause, 5, lines.append)
+    assert receipt.ok
+    assert len(receipt.lines) == 3
+    assert {job.state for job in jobs} == {JobState.KILLED}
+
+
+async def stop_node_again(runtime: Runtime, turn: Turn) -> str:
+    """What a second stop of the same node says."""
+    from hermes_trio import CancelCause, Cause
+
+    try:
+        await stop_work(turn.node, Cause(CancelCause.STOP), 1)
+    except ValueError as error:
+        return "cannot be stopped" if "cannot be stopped" in str(error) else str(error)
+    return ""
+
+
+async def test_a_lane_says_what_waits_and_its_stop_is_the_stop_of_its_turn(runtime: Runtime):
+    """Messages behind a turn are noted on the lane's node; stopping the lane ends the turn, and the next message is taken."""
+    from hermes_trio import CancelCause, Cause, Interface, NewMessage
+
+    asked: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        asked.append(turn.input.text)
+        if turn.input.text == "first":
+            await trio.sleep_forever()
+        return "ok"
+
+    class Chat(Interface):
+        platform = "chat"
+
+    front = Chat()
+    front.agent = agent
+    async with runtime.delivering(front) as inbox:
+        routing = SessionContext(platform="chat", chat_id="1", session_key="k")
+        for text in ("first", "second"):
+            await inbox.accept(NewMessage(inbox="chat", session_key="k", text=text, routing=routing))
+            await trio.testing.wait_all_tasks_blocked()
+        lane = find(runtime.tree.snapshot(), "lane")
+        assert (lane["note"], lane["stops"]) == ("more waits in its inbox", True)
+        await trio.sleep(90)
+        assert find(runtime.tree.snapshot(), "lane")["since"] >= 90
+        node = runtime.tree.find_key(lane["key"])
+        assert node is not None
+        receipt = await stop_work(node, Cause(CancelCause.STOP), 5)
+        assert receipt.ok
+        await trio.testing.wait_all_tasks_blocked()
+        assert asked == ["first", "second"]
+
+
+async def test_without_a_watcher_a_change_leaves_nothing_behind():
+    """Nothing is collected for readers that are not there."""
+    tree = Tree()
+    assert tree.watchers == 0
+    node = tree.root.open("x", "x")
+    for number in range(1000):
+        node.note = str(number)
+    node.close()
+    assert len(tree._ended) == 1
 
 
 async def test_the_loop_is_watched_and_whoever_blocks_it_is_named(caplog):
@@ -177,6 +380,7 @@ async def test_the_loop_is_watched_and_whoever_blocks_it_is_named(caplog):
         with caplog.at_level(logging.WARNING):
             await runtime.run_turn("x", SessionContext(session_id="rude-one"))
         assert runtime.watchdog.blocked >= 1
+        await trio.testing.wait_all_tasks_blocked()
         assert "of session rude-one" in runtime.tree.root.note
         assert "in rude" in caplog.text
 

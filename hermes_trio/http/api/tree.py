@@ -1,27 +1,38 @@
 """The task tree as an API: what runs, who owns it, how old it is, until when it may run, and what it waits on.
 
-The whole tree is for admins, because it shows everybody's work; a run's part of it is for whoever owns the run.
+An admin sees the whole tree; every other key sees the nodes of its tenant, filtered here. `GET /v1/tree/events` is a snapshot and then what changed, as often
+as ten times a second; with `Last-Event-ID` it goes on where the reader left off. `POST /v1/tree/{key}/stop` stops the work of one node.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import trio
 
 from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.errors import ApiError, not_found
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
-from hermes_trio.http.routing import Route
-from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter
+from hermes_trio.http.routing import Route, RouteParameter
+from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter, named_event
+from hermes_trio.runtime.outcome import CancelCause, Cause, ReceiptLine, StopReceipt
 from hermes_trio.runtime.run import Run
+from hermes_trio.runtime.tree import Node, Tree, TreeDifference, TreeWatcher, stop_work
 
 from .runs import find_run
 
 __all__ = ["tree_routes"]
 
-BATCH_SECONDS: Final = 0.05
-"""Differences are collected for so long before they are sent: a busy tree changes thousands of times a second."""
+BATCH_SECONDS: Final = 0.1
+"""Changes are collected for so long before they are sent: a busy tree changes thousands of times a second, and a page draws ten times."""
+
+STOP_SECONDS: Final = 30.0
+"""How long a stop waits for the node to leave the tree before its receipt says what remains."""
+
+LONGEST_STOP: Final = 600.0
 
 
 class TreeBody(msgspec.Struct):
@@ -29,6 +40,8 @@ class TreeBody(msgspec.Struct):
 
     size: int
     tree: dict[str, Any]
+    epoch: str = ""
+    version: int = 0
     object: str = "hermes.tree"
 
 
@@ -41,10 +54,51 @@ class RunTree(msgspec.Struct):
     object: str = "hermes.run.tree"
 
 
+class ReceiptBody(msgspec.Struct):
+    """What a stop found: one line for each node that was there, and what still runs."""
+
+    target: str
+    cause: str
+    detail: str
+    ok: bool
+    milliseconds: float
+    already_ended: bool
+    lines: list[dict[str, Any]]
+    remaining: list[str]
+    object: str = "hermes.receipt"
+
+
 async def get_tree(request: Request) -> HandlerResult:
-    """The whole tree."""
+    """The tree as this key sees it; with `session`, only the nodes that this session owns and the way to them."""
     tree = request.front.host.tree
-    return Response.of(TreeBody(tree.size, tree.snapshot()))
+    seen = request.caller.sees
+    found = tree.snapshot(tenant=seen)
+    session = request.query("session")
+    if session:
+        found = _only(found, session)
+    return Response.of(TreeBody(_count(found), found, tree.epoch, tree.version))
+
+
+def _only(tree: dict[str, Any], session: str) -> dict[str, Any]:
+    """The part of a snapshot that belongs to a session (its key or its id), with the nodes above it."""
+
+    def keep(node: dict[str, Any]) -> dict[str, Any] | None:
+        if session in (node["owner"], node["id"]):
+            return node
+        below = [kept for child in node["children"] if (kept := keep(child)) is not None]
+        return {**node, "children": below} if below else None
+
+    return keep(tree) or {**tree, "children": ()}
+
+
+def _count(tree: dict[str, Any]) -> int:
+    size = 0
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        size += 1
+        pending.extend(node["children"])
+    return size
 
 
 async def get_run_tree(request: Request) -> HandlerResult:
@@ -59,34 +113,124 @@ async def get_run_tree(request: Request) -> HandlerResult:
 
 
 async def tree_events(request: Request) -> HandlerResult:
-    """A snapshot, then the differences, as a stream."""
-    return EventStream(lambda writer: _follow(request, writer))
+    """A snapshot, then the differences, as a stream. With `Last-Event-ID`, the differences since then if the tree remembers so far."""
+    return EventStream(partial(_follow, request))
 
 
 async def _follow(request: Request, writer: StreamWriter) -> None:
     tree = request.front.host.tree
-    with tree.watch() as watcher:
-        await writer.open(_encode({"event": "snapshot", "size": tree.size, "tree": tree.snapshot()}))
+    seen = request.caller.sees
+    missed = _missed(tree, request.header(b"last-event-id") or request.query("last_event_id"), seen)
+    with tree.watch(seen) as watcher:
+        await writer.open(_snapshot(tree, watcher) if missed is None else _difference(tree, missed))
         while True:
-            event: dict[str, Any] | None = None
-            with trio.move_on_after(HEARTBEAT_SECONDS):
-                event = await watcher.__anext__()
-            if event is None:
+            with trio.move_on_after(HEARTBEAT_SECONDS) as quiet:
+                await watcher.wait()
+            if quiet.cancelled_caught:
                 await writer.comment("keepalive")
                 continue
             await trio.sleep(BATCH_SECONDS)
-            while event is not None:
-                if event["event"] == "resync":
-                    event = {**event, "size": tree.size, "tree": tree.snapshot()}
-                writer.put(_encode(event))
-                event = None
-                with trio.move_on_after(0):
-                    event = await watcher.__anext__()
+            if watcher.behind:
+                writer.put(_snapshot(tree, watcher))
+            else:
+                difference = watcher.take()
+                if difference.nodes or difference.closed:
+                    writer.put(_difference(tree, difference))
             await writer.flush()
 
 
-def _encode(event: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % encode_json(event)
+def _missed(tree: Tree, last: str, tenant: str | None) -> TreeDifference | None:
+    epoch, _, version = last.partition("-")
+    if not last or epoch != tree.epoch or not version.isdecimal() or len(version) > 18:
+        return None
+    return tree.since(int(version), tenant)
+
+
+def _snapshot(tree: Tree, watcher: TreeWatcher) -> bytes:
+    found = watcher.snapshot()
+    body = {"epoch": tree.epoch, "version": watcher.version, "size": _count(found), "tree": found}
+    return _event(tree, watcher.version, "snapshot", body)
+
+
+def _difference(tree: Tree, difference: TreeDifference) -> bytes:
+    return _event(tree, difference.version, "difference", difference)
+
+
+def _event(tree: Tree, version: int, name: str, body: object) -> bytes:
+    return b"id: %b-%d\nevent: %b\ndata: %b\n\n" % (tree.epoch.encode(), version, name.encode(), encode_json(body))
+
+
+async def stop_by_key(request: Request) -> HandlerResult:
+    """Stop the work of one node and everything below it; the receipt says what became of each.
+
+    A client that accepts an event stream gets each line of the receipt as it becomes known.
+    """
+    node = _find(request)
+    seconds = _seconds(request)
+    cause = Cause(CancelCause.STOP, f"by {request.caller.name}")
+    if "text/event-stream" in (request.header(b"accept") or ""):
+        return EventStream(partial(_stream_stop, node, cause, seconds))
+    return Response.of(_receipt(await stop_work(node, cause, seconds)))
+
+
+def _find(request: Request) -> Node:
+    text = request.params["key"]
+    tree = request.front.host.tree
+    node = tree.find_key(int(text)) if text.isdecimal() and len(text) <= 18 else None
+    if node is None or not request.caller.owns(node.tenant):
+        raise not_found("live node", text, "node_not_found")
+    if node.work is None:
+        raise ApiError(
+            409,
+            f"A node of kind {node.kind!r} cannot be stopped by itself: stop the turn, job, tool call or session that holds it.",
+            code="node_not_stoppable",
+        )
+    return node
+
+
+def _seconds(request: Request) -> float:
+    text = request.query("timeout")
+    if not text:
+        return STOP_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_STOP:
+        raise ApiError(400, f"timeout must be a number of seconds from 0 to {LONGEST_STOP:g}.", param="timeout")
+    return seconds
+
+
+def _receipt(receipt: StopReceipt) -> ReceiptBody:
+    return msgspec.convert(receipt.as_dict(), ReceiptBody)
+
+
+async def _stream_stop(node: Node, cause: Cause, seconds: float, writer: StreamWriter) -> None:
+    lines: deque[ReceiptLine] = deque()
+    told = trio.Event()
+    done: list[StopReceipt] = []
+
+    def tell(line: ReceiptLine) -> None:
+        lines.append(line)
+        told.set()
+
+    async def stop() -> None:
+        done.append(await stop_work(node, cause, seconds, tell))
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop)
+        await writer.open(named_event("stopping", {"target": node.id, "key": node.key, "kind": node.kind}))
+        while lines or not done:
+            await told.wait()
+            told = trio.Event()
+            while lines:
+                line = lines.popleft()
+                shown = {**msgspec.structs.asdict(line), "milliseconds": round(line.milliseconds, 3)}
+                writer.put(named_event("line", shown))
+            await writer.flush()
+    writer.put(named_event("receipt", _receipt(done[0])))
+    await writer.flush()
 
 
 def tree_routes() -> list[Route]:
@@ -97,9 +241,10 @@ def tree_routes() -> list[Route]:
             method="GET",
             path="/v1/tree",
             handler=get_tree,
-            access=RequiredScope.ADMIN,
-            summary="The live task tree",
+            access=RequiredScope.RUNS,
+            summary="The live task tree, as far as this key sees it",
             answer=TreeBody,
+            parameters=(RouteParameter("session", "The key or the id of a session: only its part."),),
             tag="tree",
         ),
         Route(
@@ -107,10 +252,27 @@ def tree_routes() -> list[Route]:
             method="GET",
             path="/v1/tree/events",
             handler=tree_events,
-            access=RequiredScope.ADMIN,
+            access=RequiredScope.RUNS,
             streams=True,
-            summary="The tree's differences, as a stream",
+            summary="A snapshot of the tree, then what changes, as a stream",
             media="text/event-stream",
+            parameters=(
+                RouteParameter("last_event_id", "Go on after this event."),
+                RouteParameter("Last-Event-ID", "The same, as browsers say it.", where="header"),
+            ),
+            tag="tree",
+        ),
+        Route(
+            name="tree_stop",
+            method="POST",
+            path="/v1/tree/{key}/stop",
+            handler=stop_by_key,
+            access=RequiredScope.RUNS,
+            streams=True,
+            summary="Stop the work of a node, with a receipt",
+            answer=ReceiptBody,
+            errors=(400, 404, 409),
+            parameters=(RouteParameter("timeout", "Seconds to wait for its end.", {"type": "number"}),),
             tag="tree",
         ),
         Route(
