@@ -5,6 +5,7 @@ Stages are entered in the order of the tree: models and tools first, the senders
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Retention, open_store
 from hermes_trio.store.ports import Store
+from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import Toolbox, open_toolbox
@@ -100,6 +102,7 @@ async def open_gateway(
     tools = ToolSettings.read(config.tools)
     consent = read_settings(config.approvals, ApprovalSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
+    confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
     brokers: list[Approvals] = []
     boxes: list[Toolbox] = []
 
@@ -119,6 +122,7 @@ async def open_gateway(
                 mcp=mcp,
                 environment=config.environment or None,
                 gateway_home=str(config.home),
+                confinement=confinement,
             ) as toolbox,
         ):
             boxes.append(toolbox)

@@ -10,6 +10,8 @@ from hermes_trio.runtime.core import SUBAGENT, RuntimeCore
 from hermes_trio.runtime.runtime import current_runtime
 from hermes_trio.runtime.turn import DeliveringTurn, Owner, Turn
 
+from .warden import Profile
+
 __all__ = ["ToolContext"]
 
 STATELESS: str = (
@@ -30,6 +32,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     turn: Turn | None = None
     channel: CompletionChannel | None = None
     unsupported: str = ""
+    profile: Profile = Profile.OFF
+    """What the commands of this session may see and touch; set by `CommandConfinement.place`."""
     confined: bool = False
     """Whether the kernel keeps them from the gateway."""
 

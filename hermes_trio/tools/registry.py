@@ -113,7 +113,7 @@ def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 class Tools:
     """The tools of an agent, by name. Children get what their role allows."""
 
-    def __init__(self, tools: Iterable[Tool] = (), *, more: Callable[[], Iterable[Tool]] | None = None) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), *, more: Callable[[Turn], Iterable[Tool]] | None = None) -> None:
         self._tools: dict[str, Tool] = {}
         self._more = more
         for one in tools:
@@ -129,7 +129,7 @@ class Tools:
         """What this turn may use: all, or for a child what its role allows."""
         found = dict(self._tools)
         if self._more is not None:
-            found.update((one.spec.name, one) for one in self._more())
+            found.update((one.spec.name, one) for one in self._more(turn))
         child = turn.input.payload.get(SUBAGENT_KEY)
         if child is not None:
             kept = frozenset({"delegate_task"}) if child.get("role") == "orchestrator" else frozenset[str]()

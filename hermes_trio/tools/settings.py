@@ -11,7 +11,9 @@ from msgspec import Meta
 from hermes_trio.base.settings import read_settings
 from hermes_trio.runtime.budget import Budget
 
-__all__ = ["DelegationSettings", "TerminalSettings", "ToolSettings"]
+from .warden import CommandLimits, Profile
+
+__all__ = ["ConfinementSettings", "DelegationSettings", "TerminalSettings", "ToolSettings"]
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -25,7 +27,11 @@ class TerminalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Seconds that a foreground command may take unless it is told."""
     max_timeout: Count = 600
     cwd: str = ""
-    """Where a session's first command starts; empty for the server's own directory."""
+    """Where a session's first command starts; empty for the server's own directory. Never inside the gateway's home."""
+    workspace: Literal["auto", "per-session", "shared"] = "auto"
+    """Whether a session has a folder of its own: with `auto`, those that are confined to a workspace."""
+    session_folder: str = ""
+    """Where the folders of sessions are; empty for `hermes-trio-sessions` in the user's state folder."""
     output_characters: Annotated[int, Meta(ge=100)] = 50_000
     ring_characters: Annotated[int, Meta(ge=100)] = 200_000
     kill_grace: Seconds = 2.0
@@ -54,6 +60,8 @@ class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     child_seconds: Seconds | None = None
     """How long one child may take, at least 30 s; None or 0 for as long as it needs."""
     paused: bool = False
+    profile: Profile | None = None
+    """Narrows the confinement of children; they never have a wider one than their parent."""
 
     @property
     def child_budget(self) -> Budget | None:
@@ -63,11 +71,32 @@ class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return Budget(seconds=max(SHORTEST_CHILD, self.child_seconds))
 
 
+class ConfinementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[tools.confinement]`: what commands may see and touch."""
+
+    profile: Profile = Profile.PROTECT
+    platforms: dict[str, Profile] = {}
+    """By platform (`api_server`, `telegram`, `webhook`, `cron`, …)."""
+    routes: dict[str, Profile] = {}
+    """By webhook route."""
+    tenants: dict[str, Profile] = {}
+    """By the tenant of an API key; `*` for every tenant but the owner, who has none. Default: workspace."""
+    hide: tuple[str, ...] = ()
+    """Files and folders that commands must not see."""
+    show: tuple[str, ...] = ()
+    """Folders inside of the gateway's home that commands may read."""
+    read_only: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    """What commands in a workspace may read besides system folders."""
+    limits: CommandLimits = CommandLimits()
+
+
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tools]`. `disabled` names tools that no turn gets."""
 
     terminal: TerminalSettings = TerminalSettings()
     delegation: DelegationSettings = DelegationSettings()
+    confinement: ConfinementSettings = ConfinementSettings()
     disabled: tuple[Literal["terminal", "process", "delegate_task"], ...] = ()
 
     @classmethod

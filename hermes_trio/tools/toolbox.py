@@ -20,6 +20,7 @@ from hermes_trio.agent.tool import Tool
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 
+from .confinement import CommandConfinement, open_confinement
 from .delegate import Delegation
 from .mcp import McpLinks, McpSettings, open_links
 from .registry import Tools
@@ -27,7 +28,7 @@ from .settings import ToolSettings
 from .terminal.output import mask_secrets
 from .terminal.process import ProcessTool
 from .terminal.processes import OutputLog, Processes
-from .terminal.shell_state import ShellStates, base_environment, open_shells
+from .terminal.shell_state import ShellStates, base_environment
 from .terminal.terminal import Terminal
 from .warden import Warden, open_warden
 
@@ -49,6 +50,7 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     warden: Warden
     links: McpLinks
     tools: Tools
+    confinement: CommandConfinement
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
         """What this turn may use."""
@@ -80,9 +82,11 @@ async def open_toolbox(
     output_log: OutputLog | None = None,
     more: Iterable[Tool] = (),
     gateway_home: str = "",
+    confinement: CommandConfinement | None = None,
 ) -> AsyncIterator[Toolbox]:
     """The tools for the body of the `async with`.
 
+    `confinement` says what commands may see and touch; without it, what the settings say for a program that has no home to hide.
     `environment` is the server's, of which commands get an allow-list; `output_log` keeps the last output of watched jobs (the runtime's store does, if it
     can); `gateway_home` is the folder that commands are asked about. Cancelled or not, leaving ends every process and link in a bounded time.
     """
@@ -90,14 +94,18 @@ async def open_toolbox(
     server = os.environ if environment is None else environment
     terminal = settings.terminal
     base = base_environment(server, terminal.pass_environment)
-    cwd = _directory(terminal.cwd)
+    rules = open_confinement(settings, server) if confinement is None else confinement
     log = output_log if output_log is not None else _log_of(runtime.store)
     async with open_warden(max_processes=terminal.max_processes) as warden:
-        with (
-            open_shells(base, cwd, trio.current_time, login=terminal.login_shell) as shells,
-            runtime.core.at_session_end(shells.forget),
-        ):
-            processes = Processes(warden, shells, terminal, log)
+        shells = ShellStates(
+            base,
+            rules.cwd,
+            trio.current_time,
+            login=terminal.login_shell,
+            usable=lambda path: os.path.isdir(path) and not rules.sandbox.inside_home(path),
+        )
+        with runtime.core.at_session_end(shells.forget):
+            processes = Processes(warden, shells, terminal, log, rules)
             judge = CommandPolicy(
                 approvals,
                 consent,
@@ -112,12 +120,13 @@ async def open_toolbox(
                 inherit=shells.inherit,
                 forget=shells.forget,
             )
-            run_commands = Terminal(warden, shells, processes, judge, terminal)
+            run_commands = Terminal(warden, shells, processes, judge, terminal, rules)
             look_after = ProcessTool(processes)
-            async with open_links(mcp, warden, base) as links:
+            async with open_links(mcp, warden, base, rules.sandbox) as links:
                 own: list[Tool] = [run_commands, look_after, delegation]
                 tools = Tools(
-                    [*(one for one in own if one.spec.name not in settings.disabled), *more], more=links.tools
+                    [*(one for one in own if one.spec.name not in settings.disabled), *more],
+                    more=lambda turn: links.tools(turn, rules.profile_of_turn(turn)),
                 )
                 yield Toolbox(
                     terminal=run_commands,
@@ -129,11 +138,8 @@ async def open_toolbox(
                     warden=warden,
                     links=links,
                     tools=tools,
+                    confinement=rules,
                 )
-
-
-def _directory(configured: str) -> str:
-    return os.path.abspath(os.path.expanduser(configured)) if configured else os.getcwd()
 
 
 def _log_of(store: Any) -> OutputLog | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.tools.bench_of_tools import running
+
 from .pseudo_terminal import at_terminal, piped, plain_environment
 from .server_process import server_process
 
@@ -96,17 +98,16 @@ def test_a_delegated_child_reports_back(tmp_path: Path) -> None:
 
 def test_leaving_while_work_runs_is_asked_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """The first Ctrl-D warns, the second leaves; the process is gone."""
-    mark = tmp_path / "pid"
     with at_terminal(["chat"], tmp_path) as terminal:
         terminal.expect(READY)
-        terminal.enter(f"!bg echo $$ > {mark}; exec sleep 1000")
+        terminal.enter("!bg exec sleep 1000.0625")
         terminal.expect(r"Background process\s+started")
-        time.sleep(0.5)
+        assert running("sleep 1000.0625")
         terminal.press("d")
         terminal.expect("would be stopped")
         terminal.press("d")
         assert terminal.wait() == 0
-    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+    assert not running("sleep 1000.0625")
 
 
 def test_after_a_kill_the_owner_of_lost_work_is_told_exactly_once(tmp_path: Path) -> None:
@@ -161,22 +162,21 @@ def test_run_streams_and_says_by_its_exit_code_how_it_ended(tmp_path: Path) -> N
 
 def test_run_is_stopped_by_a_signal_with_a_receipt(tmp_path: Path) -> None:
     """130, what was running is named, and it is gone."""
-    mark = tmp_path / "pid"
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_trio", "run", f"!run echo $$ > {mark}; exec sleep 1000"],
+        [sys.executable, "-m", "hermes_trio", "run", "!run exec sleep 1000.0626"],
         env=plain_environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 30
-    while not (mark.exists() and mark.read_text().strip()) and time.monotonic() < deadline:
+    while not any(pid != process.pid for pid in running("sleep 1000.0626")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert "nothing of it runs any more" in errors
-    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+    assert not running("sleep 1000.0626")
     assert sessions(tmp_path) == [("cli", "run_complete")]
 
 

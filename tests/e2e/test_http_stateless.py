@@ -15,6 +15,7 @@ import trio
 from hermes_trio.config import load_config
 from hermes_trio.gateway.serving import Serving, open_server
 from hermes_trio.http.auth import AdminKey
+from tests.tools.bench_of_tools import running, until
 
 KEY = "stateless-admin-key-0123"
 
@@ -98,35 +99,15 @@ async def test_delegation_is_done_within_the_turn(tmp_path: Path, way: Any) -> N
         assert serving.gateway.runtime.stateless.active == 0
 
 
-async def _written(mark: Path) -> int:
-    """The number that a process writes into a file, once it has."""
-    while True:
-        if text := _read(mark):
-            return int(text)
-        await trio.sleep(0.01)
-
-
-def _read(mark: Path) -> str:
-    return mark.read_text().strip() if mark.exists() else ""
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
 async def test_stopping_a_run_kills_its_process(tmp_path: Path) -> None:
     """A foreground process is dead when the receipt says ok, and so is a background one that the run started."""
     async with gateway(tmp_path) as (serving, http):
-        mark = tmp_path / "pid"
-        run_id = (await http.post("/v1/runs", json={"input": f"!run echo $$ > {mark}; exec sleep 300"})).json()[
-            "run_id"
-        ]
-        pid = await _written(mark)
-        assert _is_alive(pid)
+        run_id = (await http.post("/v1/runs", json={"input": "!run exec sleep 300.0625"})).json()["run_id"]
+        await until(lambda: running("sleep 300.0625"))
         stopped = (await http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})).json()
         assert stopped["receipt"]["ok"] is True, stopped
         assert stopped["status"] == "cancelled"
-        assert not _is_alive(pid)
+        assert not running("sleep 300.0625")
         assert {"turn", "tool"} <= {line["kind"] for line in stopped["receipt"]["lines"]}
         run = (await http.get(f"/v1/runs/{run_id}", params={"wait": "settled"})).json()
         assert (run["status"], run["settled"]) == ("cancelled", True)

@@ -9,6 +9,7 @@ import trio
 
 from hermes_trio.testing.platforms import FakeTelegram, open_fake_telegram
 from tests.adapters.webhook_requests import SECRET
+from tests.tools.bench_of_tools import running, until
 
 from .served_gateway import Served, open_served
 
@@ -102,12 +103,12 @@ async def test_nobody_can_approve_so_it_is_refused_with_the_reason(tmp_path: Pat
 
 async def test_background_work_is_stopped_when_the_route_lingers_no_longer(tmp_path: Path) -> None:
     """The row ends, and the process is gone."""
-    mark = tmp_path / "pid"
     async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram, linger=1)) as served:
         telegram.add_private_chat(42)
-        await accepted(served, f"!bg echo $$ > {mark}; exec sleep 1000")
+        await accepted(served, "!bg exec sleep 1000.0627")
+        await until(lambda: running("sleep 1000.0627"))
         await until_ended(tmp_path, 1)
-        assert not await trio.Path(f"/proc/{mark.read_text().strip()}").exists()
+        assert not running("sleep 1000.0627")
 
 
 async def test_each_owner_is_told_once_after_the_server_was_killed_in_the_middle(tmp_path: Path) -> None:

@@ -164,6 +164,20 @@ def gone(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
+def running(text: str) -> list[int]:
+    """The live processes that have this text among their arguments. A command's own numbers mean nothing outside of its PID namespace."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in arguments.replace(b"\0", b" "):
+                found.append(int(entry.name))
+    return found
+
+
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     """Wait for something that only the operating system knows, with a bound."""
     with trio.fail_after(seconds):

@@ -66,7 +66,7 @@ async def use(bench: Bench, tool: str, **arguments: Any) -> dict[str, Any]:
 async def test_tools_of_a_stdio_server() -> None:
     """A server's tools have namespaced names and its own schemas; results, structured ones too, and failures come back as data."""
     async with open_bench(mcp=stdio()) as bench:
-        names = {tool.spec.name: tool.spec for tool in bench.box.links.tools()}
+        names = {tool.spec.name: tool.spec for link in bench.box.links.links.values() for tool in link.tools}
         assert {"mcp_sample_add", "mcp_sample_fail", "mcp_sample_odd_name_with_marks"} <= names.keys()
         assert names["mcp_sample_add"].parameters["required"] == ["a", "b"]
         assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
@@ -89,7 +89,11 @@ async def test_the_list_of_tools_follows_the_server() -> None:
     """A tool that a server adds while it runs is there after its notification."""
     async with open_bench(mcp=stdio()) as bench:
         await use(bench, "mcp_sample_grow")
-        await until(lambda: "mcp_sample_grown" in {tool.spec.name for tool in bench.box.links.tools()})
+        await until(
+            lambda: (
+                "mcp_sample_grown" in {tool.spec.name for link in bench.box.links.links.values() for tool in link.tools}
+            )
+        )
         assert (await use(bench, "mcp_sample_grown"))["result"] == "grown"
 
 

@@ -142,7 +142,7 @@ async def test_what_a_child_gets(runtime: Runtime) -> None:
         return FunctionTool(function, name=name, description=name)
 
     later: list[FunctionTool] = []
-    tools = Tools([made(name) for name in names], more=lambda: later)
+    tools = Tools([made(name) for name in names], more=lambda _: later)
     found: list[set[str]] = []
 
     async def agent(turn: Turn) -> str:

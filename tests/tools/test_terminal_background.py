@@ -19,7 +19,7 @@ from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.terminal.watching import OutputWatch
 from hermes_trio.tools.warden import KeptProcess, KillHow, KillReport
 
-from .bench_of_tools import Bench, gone, open_bench, open_demo, until
+from .bench_of_tools import Bench, gone, open_bench, open_demo, running, until
 
 ANYTHING = ApprovalSettings(mode=False)
 
@@ -232,16 +232,18 @@ async def test_descendants_do_not_outlive_the_command() -> None:
     """H7: what a background command leaves behind, re-parented or not, is ended when the command has exited."""
     async with open_bench(consent=ANYTHING) as bench:
         started = await bench.run(
-            "(sleep 77 & echo $!); (setsid sleep 78 & echo $!); sleep 0.2", background=True, notify_on_complete=True
+            "(sleep 77.0625 & echo one); (setsid sleep 78.0625 & echo two); sleep 0.2",
+            background=True,
+            notify_on_complete=True,
         )
         notice = await next_notice(bench)
         assert "left behind were ended" in notice.text
         record = bench.box.processes.find(started["session_id"], "s1")
         assert record is not None
         assert record.exit_code == 0
-        pids = [int(line) for line in record.output.text.split()]
-        assert len(pids) == 2
-        assert all(gone(pid) for pid in pids)
+        assert record.output.text.split() == ["one", "two"]
+        assert not running("77.0625")
+        assert not running("78.0625")
 
 
 async def test_stopping_a_session_ends_its_processes_and_no_others() -> None:

@@ -12,7 +12,7 @@ from hermes_trio import SessionContext, Turn
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.outcome import CancelCause, Cause
 from hermes_trio.tools.terminal import shell_state as shells
-from hermes_trio.tools.terminal.shell_state import ShellStates, base_environment, open_shells
+from hermes_trio.tools.terminal.shell_state import Lease, ShellStates, base_environment
 
 from .bench_of_tools import call, open_bench
 
@@ -162,17 +162,17 @@ def test_idle_and_surplus_sessions_are_forgotten_but_none_in_use(monkeypatch: py
     """H29: state goes when it was idle for long or there is too much of it, never while a command holds a lease."""
     now = [0.0]
     monkeypatch.setattr(shells, "MAX_SESSIONS", 3)
-    with open_shells(base_environment({}), "/", lambda: now[0]) as held:
-        used = SessionContext(session_id="used")
-        with held.lease(used):
-            now[0] = 2 * shells.IDLE_SECONDS
-            for number in range(6):
-                held.inherit(used, SessionContext(session_id=f"s{number}"))
-            assert "used" in held._sessions
-            assert len(held) <= 4
-        now[0] *= 3
-        held.cwd_of(SessionContext(session_id="new"))
-        assert list(held._sessions) == ["new"]
+    held = ShellStates(base_environment({}), "/", lambda: now[0])
+    used = SessionContext(session_id="used")
+    with held.lease(used):
+        now[0] = 2 * shells.IDLE_SECONDS
+        for number in range(6):
+            held.inherit(used, SessionContext(session_id=f"s{number}"))
+        assert "used" in held._sessions
+        assert len(held) <= 4
+    now[0] *= 3
+    held.cwd_of(SessionContext(session_id="new"))
+    assert list(held._sessions) == ["new"]
 
 
 async def test_a_session_that_is_over_leaves_nothing_to_the_next_one_of_its_id(tmp_path: Path) -> None:
@@ -187,16 +187,23 @@ async def test_a_session_that_is_over_leaves_nothing_to_the_next_one_of_its_id(t
         assert (await bench.run(look, session="s2"))["output"].split() == ["/usr", "1", "function", "alias"]
 
 
-def test_a_command_that_outlives_its_session_leaves_nothing_behind(tmp_path: Path) -> None:
+def leave(lease: Lease, state: bytes) -> None:
+    """Write as the shell does: through the descriptor that it inherits, whose position it moves."""
+    descriptor = lease.inherited[-1]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, state)
+
+
+def test_a_command_that_outlives_its_session_leaves_nothing_behind() -> None:
     """It keeps the state that it was given; what it changed is not merged into what came after it."""
-    held = ShellStates(tmp_path, base_environment({}), "/", lambda: 0.0)
+    held = ShellStates(base_environment({}), "/", lambda: 0.0)
     context = SessionContext(session_id="s")
     with held.lease(context, cwd="/usr") as outlived:
         outlived.argv("true", keep=True)
         held.forget("s")
         with held.lease(context) as next_one:
             assert (next_one.cwd, len(held)) == ("/", 1)
-        (tmp_path / "1.env").write_bytes(b"/tmp\0LEFT=behind\0#\0")
+        leave(outlived, b"/tmp\0LEFT=behind\0#\0\0#\0")
         outlived.take_back()
     assert outlived.cwd == "/usr"
     assert held.cwd_of(context) == "/"
@@ -204,31 +211,43 @@ def test_a_command_that_outlives_its_session_leaves_nothing_behind(tmp_path: Pat
         assert "LEFT" not in later.environment
 
 
-def test_files_are_private_and_go_with_the_scope() -> None:
-    """State files are readable by their owner only and removed at the end; what a killed server left is swept."""
-    with open_shells(base_environment({}), "/", lambda: 0.0) as held:
-        folder = held._folder
-        assert folder.stat().st_mode & 0o777 == 0o700
-        stale = folder.with_name(f"{shells._FOLDER}999999999-stale")
-        stale.mkdir()
-    assert not folder.exists()
-    with open_shells(base_environment({}), "/", lambda: 0.0):
-        assert not stale.exists()
+def test_state_travels_in_files_without_a_name() -> None:
+    """Nothing of a shell's state lies in a folder, and what the command inherits is closed with the lease."""
+    held = ShellStates(base_environment({}), "/", lambda: 0.0)
+    context = SessionContext(session_id="s")
+    with held.lease(context) as first:
+        first.argv("true", keep=True)
+        leave(first, b"/usr\0A=1\0#\0greet () { echo; }\0#\0")
+        first.take_back()
+    with held.lease(context) as second:
+        second.argv("true", keep=True)
+        given, left = second.inherited
+        assert os.readlink(f"/proc/self/fd/{given}").startswith("/memfd:")
+        assert os.pread(given, 100, 0) == b"greet () { echo; }"
+        with pytest.raises(PermissionError):
+            os.write(given, b"more")
+        with pytest.raises(PermissionError):
+            os.pwrite(left, b"more", 2 * shells.MAX_STATE)
+    for descriptor in (given, left):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
-def test_a_state_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
-    """A session cannot fill the server's memory with variables."""
-    held = ShellStates(tmp_path, base_environment({}), "/", lambda: 0.0)
+def test_a_state_that_is_too_large_or_cut_off_is_not_kept() -> None:
+    """A session cannot fill the server's memory with variables, and a shell that was killed while it wrote changes nothing."""
+    held = ShellStates(base_environment({}), "/", lambda: 0.0)
     with held.lease(SessionContext(session_id="s")) as lease:
         lease.argv("true", keep=True)
-        file = tmp_path / "1.env"
-        file.write_bytes(b"/usr\0A=" + b"x" * shells.MAX_STATE + b"\0#\0")
-        lease.take_back()
-        assert held.cwd_of(SessionContext(session_id="s")) == "/"
-        file.write_bytes(b"/usr\0A=1\0")
-        lease.take_back()
-        assert held.cwd_of(SessionContext(session_id="s")) == "/"
-        file.write_bytes(b"/usr\0A=1\0#\0")
+        for state in (
+            b"/usr\0A=" + b"x" * shells.MAX_STATE + b"\0#\0\0#\0",
+            b"/usr\0A=1\0",
+            b"/usr\0A=1\0#\0f () { :",
+            b"/usr\0A=1\0#\0" + b"f" * (shells.MAX_STATE + 1) + b"\0#\0",
+        ):
+            leave(lease, state)
+            lease.take_back()
+            assert held.cwd_of(SessionContext(session_id="s")) == "/"
+        leave(lease, b"/usr\0A=1\0#\0\0#\0")
         lease.take_back()
         assert held.cwd_of(SessionContext(session_id="s")) == "/usr"
 

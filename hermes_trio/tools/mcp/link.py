@@ -25,7 +25,7 @@ from hermes_trio.runtime.tree import Node, waiting, working
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.tools.terminal.output import mask_secrets
-from hermes_trio.tools.warden import ProcessSpec, Stdin, Warden, WardenError
+from hermes_trio.tools.warden import ProcessSpec, Sandbox, Stdin, Warden, WardenError, Workspace
 
 from .settings import McpServer
 from .stdio import StdioServer
@@ -117,8 +117,11 @@ class McpTool:
 class McpLink:
     """See the module. `tools` are those of the last connection that worked; `problem` says what is wrong with the link now."""
 
-    def __init__(self, name: str, server: McpServer, warden: Warden, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, server: McpServer, warden: Warden, environment: Mapping[str, str], sandbox: Sandbox
+    ) -> None:
         self.name = name
+        self.allowed: tuple[str, ...] = server.allowed
         self.state: LinkState = LinkState.CONNECTING
         self.problem: str = ""
         self.connections: int = 0
@@ -126,6 +129,7 @@ class McpLink:
         self._server = server
         self._warden = warden
         self._environment = environment
+        self._sandbox = sandbox
         self._settled = trio.Event()
         self._changed = trio.Event()
         self._calls, self._taken = trio.open_memory_channel[_Call](MAX_WAITING)
@@ -314,11 +318,18 @@ class McpLink:
     async def _transport(self) -> AsyncIterator[tuple[Transport, StdioServer | None]]:
         server = self._server
         if server.command:
+            await self._sandbox.ready()
+            cwd = server.cwd or self._environment["HOME"]
+            try:
+                confinement = self._sandbox.plan(server.profile, Workspace(cwd))
+            except WardenError as error:
+                raise _Broken(str(error)) from error
             stdio = StdioServer(
                 self._warden,
                 ProcessSpec(
                     argv=(server.command, *server.args),
-                    cwd=server.cwd or self._environment["HOME"],
+                    confinement=confinement,
+                    cwd=cwd,
                     env={**self._environment, **server.env},
                     stdin=Stdin.PIPE,
                     merge_stderr=False,

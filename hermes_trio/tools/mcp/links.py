@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, final
 import msgspec
 import trio
 
-from hermes_trio.tools.warden import Warden
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.tools.warden import Profile, Sandbox, Warden
 
 from .settings import McpSettings
 
@@ -25,15 +26,19 @@ class McpLinks(msgspec.Struct, frozen=True):
 
     links: Mapping[str, McpLink]
 
-    def tools(self) -> Iterator[McpTool]:
-        """The tools of all servers that have ever been reached: those of a broken link answer with its error."""
+    def tools(self, turn: Turn, profile: Profile) -> Iterator[McpTool]:
+        """The tools of the servers that a turn may use, as far as they have ever been reached: those of a broken link answer with its error.
+
+        A server acts with its own profile, so a turn that is confined to a workspace uses only those that name its tenant or platform.
+        """
         for link in self.links.values():
-            yield from link.tools
+            if not profile.confines_files or not {turn.plan.tenant, turn.context.platform}.isdisjoint(link.allowed):
+                yield from link.tools
 
 
 @asynccontextmanager
 async def open_links(
-    settings: McpSettings | None, warden: Warden, environment: Mapping[str, str]
+    settings: McpSettings | None, warden: Warden, environment: Mapping[str, str], sandbox: Sandbox
 ) -> AsyncIterator[McpLinks]:
     """The links for the body of the `async with`; servers that are slow or dead do not hold up the start for longer than `startup_seconds`.
 
@@ -45,7 +50,7 @@ async def open_links(
         if server.enabled:
             from .link import McpLink  # only where there is a server: without one its parts are never loaded
 
-            links[name] = McpLink(name, server, warden, environment)
+            links[name] = McpLink(name, server, warden, environment, sandbox)
     try:
         async with trio.open_nursery() as nursery:
             for link in links.values():

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from hermes_trio.base.settings import SettingsError, read_settings
 from hermes_trio.base.structs import RedactedStruct
+from hermes_trio.tools.warden import Profile
 
 __all__ = ["McpServer", "McpSettings"]
 
@@ -42,6 +43,10 @@ class McpServer(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields
     enabled: bool = True
     tools: tuple[str, ...] = ()
     """Only these tools; empty for all."""
+    profile: Profile = Profile.PROTECT
+    """What the process of a `command` may see and touch. A workspace is its `cwd`."""
+    allowed: tuple[str, ...] = ()
+    """Tenants and platforms that use it although their commands are confined to a workspace. All others use it anyway."""
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +73,10 @@ class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise SettingsError(f"{where}: a name has 1 to 32 letters, digits, '_' or '-'")
             if bool(server.command) == bool(server.url):
                 raise SettingsError(f"{where}: give either a command or a url")
+            if server.profile.confines_files and server.command and not server.cwd:
+                raise SettingsError(
+                    f"{where}: the profile {str(server.profile)!r} needs a cwd, which is all that the server may write in"
+                )
             if server.url and not server.url.startswith(("http://", "https://")):
                 raise SettingsError(f"{where}.url must start with http:// or https://")
             servers[name] = msgspec.structs.replace(

@@ -51,7 +51,9 @@ class ProcessArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
             extra_json_schema={"enum": list(ACTIONS)},
         ),
     ]
-    session_id: Annotated[str | int, Meta(description="The id from terminal; for everything but list")] = ""
+    session_id: Annotated[
+        str | int, Meta(description="The id from terminal, or a pid of one's own; for everything but list")
+    ] = ""
     data: Annotated[str, Meta(description="For write and submit")] = ""
     timeout: Annotated[int, Meta(ge=1, description="Seconds to wait")] | None = None
     offset: Annotated[int, Meta(ge=0, description="For log: first line; 0 for the last lines")] = 0
@@ -117,6 +119,8 @@ class ProcessTool:
         if not id:
             return {"error": f"session_id is needed for {given.action}: the id that terminal returned"}
         record = self._processes.find(id, place.session_id)
+        if record is None and id.isascii() and id.isdigit():
+            record = self._processes.find_pid(int(id), place.session_id)
         if record is None:
             return {"status": "not_found", "error": f"this session has no process {id!r}; see process(action='list')"}
         return await action(record, given, place)

@@ -21,9 +21,11 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, JobState
 from hermes_trio.runtime.ports import NoticeKind
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.tree import waiting
+from hermes_trio.tools.confinement import CommandConfinement
 from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.settings import TerminalSettings
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Stdin, Warden, WardenError
+from hermes_trio.tools.warden.daemon import descent
 
 from .notices import completion_text, watch_text
 from .output import AnsiFilter, OutputDecoder, RingText, mask_secrets
@@ -133,12 +135,14 @@ class Processes:
         shells: ShellStates,
         settings: TerminalSettings,
         output_log: OutputLog | None,
+        confinement: CommandConfinement,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._warden = warden
         self._shells = shells
         self._settings = settings
         self._log = output_log
+        self._confinement = confinement
         self._clock = clock
         self._breaker = Breaker(clock)
         self._known: OrderedDict[str, BackgroundProcess] = OrderedDict()
@@ -159,6 +163,16 @@ class Processes:
         self._forget_old()
         found = self._known.get(id)
         return found if found is not None and found.session_id == session_id else None
+
+    def find_pid(self, pid: int, session_id: str) -> BackgroundProcess | None:
+        """The process of this session that has this number, or that started the one that has it."""
+        for found in self.of_session(session_id):
+            process = found.process
+            if process is None or process.empty:
+                continue
+            if pid == process.pid or any(one.pid == pid for one in descent.descendants(process.keeper_pid)):
+                return found
+        return None
 
     def of_session(self, session_id: str) -> list[BackgroundProcess]:
         """All of them, oldest first."""
@@ -233,11 +247,20 @@ class Processes:
         record.job = job
         with self.slot(record.session_id), self._shells.lease(place.context, cwd=cwd) as lease:
             record.cwd = lease.cwd
+            try:
+                argv = lease.argv(record.command, keep=False)
+                confinement = self._confinement.plan(place, lease.root)
+                own = self._confinement.environment(place, lease.root)
+            except WardenError as error:
+                raise JobRefused(str(error)) from error
             spec = ProcessSpec(
-                argv=lease.argv(record.command, keep=False),
+                argv=argv,
+                inherited=lease.inherited,
+                confinement=confinement,
                 cwd=lease.cwd,
                 env={
                     **lease.environment,
+                    **own,
                     "PYTHONUNBUFFERED": "1",
                     "TERM": "xterm-256color" if record.pty else "dumb",
                     **place.context.environ(),

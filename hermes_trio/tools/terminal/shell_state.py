@@ -1,16 +1,17 @@
 """What a session's shell remembers between two commands: its directory, its variables, its functions and aliases.
 
 `ShellStates` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
-the state and writes what became of it into a private file of its own; the change, not the whole, is then merged, so commands that run side by side do not
-undo each other. State is forgotten when its session is over. It is also forgotten when it was idle for long or there are too many sessions, but then never
+the state, and writes what became of it, through descriptors that it inherits and that no other session can reach; the change, not the whole, is then
+merged, so commands that run side by side do not undo each other.
+
+State is forgotten when its session is over. It is also forgotten when it was idle for long or there are too many sessions, but then never
 while a command holds a lease on it (H29).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,10 @@ import msgspec
 
 from hermes_trio import guard
 from hermes_trio.runtime.context import ENVIRONMENT_NAMES, SessionContext
-from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE
+from hermes_trio.tools.warden.daemon.wire import FIRST_INHERITED, TOKEN_VARIABLE
+from hermes_trio.tools.warden.errors import SpawnFailed
 
-__all__ = ["Lease", "ShellState", "ShellStates", "base_environment", "open_shells"]
+__all__ = ["Lease", "ShellState", "ShellStates", "base_environment"]
 
 BASHES: Final = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
@@ -46,7 +48,6 @@ PASSED_ON: Final = (
     "LC_*",
     "TZ",
     "TMPDIR",
-    "XDG_RUNTIME_DIR",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
@@ -55,15 +56,15 @@ PASSED_ON: Final = (
 _OURS: Final = frozenset({*ENVIRONMENT_NAMES, TOKEN_VARIABLE, "PWD", "SHLVL", "_", "BASH_EXECUTION_STRING"})
 """Never remembered: identity comes from the turn, the rest belongs to each shell."""
 
-_END: Final = "#"
-"""The last record of a state file; without it the shell was cut off while it wrote, and nothing is taken from it."""
+_END: Final = b"#"
+"""The record after the variables, and the last one; without them the shell was cut off while it wrote, and nothing is taken from it."""
 
 # `trap` is a function so that a command's own EXIT handler runs after ours instead of replacing it. Everything is kept in the main shell only
 # (BASHPID is $$), also after `exit`, after `set -e` ended the shell, with `set -u` and with noclobber.
 _KEEPING: Final = r"""
-__hermes_file=$1 __hermes_text=$3
+__hermes_state=$1 __hermes_text=$3
 shopt -s expand_aliases
-[[ -n $2 ]] && . "$2" 2>/dev/null
+[[ -n $2 ]] && { . "/proc/self/fd/$2" 2>/dev/null; eval "exec $2<&-"; }
 set --
 __hermes_status() { return "$1"; }
 __hermes_keep() {
@@ -73,8 +74,9 @@ __hermes_keep() {
     builtin printf '%s\0' "$(builtin pwd)"
     for __hermes_name in $(builtin compgen -e); do builtin printf '%s=%s\0' "$__hermes_name" "${!__hermes_name-}"; done
     builtin printf '#\0'
-  } >| "$__hermes_file.env"
-  ( builtin unset -f trap __hermes_keep __hermes_status; builtin declare -f; builtin declare -Fx; builtin alias -p ) >| "$__hermes_file.def"
+    ( builtin unset -f trap __hermes_keep __hermes_status; builtin declare -f; builtin declare -Fx; builtin alias -p )
+    builtin printf '\0#\0'
+  } >&"$__hermes_state"
 } 2>/dev/null
 __hermes_first='__hermes_code=$?; set +eu; __hermes_keep; __hermes_status "$__hermes_code"'
 builtin trap "$__hermes_first" EXIT
@@ -96,7 +98,7 @@ eval "$__hermes_text"
 _USING: Final = r"""
 __hermes_text=$2
 shopt -s expand_aliases
-[[ -n $1 ]] && . "$1" 2>/dev/null
+[[ -n $1 ]] && { . "/proc/self/fd/$1" 2>/dev/null; eval "exec $1<&-"; }
 set --
 eval "$__hermes_text"
 """
@@ -118,6 +120,8 @@ class ShellState(msgspec.Struct, eq=False):
     """One session's state. `changes` are the variables that differ from the base environment; None for one that was removed."""
 
     cwd: str
+    root: str = ""
+    """The folder that the session was given, where a workspace ends."""
     changes: dict[str, str | None] = msgspec.field(default_factory=dict[str, "str | None"])
     definitions: bytes = b""
     leases: int = 0
@@ -134,36 +138,58 @@ class Lease:
     cwd: str
     environment: dict[str, str]
     _definitions: bytes
-    _file: Path | None = None
+    _given: int | None = None
+    """An unnamed file with the definitions."""
+    _left: int | None = None
+    """An unnamed file, of fixed size, that the shell writes its state into."""
+
+    @property
+    def root(self) -> str:
+        """The folder that the session was given."""
+        return self._shell.root or self.cwd
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """The descriptors that the command has to get, for `ProcessSpec.inherited`."""
+        return tuple(one for one in (self._given, self._left) if one is not None)
 
     def argv(self, command: str, *, keep: bool) -> tuple[str, ...]:
-        """How to run `command` with this state. With `keep` the shell writes down what it changes, for `take_back`."""
+        """How to run `command` with this state. With `keep` the shell writes down what it changes, for `take_back`. Raises `SpawnFailed`."""
         bash = self._shells.bash
         if bash is None:
             return ("/bin/sh", "-c", command)
         options = ("-l",) if self._shells.login else ("--noprofile", "--norc")
-        file = self._file = self._shells.new_file()
-        before = ""
-        if self._definitions:
-            before = f"{file}.before"
-            Path(before).write_bytes(self._definitions)
+        try:
+            if self._definitions:
+                self._given = _file_with(self._definitions)
+            if keep:
+                self._left = _file_of_size(2 * MAX_STATE)
+        except OSError as error:
+            raise SpawnFailed(f"no descriptors for the state of the session's shell: {error.strerror}") from error
+        before = str(FIRST_INHERITED) if self._given is not None else ""
         if keep:
-            return (bash, *options, "-c", _KEEPING, "bash", str(file), before, command)
+            state = str(FIRST_INHERITED + (self._given is not None))
+            return (bash, *options, "-c", _KEEPING, "bash", state, before, command)
         return (bash, *options, "-c", _USING, "bash", before, command)
 
     def take_back(self) -> None:
         """Merge what the command changed into the session. Nothing is changed if it could not, or was not asked to, write it down."""
-        if self._file is None:
+        if self._left is None:
             return
-        records = _read(Path(f"{self._file}.env")).decode("utf-8", "surrogateescape").split("\0")
-        if records[-2:] != [_END, ""]:
+        # The shell's descriptor and ours share their position: that is how much it wrote.
+        written = min(os.lseek(self._left, 0, os.SEEK_CUR), 2 * MAX_STATE)
+        records = os.pread(self._left, written, 0).split(b"\0")
+        if records[-2:] != [_END, b""] or _END not in records[:-2]:
             return
+        ends = records.index(_END)
+        definitions = records[ends + 1]
+        if ends != len(records) - 4 or max(len(definitions), sum(map(len, records[:ends]))) > MAX_STATE:
+            return
+        texts = [record.decode("utf-8", "surrogateescape") for record in records[:ends]]
         shell = self._shell
-        if records[0] != self.cwd and records[0].startswith("/"):
-            shell.cwd = records[0]
-        after = dict(record.split("=", 1) for record in records[1:-2] if "=" in record)
-        self._merge_variables(after)
-        definitions = _read(Path(f"{self._file}.def"))
+        if texts[0] != self.cwd and texts[0].startswith("/"):
+            shell.cwd = texts[0]
+        self._merge_variables(dict(record.split("=", 1) for record in texts[1:] if "=" in record))
         if definitions != self._definitions:
             shell.definitions = definitions
 
@@ -179,41 +205,47 @@ class Lease:
                 changes[name] = value
 
     def clean_up(self) -> None:
-        """Remove the files. Harmless without any."""
-        if self._file is not None:
-            for end in ("env", "def", "before"):
-                Path(f"{self._file}.{end}").unlink(missing_ok=True)
+        """Close the files. Harmless without any."""
+        for descriptor in self.inherited:
+            os.close(descriptor)
+        self._given = self._left = None
 
 
-def _read(path: Path) -> bytes:
-    """A file's bytes; nothing if it is missing or larger than a session may leave behind."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_STATE + 1)
-    except OSError:
-        return b""
-    return data if len(data) <= MAX_STATE else b""
+def _file_with(data: bytes) -> int:
+    descriptor = os.memfd_create("shell-definitions", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.pwrite(descriptor, data, 0)
+    fcntl.fcntl(
+        descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    )
+    return descriptor
+
+
+def _file_of_size(size: int) -> int:
+    """An unnamed file in memory that can be written but does not grow, so that a command cannot fill the memory through it."""
+    descriptor = os.memfd_create("shell-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
 
 
 @final
 class ShellStates:
-    """The shells of all sessions. `open_shells` makes it and removes its files."""
+    """The shells of all sessions. `usable` says whether a directory may be a session's."""
 
     def __init__(
         self,
-        folder: Path,
         base: Mapping[str, str],
         cwd: str,
         clock: Callable[[], float],
         *,
         login: bool = False,
         bash: str | None = None,
+        usable: Callable[[str], bool] = os.path.isdir,
     ) -> None:
-        self._folder = folder
+        self._usable = usable
         self._clock = clock
         self._cwd = cwd
         self._sessions: OrderedDict[str, ShellState] = OrderedDict()
-        self._files = 0
         self.base: dict[str, str] = dict(base)
         self.login = login
         self.bash: str | None = bash or next((path for path in BASHES if os.access(path, os.X_OK)), None)
@@ -257,9 +289,19 @@ class ShellStates:
             shell.used_at = self._clock()
             lease.clean_up()
 
+    def begin(self, context: SessionContext, folder: str) -> None:
+        """Give a session its folder before its first command, which then starts there. One that has begun keeps the folder that it has."""
+        known = context.session_id in self._sessions
+        shell = self._of(context)
+        if not shell.root:
+            shell.root = folder
+            if not known and (folder != self._cwd and shell.cwd == self._cwd):
+                shell.cwd = folder
+
     def inherit(self, parent: SessionContext, child: SessionContext) -> None:
-        """A child starts in its parent's directory; where it goes from there is its own affair."""
-        self._of(child).cwd = self._of(parent).cwd
+        """A child starts in its parent's directory, inside the same folder; where it goes from there is its own affair."""
+        above, below = self._of(parent), self._of(child)
+        below.cwd, below.root = above.cwd, above.root
 
     def forget(self, session_id: str) -> None:
         """The session is over: whatever comes under its id afterwards starts afresh. Forgetting what is not known is harmless.
@@ -268,16 +310,11 @@ class ShellStates:
         """
         self._sessions.pop(session_id, None)
 
-    def new_file(self) -> Path:
-        """A name for the files of one command."""
-        self._files += 1
-        return self._folder / str(self._files)
-
     def _of(self, context: SessionContext) -> ShellState:
         shell = self._sessions.get(context.session_id)
         if shell is None:
             shell = ShellState(
-                cwd=context.cwd if os.path.isabs(context.cwd) and os.path.isdir(context.cwd) else self._cwd
+                cwd=context.cwd if os.path.isabs(context.cwd) and self._usable(context.cwd) else self._cwd
             )
             self._sessions[context.session_id] = shell
         shell.used_at = self._clock()
@@ -287,7 +324,7 @@ class ShellStates:
 
     def _standing(self, shell: ShellState) -> str:
         """The session's directory; the default again if it has been removed, or no command could ever run again."""
-        return shell.cwd if os.path.isdir(shell.cwd) else self._cwd
+        return shell.cwd if self._usable(shell.cwd) else (shell.root or self._cwd)
 
     def _prune(self) -> None:
         """Drop what is too old or too much, the longest unused first."""
@@ -302,30 +339,3 @@ class ShellStates:
                 return
             if not shell.leases and session_id != newest:
                 del self._sessions[session_id]
-
-
-_FOLDER: Final = "hermes-trio-shells-"
-
-
-@contextmanager
-def open_shells(
-    base: Mapping[str, str], cwd: str, clock: Callable[[], float], *, login: bool = False
-) -> Iterator[ShellStates]:
-    """`ShellStates` for the body of the `with`, in a private folder that goes with it. Folders of servers that were killed are swept."""
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-    try:
-        yield ShellStates(folder, base, cwd, clock, login=login)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        try:
-            dead = pid.isdigit() and not os.path.exists(f"/proc/{pid}") and folder.stat().st_uid == os.getuid()
-        except OSError:
-            continue
-        if dead:
-            shutil.rmtree(folder, ignore_errors=True)

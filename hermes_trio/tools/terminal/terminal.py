@@ -22,11 +22,13 @@ from hermes_trio.runtime.context import current_turn
 from hermes_trio.runtime.errors import Draining, JobRefused, RuntimeClosed
 from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.tools.confinement import CommandConfinement
 from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.registry import schema_of
 from hermes_trio.tools.settings import TerminalSettings
 from hermes_trio.tools.warden import ExitStatus, KeptProcess, KillHow, ProcessSpec, Warden, WardenError
 
+from .hints import confinement_hint
 from .output import AnsiFilter, HeadTail, OutputDecoder, mask_secrets
 from .processes import SEE_OFF_LIMIT, Processes
 from .shell_state import Lease, ShellStates
@@ -88,12 +90,14 @@ class Terminal:
         processes: Processes,
         consent: CommandPolicy,
         settings: TerminalSettings,
+        confinement: CommandConfinement,
     ) -> None:
         self._warden = warden
         self._shells = shells
         self._processes = processes
         self._consent = consent
         self._settings = settings
+        self._confinement = confinement
         self._spec = ToolSpec(name="terminal", description=_DESCRIPTION, parameters=schema_of(TerminalArguments))
 
     @property
@@ -125,14 +129,17 @@ class Terminal:
     # -- before anything runs ----------------------------------------------------------------------------------------------------
 
     async def _run(self, turn: Turn | None, given: TerminalArguments) -> dict[str, Any]:
-        place = ToolContext.of(turn)
+        place = await self._confinement.place(turn)
         refused = self._misused(given)
         if refused is not None:
             return refused
         try:
+            self._shells.begin(place.context, self._confinement.folder_of(place))
             cwd = self._directory(place, given.workdir)
         except NotADirectoryError as error:
             return {"output": str(error), "exit_code": CANNOT_RUN, "error": None}
+        except WardenError as error:
+            return _failure(str(error))
         verdict = await self._consent.inspect(
             turn,
             given.command,
@@ -187,6 +194,8 @@ class Terminal:
         if path == "~" or path.startswith("~/"):
             path = self._shells.home + path[1:]
         path = os.path.normpath(os.path.join(self._shells.cwd_of(place.context), path))
+        if place.confined and self._confinement.sandbox.inside_home(path):
+            raise NotADirectoryError(f"cd: {workdir}: lies in the gateway's own folder, which commands cannot see")
         if not os.path.isdir(path):
             why = "Not a directory" if os.path.exists(path) else "No such file or directory"
             raise NotADirectoryError(f"cd: {workdir}: {why}")
@@ -260,15 +269,18 @@ class Terminal:
         if timed_out:
             text = _finished(output, f"[Command timed out after {seconds} s and was ended]")
             return {"output": text, "exit_code": TIMED_OUT, "error": None}
-        return self._result(given, _finished(output), status, how)
+        return self._result(place, given, _finished(output), status, how)
 
     async def _conduct(
         self, place: ToolContext, command: str, lease: Lease, output: HeadTail, seconds: float
     ) -> tuple[ExitStatus, KillHow, bool]:
+        lease.environment.update(self._confinement.environment(place, lease.root))
         spec = ProcessSpec(
             argv=lease.argv(command, keep=True),
             cwd=lease.cwd,
             env={**lease.environment, "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", **place.context.environ()},
+            inherited=lease.inherited,
+            confinement=self._confinement.plan(place, lease.root),
         )
         with working("process", place.core.ids.make("fg_", 12), mask_secrets(command)[:200]) as node:
             process = await self._warden.spawn(spec)
@@ -293,9 +305,13 @@ class Terminal:
                             process.account_for(report, node)
                         await reading.finish()
                     reading.scope.cancel()
+                    if process.crowded is not None:
+                        output.append(_crowded(*process.crowded))
             return process.status or ExitStatus(lost=True), how, bound.cancelled_caught
 
-    def _result(self, given: TerminalArguments, text: str, status: ExitStatus, how: KillHow) -> dict[str, Any]:
+    def _result(
+        self, place: ToolContext, given: TerminalArguments, text: str, status: ExitStatus, how: KillHow
+    ) -> dict[str, Any]:
         code = status.returncode
         result: dict[str, Any] = {"output": text, "exit_code": -1 if code is None else code, "error": None}
         if status.lost:
@@ -305,6 +321,9 @@ class Terminal:
         meaning = guard.exit_code_meaning(given.command, result["exit_code"])
         if meaning is not None:
             result["exit_code_meaning"] = meaning
+        hint = confinement_hint(text, place.profile) if code else ""
+        if hint:
+            result["hint"] = hint
         if how in (KillHow.SIGTERM, KillHow.SIGKILL):
             result["note"] = (
                 "processes that the command left behind were ended; use background=true for work that goes on"
@@ -312,6 +331,12 @@ class Terminal:
         if given.pty:
             result["pty_note"] = "pty is for background commands; this one had none"
         return result
+
+
+def _crowded(found: int, limit: int) -> str:
+    return (
+        f"\n[Command killed: it had {found} processes, and {limit} is the limit (tools.confinement.limits.processes)]"
+    )
 
 
 class _Preview(msgspec.Struct):

@@ -14,11 +14,21 @@ from hermes_trio.tools.warden.errors import (
     WardenError,
 )
 from hermes_trio.tools.warden.process import KeptProcess, ProcessPhase
+from hermes_trio.tools.warden.sandbox import (
+    CommandLimits,
+    Profile,
+    Protections,
+    Sandbox,
+    SandboxPaths,
+    Workspace,
+    probe_protections,
+)
 from hermes_trio.tools.warden.spec import ExitStatus, KillHow, KillReport, ProcessSpec, Stdin
 from hermes_trio.tools.warden.streams import OutputStream
 from hermes_trio.tools.warden.warden import Warden, WardenReceipt, open_warden
 
 __all__ = [
+    "CommandLimits",
     "ExitStatus",
     "KeptProcess",
     "KillHow",
@@ -27,6 +37,10 @@ __all__ = [
     "OutputStream",
     "ProcessPhase",
     "ProcessSpec",
+    "Profile",
+    "Protections",
+    "Sandbox",
+    "SandboxPaths",
     "SpawnFailed",
     "Stdin",
     "StdinClosed",
@@ -36,5 +50,7 @@ __all__ = [
     "WardenClosed",
     "WardenError",
     "WardenReceipt",
+    "Workspace",
     "open_warden",
+    "probe_protections",
 ]

@@ -93,7 +93,7 @@ class Custody:
         async with self._sending:
             self._kept[process.job] = process
             try:
-                await self._control.sendmsg([FRAME.pack(Kind.SPAWN, process.job, 0)], [rights])
+                await self._control.sendmsg([FRAME.pack(Kind.SPAWN, process.job, process.spec.spaces)], [rights])
             except (OSError, trio.ClosedResourceError) as error:
                 self._forget(process.job)
                 if self.died.is_set() or not isinstance(error, OSError) or isinstance(error, ConnectionError):

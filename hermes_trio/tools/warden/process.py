@@ -86,6 +86,8 @@ class KeptProcess:
     phase: ProcessPhase = attrs.field(init=False, default=ProcessPhase.PLANNED)
     survivors: int = attrs.field(init=False, default=0)
     """How many processes withstood the last SIGKILL, as far as the keeper could tell."""
+    crowded: tuple[int, int] | None = attrs.field(init=False, default=None)
+    """How many processes the job had, and how many it may have, if it was killed for that."""
     _status: ExitStatus | None = attrs.field(init=False, default=None)
     _how: KillHow = attrs.field(init=False, default=KillHow.ALREADY_EXITED)
     _lost: bool = attrs.field(init=False, default=False)
@@ -281,6 +283,8 @@ class KeptProcess:
             case Kind.SURVIVORS:
                 self.survivors = first
                 self._verdict.set()
+            case Kind.CROWDED:
+                self.crowded = (first, second)
             case Kind.EMPTY:
                 self._how = _HOW[Means(first)]
                 self._finish()
@@ -325,5 +329,10 @@ def _explain(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:
             return SpawnFailed(f"cannot execute {program!r}: {why}")
         case Stage.FORK:
             return SpawnFailed(f"no more processes can be forked: {why}")
+        case Stage.CONFINE:
+            return SpawnFailed(
+                f"the kernel refused a part of the confinement of the command, so it was not started: {why};"
+                " `hermes-trio doctor` says which protections this machine offers"
+            )
         case Stage.SETUP:
             return SpawnFailed(f"cannot set up the command's session and streams: {why}")

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from hermes_trio.base.structs import RedactedStruct
-from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Plan, Streams
+from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Confinement, Plan, Spaces, Streams
 from hermes_trio.tools.warden.errors import SpawnFailed
 
 SHELLS = ("/bin/bash", "/bin/sh")
@@ -42,6 +42,15 @@ class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
     """The size of the terminal, with `Stdin.PTY`."""
     merge_stderr: bool = True
     """Standard error goes where standard output goes; always so on a terminal."""
+    inherited: tuple[int, ...] = ()
+    """At most two descriptors that the command gets besides its streams, as `FIRST_INHERITED` and the next. They stay the caller's."""
+    confinement: Confinement | None = None
+    """What the kernel lets the command see and touch; None for everything that the server may."""
+
+    @property
+    def spaces(self) -> Spaces:
+        """The namespaces of the keeper."""
+        return Spaces.NONE if self.confinement is None else self.confinement.spaces
 
     def plan(self, token: str) -> Plan:
         """The form in which a keeper takes it. Raises `SpawnFailed` for what no kernel could start."""
@@ -64,6 +73,7 @@ class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
             env={os.fsencode(name): os.fsencode(value) for name, value in self.env.items()}
             | {TOKEN_VARIABLE.encode(): token.encode()},
             streams=self._streams(),
+            confinement=self.confinement,
         )
 
     def _streams(self) -> Streams:

@@ -129,7 +129,7 @@ class Warden:
         self._attend(self._see_off, process)
         try:
             with theirs:
-                await custody.hand_over(process, [other.fileno(), *descriptors])
+                await custody.hand_over(process, [other.fileno(), *descriptors, *spec.inherited])
             await process.launch(plan)
         except BaseException as error:
             with trio.move_on_after(ABANDON_LIMIT, shield=True):

@@ -14,10 +14,11 @@ import struct
 import termios
 import time
 
+import confine
 import descent
 import oom
 import prctl
-from wire import ABANDONED_GRACE, FRAME, Kind, Means, Plan, Stage, Streams
+from wire import ABANDONED_GRACE, FIRST_INHERITED, FRAME, Kind, Means, Plan, Stage, Streams
 
 SEARCH_TIME, SEARCH_PAUSE = 0.2, 0.02
 """For so many seconds after an order to end, and so often in them, the tree is looked at for processes that were missed
@@ -31,6 +32,9 @@ GIVE_UP = 30.0
 
 FIRST_PAUSE, LAST_PAUSE = 0.002, 0.25
 """Seconds between two rounds of SIGKILL, doubled each time."""
+
+COUNT_PAUSE = 1.0
+"""Seconds between two counts of a job's processes, where they are limited."""
 
 DEAF_TO = (
     signal.SIGHUP,
@@ -48,7 +52,7 @@ DEAF_TO = (
 """Signals that warden and keepers ignore: a supervisor that signals the whole group means the server, which ends us."""
 
 _RESET_FOR_COMMAND = (*DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ)
-_FAILURE = struct.Struct("!ii")
+_REPORT = struct.Struct("!ii")
 
 
 def open_wake() -> int:
@@ -80,20 +84,27 @@ def keep(link: int, life: int, streams: list[int]) -> None:
     prctl.set_name("hermes-keeper")
     prctl.become_subreaper()
     keeper = Keeper(link, life, open_wake())
-    keeper.tell(Kind.HELLO, os.getpid())
+    # The numbers that the server and the warden know: in a PID namespace there are others inside.
+    outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    keeper.tell(Kind.HELLO, _own_number(outside))
     plan = _read_plan(link)
     if plan is None:
         keeper.tell(Kind.EMPTY)
         return
-    pid, stage, errno = _start(plan, streams)
+    pid, stage, number = _start(plan, streams, outside)
+    os.close(outside)
     for descriptor in streams:
         os.close(descriptor)
     if pid == 0:
-        keeper.tell(Kind.FAILED, stage, errno)
+        keeper.tell(Kind.FAILED, stage, number)
         keeper.tell(Kind.EMPTY)
         return
-    keeper.tell(Kind.STARTED, pid)
-    keeper.run(pid)
+    keeper.tell(Kind.STARTED, number)
+    keeper.run(pid, 0 if plan.confinement is None else plan.confinement.processes)
+
+
+def _own_number(proc: int) -> int:
+    return int(os.readlink("self", dir_fd=proc))
 
 
 class Keeper:
@@ -105,6 +116,8 @@ class Keeper:
         self._life = life
         self._wake = wake
         self._command = 0
+        self._most = 0
+        self._count_at = 0.0
         self._heard = b""
         self._served = True
         self._means = Means.NONE
@@ -122,13 +135,15 @@ class Keeper:
         except OSError:
             self._served = False
 
-    def run(self, command: int) -> None:
-        """Wait, reap, and kill when it is time, until the job is empty."""
+    def run(self, command: int, most: int = 0) -> None:
+        """Wait, reap, and kill when it is time, until the job is empty. `most` is how many processes it may have; 0 for any number."""
         poll = select.poll()
         for descriptor in (self._link, self._life, self._wake):
             poll.register(descriptor, select.POLLIN)
         self._command = command
+        self._most = most
         while self._reap():
+            self._count()
             if not self._press():
                 return
             for descriptor, _ in poll.poll(self._patience()):
@@ -160,6 +175,17 @@ class Keeper:
                         self.tell(Kind.EXITED, os.WEXITSTATUS(status), 0)
         except ChildProcessError:
             return False
+
+    def _count(self) -> None:
+        """Kill a job that has become too large."""
+        now = time.monotonic()
+        if not self._most or self._grace_ends is not None or now < self._count_at:
+            return
+        self._count_at = now + COUNT_PAUSE
+        found = len(descent.descendants(self._pid))
+        if found > self._most:
+            self.tell(Kind.CROWDED, found, self._most)
+            self._end(0)
 
     def _listen(self) -> bool:
         """Obey what the server sent; False when the server is gone."""
@@ -221,9 +247,9 @@ class Keeper:
 
     def _patience(self) -> float | None:
         """Milliseconds until there is something to do although nothing happened."""
-        if self._grace_ends is None:
-            return None
         now = time.monotonic()
+        if self._grace_ends is None:
+            return max(0.0, self._count_at - now) * 1000 + 1 if self._most else None
         if self._killing_since is None:
             pause = max(0.0, self._grace_ends - now) + 0.001
             return 1000 * (min(pause, SEARCH_PAUSE) if now < self._search_ends else pause)
@@ -253,8 +279,13 @@ def _read_exactly(link: int, size: int) -> bytes | None:
     return bytes(data)
 
 
-def _start(plan: Plan, streams: list[int]) -> tuple[int, int, int]:
-    """Start the command and wait until it runs: its pid, or 0 with the stage and errno of the failure."""
+def _start(plan: Plan, streams: list[int], outside: int) -> tuple[int, int, int]:
+    """Start the command and wait until it runs: its pid and its number outside, or 0 with the stage and errno of the failure."""
+    try:
+        if plan.confinement is not None:
+            confine.arrange(plan.confinement)
+    except OSError as error:
+        return 0, Stage.CONFINE, error.errno or 0
     reader, writer = os.pipe2(os.O_CLOEXEC)
     keeper = os.getpid()
     try:
@@ -264,46 +295,58 @@ def _start(plan: Plan, streams: list[int]) -> tuple[int, int, int]:
         os.close(writer)
         return 0, Stage.FORK, error.errno or 0
     if pid == 0:
-        _become_command(plan, streams, writer, keeper)
+        _become_command(plan, streams, writer, keeper, outside)
     os.close(writer)
-    failure = os.read(reader, _FAILURE.size)
+    told = b""
+    while part := os.read(reader, 64):
+        told += part
     os.close(reader)
-    if not failure:
-        return pid, 0, 0
+    reports = [_REPORT.unpack_from(told, at) for at in range(0, len(told), _REPORT.size)]
+    if len(reports) == 1:
+        return pid, 0, reports[0][1]
     os.waitpid(pid, 0)
-    stage, errno = _FAILURE.unpack(failure)
-    return 0, stage, errno
+    return (0, *reports[-1]) if reports else (0, Stage.SETUP, 0)
 
 
-def _become_command(plan: Plan, streams: list[int], failure: int, keeper: int) -> None:
+def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, outside: int) -> None:
     stage = Stage.SETUP
     try:
         os.setsid()
-        prctl.die_with_parent(signal.SIGKILL)
-        if os.getppid() != keeper:
-            os._exit(127)
+        # As the exec makes it anyway: until then the kernel would not let it write to its own files below /proc.
+        prctl.set_dumpable(True)
+        os.write(report, _REPORT.pack(0, _own_number(outside)))
         _take_streams(plan.streams, streams)
         oom.offer_oneself()
         for signum in _RESET_FOR_COMMAND:
             signal.signal(signum, signal.SIG_DFL)
+        if plan.confinement is not None:
+            stage = Stage.CONFINE
+            confine.restrict(plan.confinement)
+        stage = Stage.SETUP
+        # After everything that changes credentials: the kernel forgets it then.
+        prctl.die_with_parent(signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(127)
         stage = Stage.CHDIR
         os.chdir(plan.cwd)
         stage = Stage.EXEC
         os.execvpe(plan.argv[0], plan.argv, plan.env)
     except OSError as error:
-        os.write(failure, _FAILURE.pack(stage, error.errno or 0))
+        os.write(report, _REPORT.pack(stage, error.errno or 0))
     finally:
         os._exit(127)
 
 
 def _take_streams(kinds: Streams, streams: list[int]) -> None:
+    rest = iter(streams)
     if kinds & Streams.TERMINAL:
-        fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
-        stdin = stdout = stderr = streams[0]
+        stdin = stdout = stderr = next(rest)
+        fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
     else:
-        rest = iter(streams)
         stdin = next(rest) if kinds & Streams.STDIN else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         stdout = next(rest)
         stderr = next(rest) if kinds & Streams.STDERR else stdout
     for target, source in enumerate((stdin, stdout, stderr)):
+        os.dup2(source, target)
+    for target, source in enumerate(rest, FIRST_INHERITED):
         os.dup2(source, target)

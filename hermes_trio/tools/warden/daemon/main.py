@@ -16,10 +16,11 @@ import time
 # Run as a file by an isolated interpreter, which does not look for modules beside the file.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import confine
 import descent
 import keeper
 import prctl
-from wire import ABANDONED_GRACE, FRAME, MAX_DESCRIPTORS, Kind, Stage
+from wire import ABANDONED_GRACE, FRAME, MAX_DESCRIPTORS, Kind, Spaces, Stage
 
 KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
 """Seconds that keepers have for their jobs after the end of the control socket; then they are killed, and we do it."""
@@ -76,9 +77,9 @@ class WardenDaemon:
         ]
         if not packet:
             return False
-        kind, job, _ = FRAME.unpack(packet)
+        kind, job, second = FRAME.unpack(packet)
         if kind == Kind.SPAWN:
-            self._fork(job, descriptors)
+            self._fork(job, Spaces(second), descriptors)
         elif kind == Kind.DISCARD:
             for pid in [pid for pid, kept in self._keepers.items() if kept == job]:
                 os.kill(pid, signal.SIGKILL)
@@ -86,12 +87,14 @@ class WardenDaemon:
             os.close(descriptor)
         return True
 
-    def _fork(self, job: int, descriptors: list[int]) -> None:
+    def _fork(self, job: int, spaces: Spaces, descriptors: list[int]) -> None:
         link, *streams = descriptors
+        uid, gid = os.geteuid(), os.getegid()
         try:
-            pid = os.fork()
+            pid = confine.fork(spaces) if spaces else os.fork()
         except OSError as error:
-            os.write(link, FRAME.pack(Kind.FAILED, Stage.FORK, error.errno or 0) + FRAME.pack(Kind.EMPTY, 0, 0))
+            stage = Stage.CONFINE if spaces else Stage.FORK
+            os.write(link, FRAME.pack(Kind.FAILED, stage, error.errno or 0) + FRAME.pack(Kind.EMPTY, 0, 0))
             self._tell(Kind.CLOSED, job)
             return
         if pid:
@@ -102,6 +105,7 @@ class WardenDaemon:
             os.close(self._pulse)
             self._control.close()
             os.close(self._wake)
+            confine.settle(spaces, uid, gid)
             keeper.keep(link, self._life, streams)
             status = 0
         except Exception as error:
@@ -167,6 +171,7 @@ def main() -> None:
     os.close(null)
     prctl.set_name("hermes-warden")
     prctl.become_subreaper()
+    prctl.set_dumpable(False)
     for signum in keeper.DEAF_TO:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,15 +1,19 @@
-"""The three process attributes that Python has no call for: sub-reaper, parent-death signal, and name.
+"""The process attributes that Python has no call for: sub-reaper, parent-death signal, name, and whether others may look inside.
 
-All of them belong to the calling process (the parent-death signal to the calling thread); none survives a fork.
+All of them belong to the calling process (the parent-death signal to the calling thread); only the last survives a fork, and none an exec.
 """
 
 import ctypes
 import os
 
 _SET_PDEATHSIG = 1
+_SET_DUMPABLE = 4
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
 _GET_CHILD_SUBREAPER = 37
+CAPBSET_DROP = 24
+SET_NO_NEW_PRIVS = 38
+CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,3 +44,8 @@ def die_with_parent(signum: int) -> None:
 def set_name(name: str) -> None:
     """What `ps` and `top` call this process, 15 characters at most."""
     _prctl(_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
+def set_dumpable(wanted: bool) -> None:
+    """Whether processes of the same user may read this one's memory and environment. What it does not change: root with its capabilities may."""
+    _prctl(_SET_DUMPABLE, ctypes.c_ulong(wanted))

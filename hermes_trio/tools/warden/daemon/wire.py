@@ -11,8 +11,11 @@ from enum import IntEnum, IntFlag
 FRAME = struct.Struct("!Bqq")
 """Kind and two numbers; `Kind` says what they mean."""
 
-MAX_DESCRIPTORS = 4
-"""A link and three standard streams."""
+MAX_DESCRIPTORS = 6
+"""A link, three standard streams, and two more that the command inherits."""
+
+FIRST_INHERITED = 200
+"""The number that the first of those two has in the command: above everything that shells and scripts use by themselves."""
 
 TOKEN_VARIABLE = "HERMES_TRIO_WARDEN"
 """In the environment of the warden and of every command: tells the server which orphans are its warden's."""
@@ -25,7 +28,7 @@ class Kind(IntEnum):
     """What a frame says, and who says it to whom."""
 
     SPAWN = 1
-    """Server to warden: fork a keeper. (job, -)"""
+    """Server to warden: fork a keeper. (job, its `Spaces`)"""
     DISCARD = 2
     """Server to warden: this keeper does not answer, kill it and what it kept. (job, -)"""
     CLOSED = 3
@@ -46,6 +49,8 @@ class Kind(IntEnum):
     """Keeper to server: the warden is dead, so this job is being ended. (-, -)"""
     KILL = 11
     """Server to keeper: end every process of this job. (grace in milliseconds, -)"""
+    CROWDED = 12
+    """Keeper to server: the job had more processes than its plan allows, so it is being killed. (how many, the limit)"""
 
 
 class Stage(IntEnum):
@@ -55,6 +60,8 @@ class Stage(IntEnum):
     SETUP = 2
     CHDIR = 3
     EXEC = 4
+    CONFINE = 5
+    """Nothing was started: the kernel refused a part of the confinement that was asked for."""
 
 
 class Means(IntEnum):
@@ -75,36 +82,151 @@ class Streams(IntFlag):
     """One descriptor, the terminal's, is all three and becomes the controlling terminal."""
 
 
+class Spaces(IntFlag):
+    """Namespaces of a keeper and its command."""
+
+    NONE = 0
+    USER = 1
+    """Gives an unprivileged user the right to make the others."""
+    MOUNT = 2
+    PID = 4
+    NETWORK = 8
+
+
+class Confinement:
+    """What a command may see and touch. Paths are absolute; one that does not exist is left out."""
+
+    __slots__ = (
+        "address_bytes",
+        "binds",
+        "devices",
+        "file_bytes",
+        "guards_kernel",
+        "hidden",
+        "landlock",
+        "no_tcp",
+        "open_files",
+        "pinned",
+        "processes",
+        "read_only",
+        "readable",
+        "shown",
+        "spaces",
+        "writable",
+    )
+
+    _NUMBERS = (
+        "spaces",
+        "landlock",
+        "no_tcp",
+        "guards_kernel",
+        "processes",
+        "file_bytes",
+        "open_files",
+        "address_bytes",
+    )
+    _LISTS = ("hidden", "shown", "read_only", "pinned", "readable", "writable", "devices")
+
+    def __init__(
+        self,
+        *,
+        spaces: Spaces = Spaces.NONE,
+        landlock: bool = False,
+        no_tcp: bool = False,
+        guards_kernel: bool = False,
+    ) -> None:
+        self.spaces = spaces
+        self.landlock = landlock
+        self.no_tcp = no_tcp
+        """Landlock refuses TCP connections and listening."""
+        self.guards_kernel = guards_kernel
+        """What changes the machine is read-only, and there are no block devices: for commands of root."""
+        self.hidden: list[bytes] = []
+        """In their place the command sees an empty folder, or the null device."""
+        self.shown: list[bytes] = []
+        """Folders inside of hidden ones that stay visible, read-only."""
+        self.read_only: list[bytes] = []
+        self.pinned: list[bytes] = []
+        """Folders that cannot be renamed, because something below them is hidden or read-only."""
+        self.readable: list[bytes] = []
+        self.writable: list[bytes] = [b"/"]
+        self.devices: list[bytes] = []
+        """With Landlock: these can be read; written; or used as a device; nothing else can."""
+        self.binds: list[tuple[bytes, bytes]] = []
+        """What lies at the first path is seen at the second."""
+        self.processes = 0
+        self.file_bytes = 0
+        self.open_files = 0
+        self.address_bytes = 0
+        """Limits; 0 for none. The processes are those of the whole job."""
+
+    def encode(self) -> list[bytes]:
+        """The strings in which it travels; none of them contains a NUL byte."""
+        strings = [b" ".join(b"%d" % int(getattr(self, name)) for name in self._NUMBERS)]
+        for name in self._LISTS:
+            paths: list[bytes] = getattr(self, name)
+            strings += (b"%d" % len(paths), *paths)
+        for pair in self.binds:
+            strings += pair
+        return strings
+
+    @classmethod
+    def decode(cls, strings: list[bytes]) -> "Confinement":
+        """The inverse of `encode`."""
+        made = cls()
+        for name, number in zip(cls._NUMBERS, strings[0].split(), strict=True):
+            setattr(made, name, int(number))
+        made.spaces = Spaces(made.spaces)
+        at = 1
+        for name in cls._LISTS:
+            count = int(strings[at])
+            setattr(made, name, strings[at + 1 : at + 1 + count])
+            at += 1 + count
+        made.binds = list(zip(strings[at::2], strings[at + 1 :: 2], strict=True))
+        return made
+
+
 class Plan:
     """What a keeper is to start. No string may contain a NUL byte."""
 
-    __slots__ = ("argv", "cwd", "env", "streams")
+    __slots__ = ("argv", "confinement", "cwd", "env", "streams")
 
-    HEADER = struct.Struct("!IIIB")
+    HEADER = struct.Struct("!IIIBI")
 
-    def __init__(self, argv: list[bytes], cwd: bytes, env: dict[bytes, bytes], streams: Streams) -> None:
+    def __init__(
+        self,
+        argv: list[bytes],
+        cwd: bytes,
+        env: dict[bytes, bytes],
+        streams: Streams,
+        confinement: Confinement | None = None,
+    ) -> None:
         self.argv = argv
         self.cwd = cwd
         self.env = env
         self.streams = streams
+        self.confinement = confinement
 
     def encode(self) -> bytes:
         """The plan as it travels over a link, its own length first."""
         strings = [self.cwd, *self.argv]
         for name, value in self.env.items():
             strings += (name, value)
-        body = b"\0".join(strings)
-        return self.HEADER.pack(len(body), len(self.argv), len(self.env), self.streams) + body
+        confinement = [] if self.confinement is None else self.confinement.encode()
+        body = b"\0".join(strings + confinement)
+        return self.HEADER.pack(len(body), len(self.argv), len(self.env), self.streams, len(confinement)) + body
 
     @classmethod
     def decode(cls, header: bytes, body: bytes) -> "Plan":
         """The inverse of `encode`; the reader has read as many bytes of body as the header says."""
-        _, argc, envc, streams = cls.HEADER.unpack(header)
+        _, argc, envc, streams, confined = cls.HEADER.unpack(header)
         strings = body.split(b"\0")
-        flat = strings[1 + argc : 1 + argc + 2 * envc]
+        after = 1 + argc + 2 * envc
+        flat = strings[1 + argc : after]
         return cls(
             argv=strings[1 : 1 + argc],
             cwd=strings[0],
             env=dict(zip(flat[::2], flat[1::2], strict=True)),
             streams=Streams(streams),
+            confinement=Confinement.decode(strings[after:]) if confined else None,
         )

@@ -1,0 +1,183 @@
+"""Which profile a command gets, and in which folders it works: the rules of `[tools.confinement]` applied to a turn."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, final
+
+import msgspec
+
+from hermes_trio.base.settings import SettingsError
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.core import SUBAGENT
+from hermes_trio.runtime.turn import Turn
+
+from .context import ToolContext
+from .settings import ConfinementSettings, ToolSettings
+from .warden import Profile, Protections, Sandbox, SandboxPaths, SpawnFailed, Workspace
+from .warden.daemon.wire import Confinement
+
+__all__ = ["CommandConfinement", "open_confinement"]
+
+logger: Final = logging.getLogger("hermes_trio.tools.confinement")
+
+WEBHOOK: Final = "webhook"
+EVERY_TENANT: Final = "*"
+
+
+@final
+class CommandConfinement:
+    """Decides for every command of one toolbox. `sandbox` knows the machine, `settings` what the operator wants."""
+
+    def __init__(self, sandbox: Sandbox, settings: ToolSettings, *, cwd: str, sessions: str) -> None:
+        self.sandbox = sandbox
+        self.cwd = cwd
+        """Where the commands of a session start that has no folder of its own."""
+        self._settings = settings
+        self._sessions = sessions
+
+    @property
+    def rules(self) -> ConfinementSettings:
+        """`[tools.confinement]`."""
+        return self._settings.confinement
+
+    async def place(self, turn: Turn | None) -> ToolContext:
+        """Where a tool is used, with the profile that its commands get. Raises `NoRuntime` outside of any runtime."""
+        await self.sandbox.ready()
+        place = ToolContext.of(turn)
+        profile = self.profile_of(turn, place.context, place.owner.tenant)
+        return msgspec.structs.replace(place, profile=profile, confined=self.sandbox.confines(profile))
+
+    def profile_of(self, turn: Turn | None, context: SessionContext, tenant: str) -> Profile:
+        """The profile of a session's commands. A named tenant has its own; otherwise the narrower of what holds for its platform and for tenants."""
+        rules = self.rules
+        profile = rules.platforms.get(context.platform, rules.profile)
+        if context.platform == WEBHOOK:
+            profile = rules.routes.get(context.user_name, profile)
+        if tenant:
+            named = rules.tenants.get(tenant)
+            profile = named or profile.narrowed(rules.tenants.get(EVERY_TENANT, Profile.WORKSPACE))
+        if turn is not None and turn.plan.source == SUBAGENT and self._settings.delegation.profile is not None:
+            profile = profile.narrowed(self._settings.delegation.profile)
+        return profile
+
+    def profile_of_turn(self, turn: Turn) -> Profile:
+        """The profile of a turn's commands."""
+        return self.profile_of(turn, turn.context, turn.plan.tenant)
+
+    def folder_of(self, place: ToolContext) -> str:
+        """The folder of a session: one of its own where the settings or its profile say so. It is made if it is missing."""
+        mode = self._settings.terminal.workspace
+        if mode == "shared" or (mode == "auto" and not place.profile.confines_files):
+            return self.cwd
+        return self._made(place.session_id, "work")
+
+    def plan(self, place: ToolContext, root: str) -> Confinement | None:
+        """The rules for a command of this session. Raises `SpawnFailed` where they cannot be enforced."""
+        if not place.profile.confines_files:
+            return self.sandbox.plan(place.profile)
+        return self.sandbox.plan(place.profile, Workspace(root, self._made(place.session_id, "tmp")))
+
+    def environment(self, place: ToolContext, root: str) -> dict[str, str]:
+        """What a command in a workspace has in its environment instead of the server's own."""
+        if not place.profile.confines_files:
+            return {}
+        protections = self.sandbox.protections
+        mounted = protections is not None and protections.mount
+        return {"HOME": root, "TMPDIR": "/tmp" if mounted else self._made(place.session_id, "tmp")}
+
+    def _made(self, session_id: str, name: str) -> str:
+        # A session's id is anything that a client may send: only its digest becomes a path.
+        folder = Path(self._sessions, sha256(session_id.encode("utf-8", "replace")).hexdigest()[:24], name)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpawnFailed(
+                f"the session's folder cannot be made in {self._sessions}: {error.strerror}; set tools.terminal.session_folder"
+            ) from error
+        return str(folder)
+
+    def describe(self) -> dict[str, object]:
+        """How commands are confined, for `/health/detailed` and `doctor`."""
+        protections = self.sandbox.protections
+        if protections is None:
+            return {"status": "ok", "profile": str(self.rules.profile), "detail": "not asked yet"}
+        return confinement_report(self.rules.profile, protections)
+
+
+def confinement_report(profile: Profile, protections: Protections) -> dict[str, object]:
+    """What a profile amounts to on this machine: `status` is ok or degraded, `missing` says why."""
+    missing = [] if profile is Profile.OFF else protections.missing
+    if profile is Profile.OFF:
+        missing = ["confinement is switched off (tools.confinement.profile): commands may do whatever the server may"]
+    return {
+        "status": "degraded" if missing else "ok",
+        "profile": str(profile),
+        "offers": {str(one): protections.offers(one) for one in Profile},
+        **({"missing": missing} if missing else {}),
+    }
+
+
+def open_confinement(
+    settings: ToolSettings,
+    environment: Mapping[str, str],
+    *,
+    home: Path | None = None,
+    config: Path | None = None,
+    protections: Protections | None = None,
+) -> CommandConfinement:
+    """The rules for the commands of a gateway whose state is in `home`. Raises `SettingsError` for a working directory inside of it."""
+    rules = settings.confinement
+    paths = SandboxPaths(
+        home="" if home is None else str(home),
+        secrets=tuple(_absolute(path) for path in (*rules.hide, *(() if config is None else (str(config),)))),
+        read_only=tuple(map(_absolute, rules.read_only)),
+        readable=tuple(map(_absolute, rules.readable)),
+        shown=tuple(map(_absolute, rules.show)),
+    )
+    sandbox = Sandbox(paths, rules.limits, environment=environment, protections=protections)
+    return CommandConfinement(
+        sandbox,
+        settings,
+        cwd=_working_directory(sandbox, settings.terminal.cwd, environment),
+        sessions=_session_folder(sandbox, settings.terminal.session_folder, environment),
+    )
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _working_directory(sandbox: Sandbox, configured: str, environment: Mapping[str, str]) -> str:
+    if configured:
+        path = _absolute(configured)
+        if sandbox.inside_home(path):
+            raise SettingsError(
+                f"tools.terminal.cwd is {configured!r}, which lies inside the gateway's home; commands cannot see that:"
+                " choose a folder outside of it"
+            )
+        return path
+    for path in (os.getcwd(), environment.get("HOME", "")):
+        if path and os.path.isdir(path) and not sandbox.inside_home(path):
+            return path
+    return tempfile.gettempdir()
+
+
+def _session_folder(sandbox: Sandbox, configured: str, environment: Mapping[str, str]) -> str:
+    if configured:
+        path = _absolute(configured)
+        if sandbox.inside_home(path):
+            raise SettingsError(
+                f"tools.terminal.session_folder is {configured!r}, which lies inside the gateway's home; choose a folder outside of it"
+            )
+        return path
+    home = environment.get("HOME", "")
+    state = environment.get("XDG_STATE_HOME", "") or (os.path.join(home, ".local", "state") if home else "")
+    if state and not sandbox.inside_home(state):
+        return os.path.join(state, "hermes-trio-sessions")
+    return os.path.join(tempfile.gettempdir(), f"hermes-trio-sessions-{os.getuid()}")

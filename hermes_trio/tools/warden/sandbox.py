@@ -1,0 +1,395 @@
+"""What commands may see and touch: profiles, what this machine offers for them, and the plan that a keeper carries out.
+
+`Sandbox.plan` is the only place where a profile becomes rules. Where the machine lacks something, `protect` runs with what there is and
+`Protections.missing` says so; `workspace` and `offline`, which keep tenants apart, are refused instead.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, final
+
+import msgspec
+import trio
+from msgspec import Meta
+
+from hermes_trio.tools.warden.daemon.wire import Confinement, Spaces
+from hermes_trio.tools.warden.errors import SpawnFailed
+
+__all__ = ["CommandLimits", "Profile", "Protections", "Sandbox", "SandboxPaths", "Workspace", "probe_protections"]
+
+PROBE: Final = Path(__file__).parent / "daemon" / "probe.py"
+PROBE_SECONDS: Final = 20.0
+
+LANDLOCK_SCOPES: Final = 6
+LANDLOCK_TCP: Final = 4
+
+SYSTEM_FOLDERS: Final = (
+    "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix", "/proc", "/sys",
+    "/run/systemd/resolve", "/run/resolvconf", "/var/lib/dpkg", "/var/lib/ca-certificates", "/var/cache/fontconfig",
+)  # fmt: skip
+"""What a command in a workspace may read besides its own folders."""
+
+DEVICES: Final = (
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/fd",
+)  # fmt: skip
+
+HELPERS: Final = (
+    "/run/dbus", "/run/systemd/private", "/run/systemd/io.systemd.*", "/run/systemd/machine", "/run/systemd/journal/socket",
+    "/run/docker.sock", "/run/docker", "/run/containerd", "/run/podman", "/run/crio", "/run/buildkit", "/run/snapd*.socket",
+    "/run/libvirt", "/run/lxd*", "/run/incus*", "/run/screen", "/run/atd.pid", "/run/pcscd", "/run/udisks2",
+    "/tmp/tmux-*", "/tmp/ssh-*", "/tmp/screens", "/tmp/emacs*", "/tmp/.X11-unix", "/tmp/.ICE-unix", "/tmp/vscode-ipc-*",
+    "/tmp/dbus-*", "/tmp/agent.*", "/var/spool/cron", "/var/spool/at", "/var/spool/anacron", "/var/spool/cups",
+)  # fmt: skip
+"""Sockets and folders through which a process outside would act for a command: hidden."""
+
+HELPER_VARIABLES: Final = ("SSH_AUTH_SOCK", "TMUX_TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "GPG_AGENT_INFO")
+
+ROOT_READ_ONLY: Final = (
+    "/etc",
+    "/boot",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+)
+"""What other processes of root run or load: read-only for the commands of a server that runs as root."""
+
+ROOT_SECRETS: Final = (
+    "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssh", "/etc/ssl/private", "/etc/sudoers", "/etc/sudoers.d",
+)  # fmt: skip
+"""What uid 0 reads without any capability, and a tenant need not."""
+
+
+class Profile(StrEnum):
+    """How much a command may do, from everything to least."""
+
+    OFF = "off"
+    """Everything that the server may."""
+    PROTECT = "protect"
+    """Everything but the gateway itself: its home, its program, its processes, and the helpers through which it could be reached."""
+    WORKSPACE = "workspace"
+    """Write below the session's own folders only; read those and system folders."""
+    OFFLINE = "offline"
+    """As `workspace`, without a network."""
+
+    @property
+    def strictness(self) -> int:
+        """0 for `off`; higher is narrower."""
+        return list(Profile).index(self)
+
+    @property
+    def confines_files(self) -> bool:
+        """Whether only the workspace can be written."""
+        return self in (Profile.WORKSPACE, Profile.OFFLINE)
+
+    def narrowed(self, other: Profile) -> Profile:
+        """The narrower of two profiles."""
+        return max(self, other, key=lambda one: one.strictness)
+
+
+class Protections(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel lets this server's user do."""
+
+    user: bool = False
+    """Namespaces need a user namespace: the server is not root, or has not root's rights."""
+    mount: bool = False
+    pid: bool = False
+    network: bool = False
+    landlock: int = 0
+    """The version of its interface; 0 without."""
+    root: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        """What `protect` cannot do here, in sentences; empty where it does everything."""
+        found: list[str] = []
+        if not self.mount:
+            found.append(
+                "no mount namespace: the gateway's home is kept from commands by Landlock alone, which also refuses to create"
+                " files beside it"
+                if self.landlock
+                else "no mount namespace and no Landlock: commands can read and change the gateway's home"
+            )
+        if not self.pid:
+            found.append(
+                "no PID namespace: processes of a command can outlive a server, warden and keeper that are killed at once"
+            )
+        if not self.landlock:
+            found.append("no Landlock: commands can reach abstract sockets of processes outside")
+        elif self.landlock < LANDLOCK_SCOPES:
+            lost = "abstract sockets" if self.pid else "abstract sockets and signals"
+            found.append(f"Landlock version {self.landlock} (6 is needed): {lost} are not confined")
+        return found
+
+    @property
+    def advice(self) -> str:
+        """What would bring a missing mount or PID namespace."""
+        if self.mount and self.pid:
+            return ""
+        return (
+            "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone,"
+            " kernel.apparmor_restrict_unprivileged_userns; in a container, a seccomp profile that permits clone3, mount and"
+            " unshare, and an unmasked /proc)"
+        )
+
+    def offers(self, profile: Profile) -> str:
+        """The name of what a profile amounts to here: the profile, `degraded`, `no-tcp`, or `refused`."""
+        if profile is Profile.PROTECT:
+            return "degraded" if self.missing else str(profile)
+        if profile.confines_files and not self.landlock:
+            return "refused"
+        if profile is Profile.OFFLINE and not self.network:
+            return "no-tcp" if self.landlock >= LANDLOCK_TCP else "refused"
+        return str(profile)
+
+    @property
+    def spaces(self) -> Spaces:
+        """The namespaces that commands get, without that of the network."""
+        if not self.mount:
+            return Spaces.NONE
+        return Spaces.MOUNT | (Spaces.PID if self.pid else Spaces.NONE) | (Spaces.USER if self.user else Spaces.NONE)
+
+
+async def probe_protections() -> Protections:
+    """Ask the kernel, through a short-lived process. One that fails or takes too long offers nothing. Cancelling ends the process."""
+    output = b""
+    with trio.move_on_after(PROBE_SECONDS):
+        try:
+            done = await trio.run_process([sys.executable, "-I", "-S", str(PROBE)], capture_stdout=True, check=False)
+            output = done.stdout
+        except OSError:
+            pass
+    numbers = output.split()
+    if len(numbers) != 5:
+        return Protections(root=os.geteuid() == 0)
+    user, mount, pid, network, landlock = map(int, numbers)
+    return Protections(
+        user=bool(user),
+        mount=bool(mount),
+        pid=bool(pid),
+        network=bool(network),
+        landlock=landlock,
+        root=os.geteuid() == 0,
+    )
+
+
+Amount = Annotated[int, Meta(ge=0)]
+
+
+class CommandLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[tools.confinement.limits]`: what one command and all its processes may take; 0 for no limit."""
+
+    processes: Amount = 1024
+    file_mebibytes: Amount = 65_536
+    """The size of one file that a command writes."""
+    open_files: Amount = 65_536
+    address_mebibytes: Amount = 0
+    """Address space of each process. Node, Go and Chromium reserve much more than they use."""
+
+
+class SandboxPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox has to know of the gateway and of its configuration. All paths are absolute."""
+
+    home: str = ""
+    """The gateway's own folder; empty for a program without one."""
+    secrets: tuple[str, ...] = ()
+    """Other files and folders that commands must not see, such as a configuration outside of the home."""
+    read_only: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    """What commands in a workspace may read besides the system's folders."""
+    shown: tuple[str, ...] = ()
+    """Folders inside of the home that stay readable."""
+
+
+class Workspace(msgspec.Struct, frozen=True):
+    """The folders of a session: what it may write in, and its temporary files."""
+
+    root: str
+    temporary: str = ""
+
+
+@final
+class Sandbox:
+    """Makes the plan for each command. `ready` must have returned once before `plan` is called."""
+
+    def __init__(
+        self,
+        paths: SandboxPaths | None = None,
+        limits: CommandLimits | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        protections: Protections | None = None,
+    ) -> None:
+        self.paths: SandboxPaths = SandboxPaths() if paths is None else paths
+        self.limits: CommandLimits = CommandLimits() if limits is None else limits
+        self.protections: Protections | None = protections
+        self._environment: Mapping[str, str] = {} if environment is None else environment
+        self._asking: trio.Lock = trio.Lock()
+
+    async def ready(self) -> Protections:
+        """What this machine offers; asked once."""
+        if self.protections is None:
+            async with self._asking:
+                if self.protections is None:
+                    self.protections = await probe_protections()
+        return self.protections
+
+    def inside_home(self, path: str) -> bool:
+        """Whether a folder lies in the gateway's home, also by way of links."""
+        home = self.paths.home
+        return bool(home) and any(_below(real, os.path.realpath(home)) for real in (path, os.path.realpath(path)))
+
+    def confines(self, profile: Profile) -> bool:
+        """Whether a command of this profile is kept from the gateway by the kernel."""
+        return (
+            profile is not Profile.OFF
+            and self.protections is not None
+            and bool(self.protections.mount or self.protections.landlock)
+        )
+
+    def plan(self, profile: Profile, workspace: Workspace | None = None) -> Confinement | None:
+        """The rules for one command; None for `off`. Raises `SpawnFailed` for a profile that this machine cannot enforce."""
+        if profile is Profile.OFF:
+            return None
+        protections = self.protections
+        assert protections is not None
+        offered = protections.offers(profile)
+        if offered == "refused":
+            raise SpawnFailed(
+                f"commands of the profile {str(profile)!r} cannot be confined on this machine, so none is started;"
+                " `hermes-trio doctor` says what is missing"
+            )
+        made = Confinement(
+            spaces=protections.spaces,
+            landlock=protections.landlock > 0,
+            no_tcp=offered == "no-tcp",
+            guards_kernel=protections.root and protections.mount,
+        )
+        if profile is Profile.OFFLINE and offered != "no-tcp":
+            made.spaces |= Spaces.NETWORK
+        limits = self.limits
+        made.processes, made.open_files = limits.processes, limits.open_files
+        made.file_bytes, made.address_bytes = limits.file_mebibytes << 20, limits.address_mebibytes << 20
+        if protections.mount:
+            hidden = [*self._gateway, *self._helpers()]
+            if profile.confines_files and protections.root:
+                hidden += ROOT_SECRETS
+            made.hidden = _encoded(hidden)
+            made.shown = _encoded(self.paths.shown)
+            made.read_only = _encoded(self._read_only)
+            made.pinned = _encoded(self._pinned)
+        if profile.confines_files:
+            self._confine_files(made, protections, workspace)
+        elif not protections.mount:
+            made.writable = _encoded(_around(self._gateway))
+        return made
+
+    def _confine_files(self, made: Confinement, protections: Protections, workspace: Workspace | None) -> None:
+        own = [] if workspace is None else [workspace.root, workspace.temporary]
+        made.writable = _encoded(own)
+        made.readable = _encoded([*SYSTEM_FOLDERS, *self.paths.readable, *self.paths.shown])
+        made.devices = _encoded(DEVICES)
+        if workspace is not None and workspace.temporary and protections.mount:
+            for target in ("/tmp", "/var/tmp", "/dev/shm"):
+                if os.path.isdir(target) and not _below(workspace.root, target):
+                    made.binds.append((os.fsencode(workspace.temporary), target.encode()))
+                    made.writable.append(target.encode())
+
+    @cached_property
+    def _gateway(self) -> list[str]:
+        """The gateway's own files, by their real paths."""
+        return [
+            os.path.realpath(path) for path in (self.paths.home, *self.paths.secrets) if path and os.path.lexists(path)
+        ]
+
+    def _helpers(self) -> list[str]:
+        """The sockets that exist now."""
+        found = [f"/run/user/{os.getuid()}", self._environment.get("XDG_RUNTIME_DIR", "")]
+        for name in HELPER_VARIABLES:
+            value = self._environment.get(name, "")
+            found += [
+                part.partition("=")[2] or part for part in value.removeprefix("unix://").split(",") if "/" in part
+            ]
+        for pattern in HELPERS:
+            found += glob.glob(pattern) if "*" in pattern else [pattern]
+        return [path for path in dict.fromkeys(found) if path.startswith("/") and path != "/" and os.path.exists(path)]
+
+    @cached_property
+    def _read_only(self) -> list[str]:
+        """The program: whoever changes it decides what the next start runs."""
+        paths = [
+            str(Path(__file__).parents[2]),
+            sys.prefix,
+            sys.base_prefix if sys.base_prefix not in ("/usr", "/usr/local") else "",
+            sysconfig.get_path("stdlib"),
+            sysconfig.get_path("platstdlib"),
+            *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))),
+            os.path.realpath(sys.executable),
+            *self.paths.read_only,
+            *(ROOT_READ_ONLY if os.geteuid() == 0 else ()),
+        ]
+        real = sorted({os.path.realpath(path) for path in paths if path and os.path.exists(path)})
+        writable = [path for path in real if path != "/" and os.access(path, os.W_OK)]
+        gateway = self._gateway
+        outer = [
+            path
+            for path in writable
+            if not any(_below(path, other) for other in (*writable, *gateway) if other != path)
+        ]
+        return [path for path in outer if not any(_below(own, path) for own in gateway)] + [
+            path for path in outer if any(_below(own, path) for own in gateway)
+        ]
+
+    @cached_property
+    def _pinned(self) -> list[str]:
+        """Folders above what is protected that the user could rename, outermost first."""
+        found: set[str] = set()
+        for path in (*self._gateway, *self._read_only):
+            for parent in Path(path).parents:
+                if str(parent) != "/" and os.access(parent.parent, os.W_OK):
+                    found.add(str(parent))
+        covered = set(self._read_only)
+        return sorted(path for path in found if not any(_below(path, other) for other in covered))
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _encoded(paths: Iterable[str]) -> list[bytes]:
+    return [os.fsencode(path) for path in paths if path]
+
+
+def _around(secrets: Iterable[str]) -> list[str]:
+    """Everything but these files and folders, as few paths as say it: Landlock can only allow."""
+    allowed = ["/"]
+    for secret in secrets:
+        kept: list[str] = []
+        for path in allowed:
+            while _below(secret, path) and path != secret:
+                step = os.path.join(path, os.path.relpath(secret, path).partition("/")[0])
+                kept += [other for other in _entries(path) if other != step]
+                path = step
+            if not _below(path, secret):
+                kept.append(path)
+        allowed = kept
+    return allowed
+
+
+def _entries(folder: str) -> list[str]:
+    """What lies in a folder. A link is left out: a rule for it would be one for what it points to, which may be the secret itself."""
+    try:
+        return [entry.path for entry in os.scandir(folder) if not entry.is_symlink()]
+    except OSError:
+        return []
