@@ -1,21 +1,23 @@
 """The pytest plugin: an embedded runtime on virtual time, fakes, and a check that fails the very test that left something behind.
 
-Fixtures: `virtual_clock`, `scripted_agent`, `runtime`, `fake_adapter`, `stateless`. A test that uses one of them runs on virtual time and is leak-checked;
-`--hermes-leaks=all` checks every async test, `--hermes-leaks=off` none, and the marker `allow_leaks` exempts one. Inside a turn `os.chdir`, `os.putenv` and
-`os.unsetenv` fail. Models that need a network refuse to work unless a test asks for them.
+Fixtures: `virtual_clock`, `scripted_agent`, `runtime`, `fake_adapter`, `stateless`. A test that uses one of them runs on virtual time, is leak-checked and
+has a limit in real time. `--hermes-leaks=all` checks every test, of whatever kind, `off` none; the marker `hermes_leaks("all" | "ours" | "off")` says so for
+one test. Inside a turn `os.chdir`, `os.putenv` and `os.unsetenv` fail. Models that need a network refuse to work unless a test asks for them.
+
+Tests that use none of the fixtures and no marker of ours are left alone, and Trio is not imported for them.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import gc
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import trio
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -27,22 +29,28 @@ if TYPE_CHECKING:
 
 OUR_FIXTURES: Final = frozenset({"virtual_clock", "scripted_agent", "runtime", "fake_adapter", "stateless"})
 
-TEST_SECONDS: Final = 120.0
-"""A test that takes longer (in real time) dumps every stack and ends the run: `trio.fail_after` is blind to a blocked loop."""
+LEAK_MODES: Final = ("ours", "all", "off")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hermes-trio")
     group.addoption(
         "--hermes-leaks",
-        choices=("ours", "all", "off"),
+        choices=LEAK_MODES,
         default="ours",
-        help="which async tests are leak-checked: those that use hermes-trio's fixtures (default), all, or none",
+        help="which tests are leak-checked: those that use hermes-trio's fixtures (default), all of every kind, or none",
+    )
+    parser.addini(
+        "hermes_test_seconds",
+        "real seconds that a test with hermes-trio's fixtures may take; 0 for no limit",
+        default="120",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "hermes_leaks(mode): leak-check this test as with --hermes-leaks=mode")
     config.addinivalue_line("markers", "allow_leaks: do not leak-check this test")
+    config.addinivalue_line("markers", "hermes_seconds(seconds): the limit of this test in real time; 0 for none")
     config.addinivalue_line("markers", "allow_network_models: this test may call models over the network")
 
 
@@ -61,6 +69,20 @@ def _uses_ours(item: pytest.Item) -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _uses_ours(item):
         return
+    used = ", ".join(sorted(OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))))
+    if not item.config.pluginmanager.has_plugin("trio"):
+        pytest.fail(
+            f"the fixture {used} needs pytest-trio: install hermes-trio[pytest], or add pytest-trio to the project",
+            pytrace=False,
+        )
+    if not item.config.getini("trio_mode") and item.get_closest_marker("trio") is None:
+        pytest.fail(
+            f"the fixture {used} needs a test that runs on Trio: set `trio_mode = true` in the pytest configuration, or mark"
+            " the test with @pytest.mark.trio",
+            pytrace=False,
+        )
+    if not inspect.iscoroutinefunction(_inner(item)[0]):
+        pytest.fail(f"the fixture {used} lives in an async test: write `async def {item.name}(...)`", pytrace=False)
     from . import audit
 
     audit.install()
@@ -68,31 +90,65 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    function = getattr(item, "obj", None)
-    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
-    if not inspect.iscoroutinefunction(inner):
-        return (yield)
-    faulthandler.dump_traceback_later(TEST_SECONDS * (30 if item.get_closest_marker("slow") else 1), exit=True)
-    try:
-        ours = _uses_ours(item)
-        if ours:
-            item.add_marker(pytest.mark.trio(run=_run_virtual), append=False)
-        mode = item.config.getoption("--hermes-leaks")
-        if (mode == "all" or (mode == "ours" and ours)) and item.get_closest_marker("allow_leaks") is None:
-            checked = _leak_checked(inner)
-            if inner is function:
-                item.obj = checked  # pyright: ignore[reportAttributeAccessIssue]
-            else:
-                function.hypothesis.inner_test = checked  # pyright: ignore[reportOptionalMemberAccess]
-        with _network_models(item):
+    ours = _uses_ours(item)
+    checked = _is_checked(item, ours)
+    seconds = _limit(item, ours)
+    inner, replace = _inner(item)
+    if not inspect.iscoroutinefunction(inner) or _is_unittest(item):
+        if not checked:
             return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+        from .process_leaks import ProcessWatch
+
+        watch = ProcessWatch.take()
+        result = yield
+        watch.check()
+        return result
+    if ours:
+        item.add_marker(pytest.mark.trio(run=_run_virtual), append=False)
+    if checked or seconds:
+        replace(_wrapped(inner, checked=checked, seconds=seconds))
+    with _network_models(item) if ours or "hermes_trio.providers" in sys.modules else nullcontext():
+        return (yield)
+
+
+def _is_unittest(item: pytest.Item) -> bool:
+    """Whether a `unittest.TestCase` runs the test itself, so that its body cannot be wrapped."""
+    unittest = sys.modules.get("unittest")
+    cls = getattr(item, "cls", None)
+    return unittest is not None and isinstance(cls, type) and issubclass(cls, unittest.TestCase)
+
+
+def _is_checked(item: pytest.Item, ours: bool) -> bool:
+    if item.get_closest_marker("allow_leaks") is not None:
+        return False
+    marker = item.get_closest_marker("hermes_leaks")
+    mode = item.config.getoption("--hermes-leaks") if marker is None else (marker.args or ("all",))[0]
+    if mode not in LEAK_MODES:
+        pytest.fail(f"@pytest.mark.hermes_leaks({mode!r}): the mode is one of {', '.join(LEAK_MODES)}", pytrace=False)
+    return mode == "all" or (mode == "ours" and ours)
+
+
+def _limit(item: pytest.Item, ours: bool) -> float:
+    marker = item.get_closest_marker("hermes_seconds")
+    if marker is None and not ours:
+        return 0.0
+    given = item.config.getini("hermes_test_seconds") if marker is None else (marker.args or ("",))[0]
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        pytest.fail(f"hermes_test_seconds is {given!r}; it is a number of seconds, or 0 for no limit", pytrace=False)
+
+
+def _inner(item: pytest.Item) -> tuple[Any, Callable[[Any], None]]:
+    """The function that is the test's body (hypothesis wraps it), and how to put another in its place."""
+    function = getattr(item, "obj", None)
+    inside = getattr(function, "hypothesis", None)
+    if inside is not None:
+        return inside.inner_test, functools.partial(setattr, inside, "inner_test")
+    return function, functools.partial(setattr, item, "obj")
 
 
 def _network_models(item: pytest.Item) -> Any:
-    from contextlib import nullcontext
-
     from hermes_trio.providers.network_switch import allow_network_models, forbid_network_models
 
     forbid_network_models()
@@ -102,24 +158,60 @@ def _network_models(item: pytest.Item) -> Any:
 def _run_virtual(
     function: Callable[..., Any], *args: Any, clock: Any = None, instruments: Any = (), **rest: Any
 ) -> Any:
+    import trio
+
     from .clock import virtual_clock as make_clock
 
     return trio.run(function, *args, clock=make_clock() if clock is None else clock, instruments=instruments, **rest)
 
 
-def _leak_checked(test: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(test: Callable[..., Any], *, checked: bool, seconds: float) -> Callable[..., Any]:
+    """The test with its checks, for whichever event loop it turns out to run on."""
+
     @functools.wraps(test)
-    async def checked(*args: Any, **kwargs: Any) -> None:
-        from hermes_trio.runtime.runtime import Runtime
+    async def run(*args: Any, **kwargs: Any) -> None:
+        if _on_asyncio():
+            await _check_on_asyncio(functools.partial(test, *args, **kwargs))
+        else:
+            await _check_on_trio(functools.partial(test, *args, **kwargs), kwargs, checked, seconds)
 
-        from .leaks import LeakWatch
+    return run
 
-        runtimes = tuple(value for value in kwargs.values() if isinstance(value, Runtime))
-        watch = LeakWatch.take(runtimes)
-        await test(*args, **kwargs)
+
+def _on_asyncio() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+async def _check_on_trio(test: Callable[[], Any], fixtures: dict[str, Any], checked: bool, seconds: float) -> None:
+    from hermes_trio.runtime.runtime import Runtime
+
+    from .leaks import LeakWatch
+    from .time_limit import run_limited
+
+    runtimes = tuple(value for value in fixtures.values() if isinstance(value, Runtime))
+    watch = LeakWatch.take(runtimes) if checked else None
+    await (run_limited(test, seconds, runtimes) if seconds else test())
+    if watch is not None:
         await watch.check()
 
-    return checked
+
+async def _check_on_asyncio(test: Callable[[], Any]) -> None:
+    import asyncio
+
+    from .process_leaks import ProcessWatch, blame
+
+    before = asyncio.all_tasks()
+    watch = ProcessWatch.take()
+    await test()
+    await asyncio.sleep(0)  # a task that has just ended still counts until its loop has seen it
+    left = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() - before if not task.done()]
+    blame([*left, *watch.found()])
 
 
 @pytest.fixture

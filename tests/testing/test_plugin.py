@@ -172,3 +172,113 @@ def test_options_switch_the_check(pytester: pytest.Pytester):
     pytester.runpytest_subprocess(*common).assert_outcomes(passed=2)
     pytester.runpytest_subprocess(*common, "--hermes-leaks=all").assert_outcomes(passed=1, failed=1)
     pytester.runpytest_subprocess(*common, "--hermes-leaks=off").assert_outcomes(passed=2)
+
+
+COMMON = ("-p", "no:cacheprovider")
+
+
+def test_a_fixture_without_trio_mode_says_what_to_add(pytester: pytest.Pytester):
+    """A newcomer reads one sentence, not a coroutine that was never awaited."""
+    pytester.makepyfile("async def test_it(runtime): ...")
+    result = pytester.runpytest_subprocess(*COMMON)
+    assert result.ret != 0
+    assert "trio_mode = true" in result.stdout.str()
+    result = pytester.runpytest_subprocess(*COMMON, "-p", "no:trio")
+    assert result.ret != 0
+    assert "hermes-trio[pytest]" in result.stdout.str()
+    pytester.makepyfile("def test_it(runtime): ...")
+    result = pytester.runpytest_subprocess(*COMMON, "-o", "trio_mode=true")
+    assert "async def test_it" in result.stdout.str()
+
+
+def test_a_test_over_its_limit_fails_alone_with_the_tree(pytester: pytest.Pytester):
+    """The limit is ours: it fails one test, shows what it waited for, and the next test runs."""
+    pytester.makepyfile(
+        """
+        import time, threading, pytest
+
+        async def test_waits(runtime, scripted_agent):
+            async def blocked(turn):
+                await turn.run_sync(threading.Event().wait, 5, name="a deaf thread")
+            scripted_agent.then(blocked)
+            await runtime.run_turn("go")
+
+        @pytest.mark.hermes_seconds(0.2)
+        async def test_blocks_the_loop(runtime):
+            for _ in range(1000):
+                time.sleep(0.01)
+
+        async def test_is_next(runtime): ...
+        """
+    )
+    result = pytester.runpytest_subprocess(*COMMON, "-o", "trio_mode=true", "-o", "hermes_test_seconds=0.3")
+    result.assert_outcomes(passed=1, failed=2)
+    assert "more than 0.3 s of real time" in result.stdout.str()
+    assert "a deaf thread" in result.stdout.str()
+    assert "TestTooSlow" in result.stdout.str()
+
+
+def test_all_checks_tests_of_every_kind(pytester: pytest.Pytester):
+    """asyncio and Trio through anyio, unittest and plain functions: each leak fails its own test, and clean tests pass."""
+    pytester.makepyfile(
+        """
+        import asyncio, threading, unittest
+        import pytest
+
+        def leak():
+            threading.Thread(target=threading.Event().wait, args=(3,), name="left behind", daemon=True).start()
+
+        @pytest.mark.anyio
+        async def test_a_thread():
+            leak()
+
+        @pytest.mark.anyio
+        async def test_clean():
+            pass
+
+        @pytest.mark.anyio
+        @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+        async def test_a_task():
+            asyncio.get_running_loop().create_task(asyncio.sleep(3600), name="forgotten")
+
+        def test_plain():
+            leak()
+
+        @pytest.mark.hermes_leaks("off")
+        def test_exempt():
+            leak()
+
+        class TestOld(unittest.TestCase):
+            def test_leaks(self):
+                leak()
+
+            def test_clean(self):
+                pass
+
+        class TestLoop(unittest.IsolatedAsyncioTestCase):
+            async def test_leaks(self):
+                leak()
+
+            async def test_clean(self):
+                await asyncio.sleep(0)
+        """
+    )
+    result = pytester.runpytest_subprocess(*COMMON, "--hermes-leaks=all", "-p", "no:trio")
+    result.assert_outcomes(passed=5, failed=6)
+    assert "forgotten" in result.stdout.str()
+    pytester.runpytest_subprocess(*COMMON, "-p", "no:trio").assert_outcomes(passed=11)
+
+
+def test_a_foreign_suite_is_left_alone(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+    """Without our fixtures the plugin imports no Trio, sets no timer and changes nothing."""
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing_of_ours_is_loaded():
+            assert "trio" not in sys.modules
+            assert [name for name in sys.modules if name.startswith("hermes_trio.runtime")] == []
+        """
+    )
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.runpytest_subprocess(*COMMON, "-p", "hermes_trio.testing.plugin").assert_outcomes(passed=1)
