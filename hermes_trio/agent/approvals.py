@@ -7,6 +7,7 @@ command that was blocked. Where no person can be reached the answer is no, at on
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.ports import ApprovalStore
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
-__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope"]
+__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "visible"]
 
 logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
@@ -29,6 +30,17 @@ WITHDRAW_SECONDS: Final = 5.0
 """The bound of the shield in which a question is withdrawn when its turn is cut off."""
 
 NOT_SHOWN: Final = "the question could not be shown to anybody"
+
+
+_INVISIBLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def visible(command: str) -> str:
+    """The command with each control, bidirectional and invisible character as its escape, so that no screen shows less, or other, than what runs."""
+    return _INVISIBLE.sub(lambda match: match.group().encode("unicode_escape").decode(), command)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +94,7 @@ class Approvals:
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
         id = turn.core.ids.make("appr_", 16)
-        waiter = _Waiter(tell, approval_scope(turn))
+        waiter = _Waiter(tell, approval_scope(turn), turn.context.user_id)
         self._waiters[id] = waiter
         try:
             await self._store.create_approval(self._row(turn, id, waiter.scope, question))
@@ -183,6 +195,11 @@ class Approvals:
         waiting = await self._store.list_approvals(scope=scope)
         return waiting if everything else waiting[:1]
 
+    def asker(self, approval_id: str) -> str:
+        """The id of the person whose turn waits for this answer; empty if nobody waits, or no person has asked."""
+        waiter = self._waiters.get(approval_id)
+        return "" if waiter is None else waiter.asker
+
     def withdraw(self, approval_id: str, reason: str = "") -> bool:
         """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting.
 
@@ -210,9 +227,10 @@ class Approvals:
 class _Waiter:
     """Somebody who waits for an answer. However it ends, whoever follows the turn is told once."""
 
-    def __init__(self, tell: EventSink, scope: str) -> None:
+    def __init__(self, tell: EventSink, scope: str, asker: str) -> None:
         self.tell = tell
         self.scope = scope
+        self.asker = asker
         self.over = trio.Event()
         self.answer: ApprovalRow | None = None
         self.refused = ""

@@ -20,7 +20,7 @@ from hermes_trio.runtime.ports import Message
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.records import ApprovalChoice
 
-from .approvals import ApprovalResult, Approvals, Question, approval_scope
+from .approvals import ApprovalResult, Approvals, Question, approval_scope, visible
 from .model import Model, ModelError, ModelRequest, collect
 
 __all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReviewer", "Review"]
@@ -261,7 +261,7 @@ class CommandPolicy:
         answer = await self._approvals.ask(
             turn,
             Question(
-                shown=self._shown(verdict.command),
+                shown=visible(self._shown(verdict.command)),
                 description="; ".join(dict.fromkeys(finding.description for finding in findings)),
                 categories=tuple(dict.fromkeys(finding.pattern_key for finding in findings)),
                 choices=_choices(findings, denied),

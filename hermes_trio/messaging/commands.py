@@ -24,6 +24,7 @@ __all__ = ["CommandContext", "Commands", "receipt_text"]
 
 RECEIPT_LINES: Final = 12
 TREE_LINES: Final = 40
+NOT_YOURS: Final = "Only the person who asked for this, or an admin of approvals, may answer it here."
 
 
 class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +84,18 @@ class Commands:
         if entry is None:
             return f"There is no command {caller.prefix}{command.name}; {caller.prefix}help lists those that there are."
         return await entry.run(caller, command)
+
+    async def may_answer(self, source: Source, key: str, *, approval_id: str = "", everything: bool = False) -> bool:
+        """Whether a person may answer what waits: in a group, whoever asked, or one of the platform's `approval_admins` (`*`: everybody)."""
+        approvals, member = self._desk.approvals, self._desk.directory.find(source.platform)
+        if source.chat_type == "dm" or approvals is None or member is None:
+            return True
+        admins = member.settings.approval_admins
+        if "*" in admins or (source.user_id or "") in admins:
+            return True
+        waiting = [row.id for row in await approvals.pending(key)]
+        targets = [approval_id] if approval_id else waiting if everything else waiting[:1]
+        return all(approvals.asker(id) == source.user_id or (not approvals.asker(id) and not admins) for id in targets)
 
     async def answer(self, key: str, answer: ApprovalAnswer, approval_id: str = "") -> list[ApprovalRow]:
         """Answer an approval of a conversation: one by its id, the oldest, or all of them."""
@@ -173,7 +186,7 @@ class Commands:
             lines.append(f"- background {job.spec.kind} {job.id}: {job.spec.title[:80]} ({age:.0f} s, {told})")
         if desk.approvals is not None:
             pending = await desk.approvals.pending(key)
-            lines += [f"- waits for approval: {approval.command[:200]}" for approval in pending]
+            lines += [f"- waits for approval: `{short_command(approval.command, 200)}`" for approval in pending]
         if desk.runtime.draining:
             lines.append("The server is being stopped; new messages are kept for the next start.")
         return "\n".join(lines)
@@ -196,6 +209,8 @@ class Commands:
             answer = approval_answer(command)
         except CommandTextError as error:
             return str(error)
+        if not await self.may_answer(caller.source, caller.session_key, everything=answer.everything):
+            return NOT_YOURS
         return answered_text(await self.answer(caller.session_key, answer), answer)
 
     # -- what they look at ---------------------------------------------------------------------------------------------------------
@@ -218,7 +233,13 @@ def answered_text(answered: Sequence[ApprovalRow], answer: ApprovalAnswer) -> st
 
 
 def _shown(approvals: Sequence[ApprovalRow]) -> str:
-    return "; ".join(f"`{approval.command[:120]}`" for approval in approvals)
+    return "; ".join(f"`{short_command(approval.command, 120)}`" for approval in approvals)
+
+
+def short_command(command: str, length: int) -> str:
+    """One line of a command that was shown whole before, for inline code: no fence, and an ellipsis where it was cut."""
+    line = " ".join(command.replace("`", "'").split())
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def _count(number: int, noun: str) -> str:

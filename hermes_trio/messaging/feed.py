@@ -28,6 +28,7 @@ FIRST_CHARACTERS: Final = 24
 TYPING_BOUND: Final = 1.5
 PREVIEW_BOUND: Final = 30.0
 COMMAND_SHOWN: Final = 1500
+"""Characters of a command that a chat shows whole; a longer one is not asked about there, because nobody could see what they approve."""
 
 
 class Preview:
@@ -214,7 +215,9 @@ class TurnFeed:
             with working("prompt", f"{self.address.platform}:{self.address.chat_id}"):
                 while self._questions:
                     event = self._questions.pop(0)
-                    if event["event"] == "approval.request":
+                    if event["event"] == "approval.request" and len(str(event["command"])) > COMMAND_SHOWN:
+                        await self._refuse_long(event)
+                    elif event["event"] == "approval.request":
                         await self._desk.post(
                             self.address,
                             question_text(event, self._member.adapter.command_prefix),
@@ -228,6 +231,17 @@ class TurnFeed:
                         await self._settle(event)
         finally:
             self._asking = False
+
+    async def _refuse_long(self, event: Mapping[str, Any]) -> None:
+        """Nobody can approve what the chat cannot show whole: the agent is told so, and what would do."""
+        length = len(str(event["command"]))
+        reason = (
+            f"the command has {length} characters, and a question in this chat shows {COMMAND_SHOWN}; what cannot be shown whole is not asked about:"
+            " write it to a file and run the file, or split it up"
+        )
+        if self._desk.approvals is not None:
+            self._desk.approvals.withdraw(str(event["approval_id"]), reason)
+        await self._desk.post(self.address, f"A command was refused: {reason}.", {"reply_to": self._reply_to})
 
     async def _settle(self, event: Mapping[str, Any]) -> None:
         """Say at the question what became of it."""
@@ -250,8 +264,7 @@ class TurnFeed:
 
 def question_text(event: Mapping[str, Any], prefix: str) -> str:
     """What a person is asked."""
-    command = str(event.get("command", ""))
-    shown = command if len(command) <= COMMAND_SHOWN else f"{command[:COMMAND_SHOWN]} …"
+    shown = str(event.get("command", "")).replace("``", "`\u200b`")
     why = str(event.get("description", "")) or "this needs your approval"
     always = " `always`," if event.get("allow_permanent") else ""
     return (

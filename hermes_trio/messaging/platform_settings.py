@@ -25,6 +25,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _ID_LISTS: Final = (
     "allowed_users",
+    "approval_admins",
     "allowed_chats",
     "free_chats",
     "allowed_channels",

@@ -67,6 +67,8 @@ class PlatformSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     enabled: bool = True
     allowed_users: list[str] = msgspec.field(default_factory=list[str])
+    approval_admins: list[str] = msgspec.field(default_factory=list[str])
+    """People who may answer everybody's approvals in a group; `*` means everyone who may talk to the agent."""
     allow_all: bool = False
     allow_bots: bool = False
     unknown_dm: Literal["pair", "ignore"] = "pair"

@@ -158,9 +158,13 @@ class MemoryPlatform(Adapter):
         incoming = Incoming(source=source, text=text, event_id=identity, addressed=addressed, payload=payload)
         return await self.gateway.receive(self, incoming)
 
-    async def click(self, approval_id: str, choice: Choice, *, chat: str = "1", user: str = "u1") -> str:
+    async def click(
+        self, approval_id: str, choice: Choice, *, chat: str = "1", user: str = "u1", kind: str = "dm"
+    ) -> str:
         """Somebody presses a button."""
-        return await self.gateway.approval_clicked(self, self.source(chat=chat, user=user), approval_id, choice)
+        return await self.gateway.approval_clicked(
+            self, self.source(chat=chat, user=user, kind=kind), approval_id, choice
+        )
 
     def disconnect(self, error: BaseException | None = None) -> None:
         """The connection breaks."""

@@ -25,7 +25,7 @@ from .delegate import Delegation
 from .mcp import McpLinks, McpSettings, open_links
 from .registry import Tools
 from .settings import ToolSettings
-from .terminal.output import mask_secrets
+from .terminal.output import mask_command
 from .terminal.process import ProcessTool
 from .terminal.processes import OutputLog, Processes
 from .terminal.shell_state import ShellStates, base_environment
@@ -111,7 +111,7 @@ async def open_toolbox(
                 consent,
                 home=shells.home,
                 gateway_home=gateway_home,
-                shown=mask_secrets,
+                shown=mask_command,
                 reviewer=reviewer,
                 bypass=bypass,
             )

@@ -372,6 +372,38 @@ async def test_an_approval_is_answered_by_its_button_and_settled_in_place() -> N
     assert chat.texts()[1] == "allowed"
 
 
+@pytest.mark.parametrize(("admins", "allowed"), [([], False), (["u2"], True), (["*"], True)])
+async def test_in_a_group_only_the_asker_answers(admins: list[str], allowed: bool) -> None:
+    """Another member of the group is told that it is not theirs, unless the platform names them an admin of approvals; the asker may."""
+    chat, worlds = MemoryPlatform(edits=True), list[World]()
+    async with open_world(scripted(asks(lambda: worlds[0])), member(chat, approval_admins=admins)) as world:
+        worlds.append(world)
+        await chat.say("delete it", kind="group", user="u1")
+        (question,) = await chat.wait_sent(1)
+        parsed = Button.parse(question.message.buttons[0].value)
+        assert parsed is not None
+        said = await chat.click(*parsed, kind="group", user="u2")
+        assert ("Approved" in said) is allowed
+        assert ("Only the person who asked" in said) is not allowed
+        if not allowed:
+            assert "Approved (once)" in await chat.click(*parsed, kind="group", user="u1")
+        await chat.wait_sent(2)
+    assert chat.texts()[1] == "allowed"
+
+
+async def test_a_command_that_the_chat_cannot_show_whole_is_refused() -> None:
+    """Nothing is cut: the agent and the chat are told why, and what would do."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    long = "rm -rf " + "a" * 2_000
+    async with open_world(scripted(asks(lambda: worlds[0], long)), chat) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await world.idle()
+        await chat.until(lambda: any("write it to a file" in text for text in chat.texts()))
+        assert not any("Approval needed" in text for text in chat.texts())
+        assert any("refused: the command has 2007 characters" in text for text in chat.texts())
+
+
 async def test_an_approval_that_nobody_answers_is_refused_and_the_chat_is_told() -> None:
     """Silence is not consent."""
     chat, worlds = MemoryPlatform(), list[World]()

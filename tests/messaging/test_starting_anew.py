@@ -30,7 +30,7 @@ HOUR = 3600.0
 async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Gateway]]:
     """The whole product around a platform in memory, with the demo model, real tools and real time."""
     chat = MemoryPlatform()
-    config = Config(home=home, tools={"terminal": {"cwd": str(home)}}, approvals={"timeout": 600})
+    config = Config(home=home / "gateway", tools={"terminal": {"cwd": str(home)}}, approvals={"timeout": 600})
     async with open_gateway(
         config, AdapterAssembly([Platform(chat, OPEN)]), in_memory=True, directives=("memory",)
     ) as host:

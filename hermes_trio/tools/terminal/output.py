@@ -247,5 +247,42 @@ def mask_secrets(text: str) -> str:
     return _PLAIN_FIELD.sub(rf"\1{MASK}", text)
 
 
+_QUOTED_CODE = re.compile(r"[`$]")
+_BARE_CODE = re.compile(r"[`$;|&<>()\n]")
+
+
+def mask_command(command: str) -> str:
+    """A command as a person is shown it before it runs: secrets masked, but never anything that a shell would run or expand.
+
+    Where a mask would cover a substitution or an operator, the text stays as it is: what is hidden could not be approved.
+    """
+    for pattern, replacement in _COMMAND_MASKS:
+        command = pattern.sub(
+            lambda match, to=replacement: match.group() if _runs(match.group()) else _fill(match, to), command
+        )
+    return command
+
+
+def _fill(match: re.Match[str], replacement: str) -> str:
+    return _mask_shape(match) if not replacement else match.expand(replacement)
+
+
+def _runs(text: str) -> bool:
+    value = text.partition("=")[2]
+    quoted = len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]
+    return (_QUOTED_CODE if quoted else _BARE_CODE).search(text) is not None
+
+
+_COMMAND_MASKS = (
+    (_PRIVATE_KEY, rf"\1{MASK}\2"),
+    (_URL_PASSWORD, rf"\1{MASK}@"),
+    (_KNOWN_SHAPES, ""),
+    (_AUTHORIZATION, rf"\1\2{MASK}"),
+    (_QUOTED_FIELD, rf"\1\2{MASK}\2"),
+    (_ASSIGNED, rf"\1{MASK}"),
+    (_PLAIN_FIELD, rf"\1{MASK}"),
+)
+
+
 def _mask_shape(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None) + MASK
