@@ -2,6 +2,10 @@
 
 Tool calls of one answer run at the same time, each a task and a node of the turn. Whatever goes wrong in a tool is told to the model; only the model's own
 failure fails the turn. What there is so far is kept in `turn.progress`, so that a turn which is cut off loses nothing that was finished.
+
+Tools of the client run at the client: an answer that calls one ends the turn, after the server's own calls in it have run. In the transcript such a call has
+a result that says that it was handed over, so that every transcript is legal at any time. The results that the client brings are kept as messages of role
+`user` with the id of their call, and put in the place of those results whenever the history is used.
 """
 
 from __future__ import annotations
@@ -32,11 +36,14 @@ from .model import (
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
+    ToolChoice,
     ToolSpec,
+    TurnOptions,
+    options_of,
 )
 from .tool import Tool, ToolSource, error_result, partial_result, usage_of_tools
 
-__all__ = ["AgentSettings", "ModelAgent", "Routes"]
+__all__ = ["HANDED_OVER", "AgentSettings", "ModelAgent", "Routes", "open_calls", "with_results"]
 
 logger: Final = logging.getLogger("hermes_trio.agent")
 
@@ -49,6 +56,9 @@ RESULT_LIMIT: Final = 100_000
 """Characters of one tool result that go to the model; the middle of a longer one is left out."""
 
 REASONING_EXCERPT: Final = 500
+
+HANDED_OVER: Final = "[handed to the client, which runs this tool]"
+"""The result of a call of a client's tool until the client has brought the real one; for ever, if it never does."""
 
 
 class Routes(Protocol):
@@ -96,13 +106,18 @@ class ModelAgent:
         """Run one turn. Cancelling ends the model call and the tools, and keeps what was finished in `turn.progress`."""
         name = turn.input.model
         model = self._routes.get(name if name in self._routes else "")
-        tools: Mapping[str, Tool] = {} if self._tools is None else self._tools.for_turn(turn)
-        work = _Work(self, turn, model, tools)
+        options = options_of(turn.input)
+        tools: Mapping[str, Tool] = {}
+        if self._tools is not None and options.server_tools:
+            tools = self._tools.for_turn(turn)
+        work = _Work(self, turn, model, tools, options)
         try:
             return await work.run()
         except ModelError as error:
             work.keep_partial()
-            raise AgentFailed(str(error), code=f"model_{error.kind.value}") from error
+            code = f"model_{error.kind.value}"
+            logger.warning("turn %s fails because its model call failed (%s): %s", turn.id, code, error)
+            raise AgentFailed(str(error), code=code) from error
         except BaseException:
             work.keep_partial()
             raise
@@ -124,41 +139,46 @@ class ModelAgent:
 class _Work:
     """The state of one turn's loop."""
 
-    def __init__(self, agent: ModelAgent, turn: Turn, model: Model, tools: Mapping[str, Tool]) -> None:
+    def __init__(
+        self, agent: ModelAgent, turn: Turn, model: Model, tools: Mapping[str, Tool], options: TurnOptions
+    ) -> None:
         self.agent = agent
         self.turn = turn
         self.model = model
+        self.options = options
+        self.theirs: frozenset[str] = frozenset([spec.name for spec in options.tools])
+        if self.theirs:
+            tools = {name: tool for name, tool in tools.items() if name not in self.theirs}
         self.tools = tools
-        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in tools.values())
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in tools.values()), *options.tools)
         self.metadata = agent.metadata(turn)
+        self.brought: list[Message] = []
         self.said: list[Message] = []
         self.usage = Usage()
         self.text: list[str] = []
+        self.reasoning: list[str] = []
         self.trimming = False
 
     async def run(self) -> Reply:
         turn, settings = self.turn, self.agent.settings
         history = await turn.history()
-        now = turn.core.clock()
-        self.said.append(
-            Message(
-                role="user",
-                content=turn.input.prompt,
-                timestamp=now,
-                platform_message_id=turn.context.message_id,
-            )
-        )
+        self._begin(history)
         self._note()
         for step in range(settings.max_iterations):
             await self._make_room(history)
-            answer, finish = await self._ask_with_room(history, self.specs)
+            answer, finish = await self._ask_with_room(history, self.specs, self._choice(step))
             if not answer.tool_calls:
-                return self._reply(answer.text, finish)
+                return self._reply(answer, finish)
             self.said.append(answer)
             self._note()
             if answer.text:
                 turn.emit("reasoning.available", text=answer.text[:REASONING_EXCERPT])
-            self.said.extend(await self._use_tools(answer.tool_calls))
+            theirs = tuple([call for call in answer.tool_calls if call.name in self.theirs]) if self.theirs else ()
+            mine = answer.tool_calls if not theirs else [call for call in answer.tool_calls if call not in theirs]
+            if mine:
+                self.said.extend(await self._use_tools(mine))
+            if theirs:
+                return self._hand_over(answer, theirs)
             self._take_steering()
             self._note()
             logger.debug("turn %s: step %d used %d tools", turn.id, step + 1, len(answer.tool_calls))
@@ -168,8 +188,46 @@ class _Work:
                 content="You have used all of your steps. Answer now with what you have; no more tools can be used.",
             )
         )
-        answer, _ = await self._ask_with_room(history, ())
-        return self._reply(answer.text, "max_iterations")
+        answer, _ = await self._ask_with_room(history, (), None)
+        return self._reply(answer, "max_iterations")
+
+    def _begin(self, history: list[Message]) -> None:
+        """Put the results that the client brought where their calls are, and begin the turn with its message."""
+        turn, results = self.turn, self.options.results
+        now = turn.core.clock()
+        if results:
+            waiting = {call.id: call.name for call in open_calls(history)}
+            for result in results:
+                if result.tool_call_id not in waiting:
+                    raise AgentFailed(
+                        f"no tool call waits for the result {result.tool_call_id!r}", code="unknown_tool_call"
+                    )
+                self.brought.append(
+                    Message(
+                        role="user",
+                        content=result.content,
+                        tool_call_id=result.tool_call_id,
+                        tool_name=waiting[result.tool_call_id],
+                        timestamp=now,
+                    )
+                )
+        history[:] = with_results([*history, *self.brought])
+        if turn.input.prompt or not results:
+            self.said.append(
+                Message(
+                    role="user",
+                    content=turn.input.prompt,
+                    timestamp=now,
+                    platform_message_id=turn.context.message_id,
+                )
+            )
+
+    def _choice(self, step: int) -> ToolChoice | None:
+        """The client's choice of tools. A tool that is required is required once: the rest of the turn is free to answer."""
+        choice = self.options.choice
+        if choice is None or step == 0 or choice.mode == "none":
+            return choice
+        return None if choice.parallel is None else ToolChoice(parallel=choice.parallel)
 
     async def _make_room(self, history: list[Message]) -> None:
         """When a request would nearly fill the window: summarise what was before the turn, then shorten what is in it."""
@@ -192,11 +250,13 @@ class _Work:
         self.usage = self.usage + shorter.usage
         self._spend(shorter.usage)
 
-    async def _ask_with_room(self, history: list[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+    async def _ask_with_room(
+        self, history: list[Message], specs: tuple[ToolSpec, ...], choice: ToolChoice | None
+    ) -> tuple[Message, str]:
         """Ask; if the model says that it is too much, make room, once in each way, and ask again."""
         while True:
             try:
-                return await self._ask(history, specs)
+                return await self._ask(history, specs, choice)
             except ModelError as error:
                 if error.kind is not ModelErrorKind.CONTEXT_OVERFLOW:
                     raise
@@ -215,32 +275,47 @@ class _Work:
         self.trimming = True
         return trim_results(self.said) != self.said
 
-    async def _ask(self, history: Sequence[Message], specs: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+    async def _ask(
+        self, history: Sequence[Message], specs: tuple[ToolSpec, ...], choice: ToolChoice | None
+    ) -> tuple[Message, str]:
         turn, settings = self.turn, self.agent.settings
         request = ModelRequest(
             messages=(Message(role="system", content=self.agent.system_prompt(turn)), *history, *self._in_turn()),
             tools=specs,
+            choice=choice,
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
+            options=self.options.model,
             metadata=self.metadata,
         )
         self.text.clear()
         reasoning: list[str] = []
         calls: list[ToolCall] = []
         finished = Finished()
+        # A run keeps its events: it gets one for all of an answer's reasoning, not one a piece.
+        whole = turn.plan.run is not None
         with _ModelCall(turn, self.model.name) as asked:
             async with self.model.stream(request) as stream:
                 async for event in stream:
                     match event:
                         case TextDelta(piece):
+                            if reasoning and whole:
+                                whole = False
+                                turn.emit("reasoning.delta", delta="".join(reasoning))
                             self.text.append(piece)
                             turn.emit("message.delta", delta=piece)
                         case ReasoningDelta(piece):
                             reasoning.append(piece)
+                            if not whole:
+                                turn.emit("reasoning.delta", delta=piece)
                         case ToolCallReady(call):
                             calls.append(call)
                         case Finished():
                             finished = asked.finished = event
+        if reasoning:
+            if whole:
+                turn.emit("reasoning.delta", delta="".join(reasoning))
+            self.reasoning.append("".join(reasoning))
         self.usage = self.usage + finished.usage
         self._spend(finished.usage)
         answer = Message(
@@ -341,21 +416,44 @@ class _Work:
     def _note(self) -> None:
         self.turn.progress = Reply(
             text="".join(self.text),
-            messages=tuple(self.said),
+            messages=(*self.brought, *self.said),
             usage=self.usage + usage_of_tools(self.turn),
             partial=True,
             model=self.model.name,
         )
 
-    def _reply(self, text: str, finish: str) -> Reply:
-        message = Message(role="assistant", content=text, finish_reason=finish, timestamp=self.turn.core.clock())
+    def _hand_over(self, answer: Message, calls: tuple[ToolCall, ...]) -> Reply:
+        """End the turn with calls that the client has to make."""
+        handed = [
+            Message(role="tool", content=HANDED_OVER, tool_call_id=call.id, tool_name=call.name) for call in calls
+        ]
+        return Reply(
+            text=answer.text,
+            messages=(*self.brought, *self.said, *handed),
+            usage=self.usage + usage_of_tools(self.turn),
+            model=self.model.name,
+            finish_reason="tool_calls",
+            calls=calls,
+            reasoning="\n\n".join(self.reasoning),
+        )
+
+    def _reply(self, answer: Message, finish: str) -> Reply:
+        text = answer.text
+        message = Message(
+            role="assistant",
+            content=text,
+            finish_reason=finish,
+            reasoning=answer.reasoning,
+            timestamp=answer.timestamp,
+        )
         cut = finish == "length"
         return Reply(
             text=text,
-            messages=(*self.said, message),
+            messages=(*self.brought, *self.said, message),
             usage=self.usage + usage_of_tools(self.turn),
             model=self.model.name,
             finish_reason=finish,
+            reasoning="\n\n".join(self.reasoning) if self.reasoning else "",
             partial=cut,
             error="the answer was cut off at the model's output limit" if cut else "",
             error_code="output_truncated" if cut else "",
@@ -419,6 +517,49 @@ class _ToolStop:
     def title(self) -> str:
         """Empty: the node has the tool's name."""
         return ""
+
+
+def open_calls(history: Sequence[Message]) -> list[ToolCall]:
+    """The tool calls at the end of a transcript whose results have not come yet, in their order."""
+    answered: set[str] = set()
+    for message in reversed(history):
+        if message.role == "tool":
+            if message.content != HANDED_OVER:
+                answered.add(message.tool_call_id)
+        elif message.role == "assistant":
+            return [call for call in message.tool_calls if call.id not in answered]
+        elif message.tool_call_id:
+            answered.add(message.tool_call_id)
+        else:
+            break
+    return []
+
+
+def with_results(history: Sequence[Message]) -> list[Message]:
+    """The history with the results that clients brought as the results of their calls; see the module."""
+    if not any(message.tool_call_id and message.role == "user" for message in history):
+        return list(history)
+    joined: list[Message] = []
+    for message in history:
+        if message.tool_call_id and message.role == "user":
+            joined = _with_result(joined, msgspec.structs.replace(message, role="tool"))
+        else:
+            joined.append(message)
+    return joined
+
+
+def _with_result(history: list[Message], result: Message) -> list[Message]:
+    """Put a result behind its call, in the place of what stood there; a result without a call stays as a message of the user."""
+    for index in range(len(history) - 1, -1, -1):
+        message = history[index]
+        if message.role == "tool" and message.tool_call_id == result.tool_call_id:
+            return [*history[:index], result, *history[index + 1 :]]
+        if any(call.id == result.tool_call_id for call in message.tool_calls):
+            end = index + 1
+            while end < len(history) and history[end].role == "tool":
+                end += 1
+            return [*history[:end], result, *history[end:]]
+    return [*history, msgspec.structs.replace(result, role="user")]
 
 
 def _preview(tool: Tool | None, call: ToolCall) -> str:

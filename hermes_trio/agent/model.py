@@ -19,10 +19,11 @@ import trio
 
 from hermes_trio.base.redaction import redact
 from hermes_trio.runtime.outcome import Usage
-from hermes_trio.runtime.ports import Message, ToolCall
+from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
 
 __all__ = [
     "DEFAULT_CONTEXT_WINDOW",
+    "NO_OPTIONS",
     "ONE_CALL",
     "Finished",
     "Model",
@@ -30,13 +31,17 @@ __all__ = [
     "ModelError",
     "ModelErrorKind",
     "ModelEvent",
+    "ModelOptions",
     "ModelRequest",
     "ModelStream",
     "ReasoningDelta",
     "TextDelta",
     "ToolCallReady",
+    "ToolChoice",
     "ToolSpec",
+    "TurnOptions",
     "collect",
+    "options_of",
 ]
 
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
@@ -47,24 +52,86 @@ ONE_CALL: Final = Usage(api_calls=1)
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool as a model sees it. `parameters` is a JSON schema of an object."""
+    """A tool as a model sees it. `parameters` is a JSON schema of an object; `strict` is left to the model when None."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether and which tools a model must call: `mode` is `auto`, `none`, `required` or `tool`, which forces `name`.
+
+    `parallel` says whether one answer may hold several calls; None leaves it to the model.
+    """
+
+    mode: str = "auto"
+    name: str = ""
+    parallel: bool | None = None
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks of every model call of its turn. None, or nothing, leaves it to the agent's settings and the model.
+
+    `response_format` has the shape of the chat completions API, whatever the provider.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    reasoning_effort: str = ""
+    verbosity: str = ""
+    response_format: Mapping[str, Any] | None = None
+
+
+NO_OPTIONS: Final = ModelOptions()
+
+
+class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client of a turn brought beside its message.
+
+    `tools` run at the client: a turn in which the model calls one ends with those calls, and `results` are what the client's
+    next request brings back. A client's tool hides a tool of the server that has the same name. `server_tools` False
+    switches the server's tools off. `choice` holds for the first model call of the turn; `none` for all of them.
+    """
+
+    model: ModelOptions = NO_OPTIONS
+    tools: tuple[ToolSpec, ...] = ()
+    choice: ToolChoice | None = None
+    server_tools: bool = True
+    results: tuple[Message, ...] = ()
+
+    def payload(self) -> Mapping[str, Any]:
+        """The options as `TurnInput.payload` carries them."""
+        return {_OPTIONS: self}
+
+
+_OPTIONS: Final = "options"
+_NOTHING_ASKED: Final = TurnOptions()
+
+
+def options_of(input: TurnInput) -> TurnOptions:
+    """What the client of a turn asked for; the defaults for a turn that no client of the API started."""
+    return input.payload.get(_OPTIONS, _NOTHING_ASKED)
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call. `messages` holds the system prompt, too, as messages of role `system`.
 
-    `max_tokens` and `temperature` are left to the model's own defaults when None. `metadata` never goes over the
-    wire: it is for models in this process (`directives` and `notice` for the demo model).
+    `max_tokens` and `temperature` are the agent's settings, left to the model's own defaults when None; `options` are the
+    client's and go before them. `metadata` never goes over the wire: it is for models in this process (`directives` and
+    `notice` for the demo model).
     """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    choice: ToolChoice | None = None
     max_tokens: int | None = None
     temperature: float | None = None
+    options: ModelOptions = NO_OPTIONS
     metadata: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 

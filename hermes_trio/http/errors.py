@@ -28,6 +28,7 @@ __all__ = ["ApiError", "body_too_large", "invalid_body", "not_found", "redact_te
 _KINDS: Final[Mapping[int, str]] = {429: "rate_limit_error"}
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<field>.*)`$")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -78,6 +79,11 @@ def invalid_body(error: msgspec.ValidationError) -> ApiError:
     if missing := _MISSING.match(text):
         path = f"{path}.{missing['field']}".removeprefix(".")
         text = "this field is required, and missing"
+    if unknown := _UNKNOWN.match(text):
+        path = f"{path}.{unknown['field']}".removeprefix(".")
+        return ApiError(
+            400, f"{path} is not a parameter of this request. Leave it out.", code="unknown_parameter", param=path
+        )
     where = f"{path}: " if path else "The body: "
     return ApiError(400, f"{where}{text}.", param=path or None)
 

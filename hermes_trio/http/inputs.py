@@ -13,6 +13,7 @@ from .requests import Request
 __all__ = [
     "RateLimiter",
     "check_length",
+    "detaches",
     "idempotency_key",
     "loose_bool",
     "path_safe_id",
@@ -100,6 +101,22 @@ def session_key_header(request: Request) -> str:
             param="X-Hermes-Session-Key",
         )
     return trimmed
+
+
+def detaches(request: Request) -> bool:
+    """Whether the turn of a request goes on as a run when its client leaves: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
+    value = request.raw_header(b"x-hermes-on-disconnect")
+    if value is None:
+        return request.front.server.on_disconnect == "detach"
+    word = value.strip().lower()
+    if word not in (b"detach", b"cancel"):
+        raise ApiError(
+            400,
+            "X-Hermes-On-Disconnect must be detach or cancel.",
+            code="invalid_value",
+            param="X-Hermes-On-Disconnect",
+        )
+    return word == b"detach"
 
 
 def idempotency_key(request: Request) -> str:

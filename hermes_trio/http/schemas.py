@@ -10,9 +10,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from .routing import RouteParameter
+
 __all__ = [
     "LOOSE_FLAG",
     "LOOSE_NUMBER",
+    "ON_DISCONNECT",
     "Deleted",
     "ErrorBody",
     "ErrorEnvelope",
@@ -35,6 +38,14 @@ LOOSE_FLAG = {
     "description": "`1/true/yes/on` or `0/false/no/off`; anything else is false.",
 }
 """The schema of flags in a query (API-27)."""
+
+ON_DISCONNECT = RouteParameter(
+    "X-Hermes-On-Disconnect",
+    "`detach`: a run does the turn, is named in `X-Hermes-Run-Id`, and goes on when the client leaves.",
+    {"type": "string", "enum": ["detach", "cancel"]},
+    "header",
+)
+"""On routes whose turn belongs to the request."""
 
 LooseBool = Annotated[
     Any,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,10 @@ class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_f
     cors_origins: list[str] = msgspec.field(default_factory=list[str])
     model_name: Annotated[str, Meta(max_length=200)] = "hermes-trio"
     """The name under which `/v1/models` offers the default model."""
+    on_disconnect: Literal["cancel", "detach"] = "cancel"
+    """What becomes of the turn of a chat completion, response or message whose client leaves; a request's header says otherwise."""
+    server_tools: Literal["mcp_call", "function_call"] = "mcp_call"
+    """How responses show the server's own tool calls; a request's header says otherwise."""
     access_log: bool = False
     fast_path: bool = True
     drain_seconds: Annotated[float, Meta(ge=0)] = 30.0

@@ -7,11 +7,11 @@ requests at once never share a derived session, because a conversation is one me
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 import msgspec
 
@@ -35,9 +35,14 @@ PLATFORM: Final = "api_server"
 
 
 class Captured(msgspec.Struct):
-    """What the agent of a turn answered, beside what the outcome says: the messages that it added."""
+    """What the agent of a turn answered, beside what the outcome says: the messages that it added.
+
+    For a turn that is a run: `tap` takes its events, beside the run's own log, and `on_end` is called after its end has been written down.
+    """
 
     reply: Reply | None = None
+    tap: EventSink | None = None
+    on_end: Callable[[Outcome], Awaitable[None]] | None = None
 
     def messages(self, turn: Turn, outcome: Outcome) -> tuple[Message, ...]:
         """The turn's own messages, as far as it came."""
@@ -194,6 +199,8 @@ class ApiTurns:
         run_id: str,
         idempotency_key: str = "",
         fingerprint: str = "",
+        captured: Captured | None = None,
+        also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
     ) -> Run:
         """Start a run; it is durable when this returns. See `StatelessEntry.start_run`."""
         return await self._stateless.start_run(
@@ -202,16 +209,30 @@ class ApiTurns:
             run_id=run_id,
             source=PLATFORM,
             tenant=caller.tenant,
+            agent=None if captured is None else _capturing(captured),
             budget=self._budget,
             idempotency_key=idempotency_key,
             fingerprint=fingerprint,
+            also=also,
+            on_end=None if captured is None else captured.on_end,
         )
 
 
 def _capturing(captured: Captured) -> Agent:
     async def agent(turn: Turn) -> Reply | str:
+        if captured.tap is not None:
+            turn.sink = _both(turn.sink, captured.tap)
         answer = await turn.core.agent(turn)
         captured.reply = Reply(text=answer) if isinstance(answer, str) else answer
         return answer
 
     return agent
+
+
+def _both(first: EventSink | None, second: EventSink) -> EventSink:
+    def sink(event: Mapping[str, Any]) -> None:
+        if first is not None:
+            first(event)
+        second(event)
+
+    return sink

@@ -14,14 +14,18 @@ from typing import Any, Final, Unpack, final
 import msgspec
 
 from hermes_trio.agent.model import (
+    NO_OPTIONS,
     Finished,
     ModelError,
     ModelErrorKind,
     ModelEvent,
+    ModelOptions,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
+    ToolChoice,
+    ToolSpec,
 )
 from hermes_trio.base.redaction import Secret
 from hermes_trio.net.sse import ServerEvent
@@ -275,7 +279,7 @@ class AnthropicModel(HttpModel):
             raise ModelError(ModelErrorKind.BAD_REQUEST, f"{self.name}: a request needs at least one message of a user")
         body: dict[str, Any] = {
             "model": self._model,
-            "max_tokens": request.max_tokens or self._max_tokens or MAX_TOKENS,
+            "max_tokens": request.options.max_tokens or request.max_tokens or self._max_tokens or MAX_TOKENS,
             "messages": messages,
             "stream": True,
         }
@@ -284,12 +288,13 @@ class AnthropicModel(HttpModel):
             block: Block = {"type": "text", "text": system}
             body["system"] = [self._marked(block)]
         if request.tools:
-            body["tools"] = [
-                {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-                for tool in request.tools
-            ]
+            body["tools"] = [_encode_tool(tool) for tool in request.tools]
+            if request.choice is not None:
+                body["tool_choice"] = _encode_choice(request.choice)
         if request.temperature is not None:
             body["temperature"] = min(request.temperature, 1.0)
+        if request.options is not NO_OPTIONS:
+            body.update(self._encode_options(request.options))
         last = messages[-1]["content"]
         last[-1] = self._marked(last[-1])
         return msgspec.json.encode(body)
@@ -301,11 +306,62 @@ class AnthropicModel(HttpModel):
             return True
         return False
 
+    def _encode_options(self, options: ModelOptions) -> dict[str, Any]:
+        """What the client asked for. The API has no `seed`; the shape of an answer can be asked for as a JSON schema only."""
+        output: dict[str, Any] = {}
+        if (effort := _EFFORTS.get(options.reasoning_effort, "")) != "":
+            output["effort"] = effort
+        if options.response_format is not None and options.response_format.get("type") != "text":
+            described: Mapping[str, Any] = options.response_format.get("json_schema") or {}
+            schema = described.get("schema")
+            if schema is None:
+                raise ModelError(
+                    ModelErrorKind.BAD_REQUEST,
+                    f"{self.name}: this model takes response_format with a JSON schema (type json_schema) only",
+                )
+            output["format"] = {"type": "json_schema", "schema": schema}
+        fields: dict[str, Any] = {
+            "temperature": None if options.temperature is None else min(options.temperature, 1.0),
+            "top_p": options.top_p,
+            "stop_sequences": list(options.stop) or None,
+            "output_config": output or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
     def _marked(self, block: Block) -> Block:
         return {**block, "cache_control": {"type": "ephemeral"}} if self._cache else block
 
 
 _SYSTEM: Final = frozenset({"system", "developer"})
+_EFFORTS: Final[Mapping[str, str]] = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "xhigh",
+    "max": "max",
+}
+_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "none": "none", "required": "any", "tool": "tool"}
+
+
+def _encode_tool(tool: ToolSpec) -> dict[str, Any]:
+    encoded: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.parameters,
+    }
+    if tool.strict:
+        encoded["strict"] = True
+    return encoded
+
+
+def _encode_choice(choice: ToolChoice) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"type": _CHOICES[choice.mode]}
+    if choice.mode == "tool":
+        encoded["name"] = choice.name
+    if choice.parallel is not None and choice.mode != "none":
+        encoded["disable_parallel_tool_use"] = not choice.parallel
+    return encoded
 
 
 def _encode_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:

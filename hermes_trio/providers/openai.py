@@ -14,14 +14,18 @@ from typing import Any, Final, Unpack, final
 import msgspec
 
 from hermes_trio.agent.model import (
+    NO_OPTIONS,
     Finished,
     ModelError,
     ModelErrorKind,
     ModelEvent,
+    ModelOptions,
     ModelRequest,
     ReasoningDelta,
     TextDelta,
     ToolCallReady,
+    ToolChoice,
+    ToolSpec,
 )
 from hermes_trio.base.redaction import Secret
 from hermes_trio.net.sse import ServerEvent
@@ -230,22 +234,21 @@ class OpenAIModel(HttpModel):
         if self._dialect.stream_options:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-                }
-                for tool in request.tools
-            ]
-        max_tokens = request.max_tokens or self._max_tokens
+            body["tools"] = [{"type": "function", "function": _encode_tool(tool)} for tool in request.tools]
+            if request.choice is not None:
+                body.update(_encode_choice(request.choice))
+        options = request.options
+        max_tokens = options.max_tokens or request.max_tokens or self._max_tokens
         if max_tokens:
             body[self._dialect.token_field] = max_tokens
         if request.temperature is not None and self._dialect.temperature:
             body["temperature"] = request.temperature
+        if options is not NO_OPTIONS:
+            body.update(_encode_options(options))
         return msgspec.json.encode(body)
 
     def relent(self, body: bytes, error: ModelError) -> bool:
-        """Leave out, from now on, an optional field that the server has just refused."""
+        """Leave out, from now on, an optional field that the server has just refused. What a client asked for is never left out."""
         if error.status not in (400, 422):
             return False
         dialect, words = self._dialect, error.message
@@ -253,11 +256,43 @@ class OpenAIModel(HttpModel):
             dialect.stream_options = False
         elif "max_completion_tokens" in words and b'"max_tokens"' in body:
             dialect.token_field = "max_completion_tokens"
-        elif "temperature" in words and b'"temperature"' in body:
+        elif "temperature" in words and b'"temperature"' in body and dialect.temperature:
             dialect.temperature = False
         else:
             return False
         return True
+
+
+def _encode_tool(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return function
+
+
+def _encode_choice(choice: ToolChoice) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if choice.mode == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice.mode != "auto":
+        fields["tool_choice"] = choice.mode
+    if choice.parallel is not None:
+        fields["parallel_tool_calls"] = choice.parallel
+    return fields
+
+
+def _encode_options(options: ModelOptions) -> dict[str, Any]:
+    """What the client asked for, except the limit of tokens, whose name depends on the server."""
+    fields: dict[str, Any] = {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "stop": list(options.stop) or None,
+        "seed": options.seed,
+        "reasoning_effort": options.reasoning_effort or None,
+        "verbosity": options.verbosity or None,
+        "response_format": options.response_format,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _encode_message(message: Message) -> dict[str, Any]:

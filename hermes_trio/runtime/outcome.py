@@ -6,11 +6,14 @@ Cancel causes are data. Whoever cancels a scope records the cause first, so the 
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
 from hermes_trio.base.structs import RedactedStruct
+
+if TYPE_CHECKING:
+    from .ports import ToolCall
 
 __all__ = [
     "TERMINAL_STATUSES",
@@ -108,7 +111,8 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
-    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down.
+    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down. `calls` are the calls
+    of its client's tools with which the turn ended, `reasoning` is what the model showed of its thinking.
     """
 
     hidden: ClassVar[tuple[str, ...]] = ("exception",)
@@ -124,6 +128,8 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     partial: bool = False
     model: str = ""
     finish_reason: str = "stop"
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
     exception: BaseException | None = None
     committed: bool = True
     seconds: float = 0.0

@@ -361,7 +361,10 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent answers. `messages` is what is added to the transcript; left empty, it is the prompt and the text."""
+    """What an agent answers. `messages` is what is added to the transcript; left empty, it is the prompt and the text.
+
+    `calls` are calls of tools that run at the client: the turn ends with them, and the client's next request brings their results.
+    """
 
     text: str = ""
     messages: tuple[Message, ...] = ()
@@ -371,6 +374,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     model: str = ""
     finish_reason: str = "stop"
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
 
 
 class Agent(Protocol):

@@ -107,6 +107,7 @@ class StatelessEntry:
         idempotency_key: str = "",
         fingerprint: str = "",
         also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
         **record: Any,
     ) -> Run:
         """Start a run that survives its client. It is durable when this returns.
@@ -137,6 +138,7 @@ class StatelessEntry:
                 run=run_record,
                 outer_cause=Cause(CancelCause.DRAIN),
                 also=also,
+                on_end=on_end,
             )
             with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
                 await core.store.begin_turn(

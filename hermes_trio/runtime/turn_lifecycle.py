@@ -167,6 +167,8 @@ def _judge(
         partial=said.partial,
         model=said.model or turn.input.model,
         finish_reason=said.finish_reason,
+        calls=said.calls,
+        reasoning=said.reasoning,
         seconds=seconds,
     )
     if reply is not None and failure is None:

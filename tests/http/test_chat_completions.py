@@ -131,7 +131,7 @@ async def test_messages_become_history_prompt_and_instructions() -> None:
         {"role": "system", "content": "one"},
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": [{"type": "text", "text": "second"}]},
-        {"role": "tool", "content": "dropped", "tool_call_id": "x"},
+        {"role": "spectator", "content": "dropped"},
         {"role": "developer", "content": [{"type": "text", "text": "two"}]},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, "b"]},
     ]
@@ -253,7 +253,8 @@ async def test_failures_by_how_they_fail() -> None:
             assert failed.status_code == 502
             error = failed.json()["error"]
             assert error["code"] == "agent_incomplete"
-            assert error["hermes"] == {"completed": False, "partial": False, "failed": True}
+            code = "agent_error" if text == "fail" else "x"
+            assert error["hermes"] == {"completed": False, "partial": False, "failed": True, "error_code": code}
             assert failed.headers["x-hermes-completed"] == "false"
         partial = await gateway.chat("partial")
         assert partial.status_code == 200

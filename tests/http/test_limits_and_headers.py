@@ -320,13 +320,14 @@ async def test_every_route_that_starts_a_turn_is_stateless() -> None:
 
     async with open_gateway(agent) as gateway:
         await gateway.http.post("/api/sessions", json={"id": "s"})
-        body = {
-            "messages": [{"role": "user", "content": "x"}],
-            "input": "x",
-            "message": "x",
-            "name": "n",
-            "choice": "once",
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        bodies = {
+            "chat_completions": chat,
+            "messages": {**chat, "max_tokens": 100},
+            "count_tokens": chat,
+            "responses": {"input": "x"},
         }
+        other = {"input": "x", "message": "x", "name": "n", "choice": "once"}
         rules = {(method, rule.rule) for rule in _quart(gateway).url_map.iter_rules() for method in rule.methods or ()}
         assert {(route.method, route.quart_path) for route in gateway.front.routes} <= rules
         for route in gateway.front.routes:
@@ -334,7 +335,8 @@ async def test_every_route_that_starts_a_turn_is_stateless() -> None:
                 continue
             seen.clear()
             path = route.path.replace("{session_id}", "s").replace("{", "").replace("}", "")
-            answer = await gateway.http.request(route.method, path, json=body if route.method != "GET" else None)
+            body = bodies.get(route.name, other) if route.method != "GET" else None
+            answer = await gateway.http.request(route.method, path, json=body)
             if route.turns:
                 assert answer.status_code < 300, (route.name, answer.text)
                 await gateway.idle()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 
+from hermes_trio.http.settings import ServerSettings
 from hermes_trio.runtime.errors import AgentFailed
 from hermes_trio.runtime.outcome import Usage
 from hermes_trio.runtime.ports import Message, Reply, ToolCall
@@ -56,15 +57,11 @@ async def test_a_plain_response(fast_path: bool) -> None:
         assert body["id"].startswith("resp_")
         assert len(body["id"]) == len("resp_") + 28
         assert (body["object"], body["status"], body["model"], body["error"]) == ("response", "completed", "m", None)
-        assert [item["type"] for item in body["output"]] == [
-            "message",
-            "function_call",
-            "function_call_output",
-            "message",
-        ]
-        assert body["output"][1]["arguments"] == '{"command":"ls"}'
-        assert body["output"][2]["output"] == "file"
-        assert body["output"][3]["content"][0]["text"] == "One file."
+        assert [item["type"] for item in body["output"]] == ["message", "mcp_call", "message"]
+        call = body["output"][1]
+        assert (call["server_label"], call["name"], call["status"]) == ("hermes", "terminal", "completed")
+        assert (call["arguments"], call["output"], call["error"]) == ('{"command":"ls"}', "file", None)
+        assert body["output"][2]["content"][0]["text"] == "One file."
         assert body["usage"]["total_tokens"] == 9
         assert answer.headers["x-hermes-session-id"].startswith("api-")
         stored = await gateway.http.get(f"/v1/responses/{body['id']}")
@@ -90,9 +87,10 @@ async def test_the_event_sequence(fast_path: bool) -> None:
             "response.in_progress",
             *message,
             "response.output_item.added",
-            "response.function_call_arguments.done",
-            "response.output_item.done",
-            "response.output_item.added",
+            "response.mcp_call.in_progress",
+            "response.mcp_call_arguments.delta",
+            "response.mcp_call_arguments.done",
+            "response.mcp_call.completed",
             "response.output_item.done",
             *message,
             "response.completed",
@@ -103,10 +101,33 @@ async def test_the_event_sequence(fast_path: bool) -> None:
             for event in found
             if event.name == "response.output_item.done"
         }
-        assert final["output"] == [done[index] for index in range(4)]
+        assert final["output"] == [done[index] for index in range(3)]
         assert (await gateway.http.get(f"/v1/responses/{final['id']}")).json() == final
         plain = await create(gateway, input="what is there?")
         assert [{**item, "id": ""} for item in plain["output"]] == [{**item, "id": ""} for item in final["output"]]
+
+
+@pytest.mark.parametrize("by", ["header", "setting"])
+async def test_the_shape_of_the_reference(by: str) -> None:
+    """The setting, or a request's header, gives `function_call` and `function_call_output` items for the server's tools."""
+    server = ServerSettings(server_tools="function_call") if by == "setting" else None
+    async with open_gateway(with_tools, server=server) as gateway:
+        if by == "header":
+            gateway.http.headers["X-Hermes-Server-Tools"] = "function_call"
+        body = await create(gateway, input="what is there?")
+        assert [item["type"] for item in body["output"]] == [
+            "message",
+            "function_call",
+            "function_call_output",
+            "message",
+        ]
+        assert body["output"][2]["output"] == "file"
+        found = [event.name for event in await stream(gateway, input="what is there?")]
+        assert "response.function_call_arguments.done" in found
+        assert "response.mcp_call.completed" not in found
+        gateway.http.headers["X-Hermes-Server-Tools"] = "something"
+        refused = await gateway.http.post("/v1/responses", json={"input": "x"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Hermes-Server-Tools")
 
 
 async def test_text_without_deltas_is_streamed() -> None:
@@ -272,7 +293,7 @@ async def test_a_client_that_leaves_leaves_an_incomplete_response(fast_path: boo
         ({"input": ""}, "input"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{"role": 5, "content": "x"}]}, "input[0].role"),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content"),
         ({"input": "x", "conversation": "a", "previous_response_id": "b"}, "conversation"),
         ({"input": "x", "conversation": 5}, "conversation"),
@@ -292,7 +313,7 @@ async def test_mistakes_say_where(body: dict[str, Any], param: str) -> None:
 
 
 async def test_long_arguments_and_results_are_shown_short_and_kept_whole() -> None:
-    """Abbreviated in the response, whole in the transcript that is chained from."""
+    """Whole in an `mcp_call`; abbreviated in the reference's shape, as it does, and whole in the transcript that is chained from."""
     long = "x" * 5000
 
     async def agent(turn: Turn) -> Reply:
@@ -310,6 +331,9 @@ async def test_long_arguments_and_results_are_shown_short_and_kept_whole() -> No
         )
 
     async with open_gateway(agent) as gateway:
+        whole = (await create(gateway, input="x"))["output"][0]
+        assert (len(whole["arguments"]), len(whole["output"])) == (5000 + len('{"content":"","path":"a"}'), 5000)
+        gateway.http.headers["X-Hermes-Server-Tools"] = "function_call"
         first = await create(gateway, input="x")
         call, result, _ = first["output"]
         assert len(call["arguments"]) < 600

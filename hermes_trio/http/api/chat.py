@@ -1,6 +1,9 @@
 """`POST /v1/chat/completions`, plain and streaming.
 
-A turn belongs to its request: a client that leaves cancels it at once, and what there was is stored as incomplete.
+A turn belongs to its request: a client that leaves cancels it at once, and what there was is stored as incomplete. A request that asks for it
+(`X-Hermes-On-Disconnect: detach`) is answered by a run instead, which goes on when the client leaves.
+
+Tools of the server run in the turn and stay out of `tool_calls`; a turn in which the model calls a tool of the client ends with that call.
 """
 
 from __future__ import annotations
@@ -14,21 +17,43 @@ import msgspec
 import trio
 from msgspec import Meta
 
+from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.client_calls import client_calls, kept_steps, restore_steps, split_results
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, redact_text, retry_after
-from hermes_trio.http.inputs import idempotency_key, loose_bool, session_id_header, session_key_header
+from hermes_trio.http.inputs import (
+    detaches,
+    idempotency_key,
+    loose_bool,
+    session_id_header,
+    session_key_header,
+)
+from hermes_trio.http.parameters import (
+    CHAT_PARAMETERS,
+    chat_choice,
+    chat_tools,
+    format_option,
+    number_option,
+    read_plain_or_full,
+    stop_option,
+    word_option,
+)
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
-from hermes_trio.http.schemas import LooseBool, MessageContent
+from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool, MessageContent
 from hermes_trio.http.streams import Bell, StreamWriter, TurnEvents, named_event
 from hermes_trio.http.turns import Captured
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted
+from hermes_trio.runtime.event_log import LogEvent
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState, Usage
-from hermes_trio.runtime.ports import Message, TurnInput
+from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
+from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.turn import Turn
 
-__all__ = ["chat_routes", "failure_of", "session_headers", "stream_turn", "usage_of"]
+from .run_events import TERMINAL
+
+__all__ = ["chat_routes", "failure_of", "run_detached", "session_headers", "stream_turn", "usage_of"]
 
 
 class StreamOptions(msgspec.Struct):
@@ -43,15 +68,55 @@ class ChatMessage(msgspec.Struct):
 
     role: str
     content: MessageContent = None
+    tool_calls: Annotated[Any, Meta(description="Calls of client tools, as they were answered.")] = None
+    tool_call_id: Annotated[Any, Meta(description="The call that a message of role `tool` is the result of.")] = None
 
 
-class ChatRequest(msgspec.Struct):
-    """The body of a chat completion. Sampling parameters, tools and the like are accepted and ignored: tools run on the server."""
+class PlainChatRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What most bodies have, and nothing else."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     model: str | None = None
     stream: LooseBool = False
     stream_options: StreamOptions | None = None
+
+
+class ChatRequest(PlainChatRequest, forbid_unknown_fields=True):
+    """The body of a chat completion. `docs/parameters.md` says which parameters are honoured, hints, or refused."""
+
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    stop: Any = None
+    seed: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    response_format: Any = None
+    user: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    store: Any = None
+    n: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    logit_bias: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    functions: Any = None
+    function_call: Any = None
 
 
 class ChatUsage(msgspec.Struct):
@@ -62,11 +127,28 @@ class ChatUsage(msgspec.Struct):
     total_tokens: int
 
 
+class CalledFunction(msgspec.Struct):
+    """A client tool and the JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct):
+    """A call that the client has to make."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
 class AssistantMessage(msgspec.Struct):
     """What the assistant said."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
+    tool_calls: list[CalledTool] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -99,7 +181,8 @@ class ChatCompletion(msgspec.Struct, omit_defaults=True):
     hermes: Incomplete | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(ChatRequest)
+_plain: Final = msgspec.json.Decoder(PlainChatRequest)
+_full: Final[msgspec.json.Decoder[PlainChatRequest]] = msgspec.json.Decoder(ChatRequest)
 
 
 def usage_of(usage: Usage) -> ChatUsage:
@@ -116,13 +199,17 @@ class _Asked(msgspec.Struct):
     stream: bool
     include_usage: bool | None
     tool_events: bool
+    tools: bool = False
+    """Whether client tools are involved: their calls may be in the history, or end the turn."""
 
 
-def _read(body: ChatRequest, public_model: str) -> _Asked:
+def _read(body: PlainChatRequest, public_model: str) -> _Asked:
     system: list[str] = []
     kept: list[tuple[str, Content]] = []
     for number, message in enumerate(body.messages):
         role = message.role
+        if message.tool_calls or role == "tool":
+            return _read_with_calls(body, public_model)
         if role == "user" or role == "assistant":
             kept.append((role, normalise(message.content, f"messages[{number}].content")))
         elif role == "system" or role == "developer":
@@ -132,23 +219,101 @@ def _read(body: ChatRequest, public_model: str) -> _Asked:
     _, prompt = kept.pop()
     if not has_content(prompt):
         raise ApiError(400, "The last message has neither text nor an image.", param="messages")
-    instructions = "\n".join(system)
     text = text_of(prompt)
     first = next((text_of(content) for role, content in kept if role == "user"), text) if kept else text
+    history = tuple([Message(role=role, content=content) for role, content in kept]) if kept else ()
+    return _asked(body, public_model, "\n".join(system), prompt, first, history)
+
+
+def _read_with_calls(body: PlainChatRequest, public_model: str) -> _Asked:
+    """A conversation in which client tools were called."""
+    system: list[str] = []
+    messages: list[Message] = []
+    places: list[str] = []
+    for number, message in enumerate(body.messages):
+        where = f"messages[{number}]"
+        if message.role in ("system", "developer"):
+            system.append(flat_text(message.content))
+            continue
+        content = normalise(message.content, f"{where}.content")
+        if message.role == "tool":
+            call_id: Any = message.tool_call_id
+            if not isinstance(call_id, str) or not call_id:
+                raise ApiError(400, f"{where}.tool_call_id is missing.", param=f"{where}.tool_call_id")
+            messages.append(Message(role="tool", content=content, tool_call_id=call_id))
+        elif message.role == "assistant":
+            calls = client_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else ()
+            messages.append(Message(role="assistant", content=content, tool_calls=calls))
+        elif message.role == "user":
+            messages.append(Message(role="user", content=content))
+        else:
+            continue
+        places.append(where)
+    history, results, last = split_results(messages, places)
+    prompt = "" if last is None else cast("Content", last.content)
+    if not results and not has_content(prompt):
+        raise ApiError(400, "The last message has neither text nor an image.", param="messages")
+    first = next((message.text for message in messages if message.role == "user"), "")
+    return _asked(body, public_model, "\n".join(system), prompt, first, tuple(history), tuple(results), tools=True)
+
+
+def _asked(
+    body: PlainChatRequest,
+    public_model: str,
+    instructions: str,
+    prompt: Content,
+    first: str,
+    history: tuple[Message, ...],
+    results: tuple[Message, ...] = (),
+    *,
+    tools: bool = False,
+) -> _Asked:
+    input = TurnInput(
+        text=text_of(prompt),
+        content="" if isinstance(prompt, str) else prompt,
+        history=history,
+        instructions=instructions,
+        model=body.model or "",
+    )
+    if results or isinstance(body, ChatRequest):
+        options = msgspec.structs.replace(_options(body), results=results)
+        tools = tools or bool(options.tools)
+        input = msgspec.structs.replace(input, payload=options.payload())
     options = body.stream_options
     return _Asked(
-        TurnInput(
-            text=text,
-            content="" if isinstance(prompt, str) else prompt,
-            history=tuple([Message(role=role, content=content) for role, content in kept]) if kept else (),
-            instructions=instructions,
-            model=body.model or "",
-        ),
+        input,
         f"{instructions}\n{first}",
         body.model or public_model,
         loose_bool(body.stream, False),
         None if options is None or options.include_usage is None else loose_bool(options.include_usage, False),
         options is not None and loose_bool(options.include_tool_events, False),
+        tools,
+    )
+
+
+def _options(body: PlainChatRequest) -> TurnOptions:
+    """What the client asks of the model, and the tools that it brings."""
+    if not isinstance(body, ChatRequest):
+        return TurnOptions()
+    limit = number_option(body.max_tokens, "max_tokens", 1, 10_000_000)
+    limit = number_option(body.max_completion_tokens, "max_completion_tokens", 1, 10_000_000) or limit
+    seed = number_option(body.seed, "seed", -(2**63), 2**63 - 1)
+    tools = chat_tools(body.tools)
+    choice = chat_choice(body.tool_choice, body.parallel_tool_calls)
+    return TurnOptions(
+        model=ModelOptions(
+            max_tokens=None if limit is None else int(limit),
+            temperature=number_option(body.temperature, "temperature", 0, 2),
+            top_p=number_option(body.top_p, "top_p", 0, 1),
+            stop=stop_option(body.stop, "stop"),
+            seed=None if seed is None else int(seed),
+            reasoning_effort=word_option(body.reasoning_effort, "reasoning_effort"),
+            verbosity=word_option(body.verbosity, "verbosity"),
+            response_format=format_option(body.response_format, "response_format", flat=False),
+        ),
+        tools=tools,
+        choice=choice,
+        server_tools=not (choice is not None and choice.mode == "none" and not tools),
     )
 
 
@@ -158,8 +323,12 @@ async def _session(request: Request, asked: _Asked) -> AsyncIterator[tuple[str, 
     turns = request.front.turns
     named = session_id_header(request)
     if not named:
+        input = asked.input
+        if asked.tools and input.history:
+            steps = await restore_steps(request.front.store, request.caller.tenant, asked.opening, input.history)
+            input = msgspec.structs.replace(input, history=tuple(steps))
         with turns.derived(request.caller, asked.opening) as session_id:
-            yield session_id, asked.input
+            yield session_id, input
         return
     async with turns.named(request.caller, named) as claim:
         instructions = "\n".join(text for text in (claim.prompt, asked.input.instructions) if text)
@@ -168,41 +337,81 @@ async def _session(request: Request, asked: _Asked) -> AsyncIterator[tuple[str, 
 
 async def create_chat_completion(request: Request) -> HandlerResult:
     """Answer one conversation turn."""
-    asked = _read(await request.json(_decoder), request.front.public_model)
+    body = await read_plain_or_full(request, _plain, _full, CHAT_PARAMETERS)
+    asked = _read(body, request.front.public_model)
     key = session_key_header(request)
+    run_id = request.front.ids.make("run_") if detaches(request) else ""
     if asked.stream:
-        return EventStream(lambda writer: _stream(request, asked, key, writer))
+        return EventStream(lambda writer: _stream(request, asked, key, writer, run_id))
     once_key = idempotency_key(request)
     named = session_id_header(request)
-    if not once_key and not named:
+    if not once_key and not named and not asked.tools and not run_id:
         # Most requests: no context that is not needed is opened for them.
         with request.front.turns.derived(request.caller, asked.opening) as session_id:
             outcome = await request.front.turns.run(request.caller, asked.input, session_id, key)
-        return _render(request, asked, outcome, session_id, key)
+        return _render(request, asked, outcome, session_headers(session_id, key))
     route = f"chat {named} {key}"
     async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
         async with _session(request, asked) as (session_id, input):
+            headers = session_headers(session_id, key, run_id)
             rendered: list[Response] = []
+            captured = Captured() if asked.tools else None
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
-                rendered.append(_render(request, asked, outcome, session_id, key))
-                return once.record(rendered[0])
+                rendered.append(_render(request, asked, outcome, headers))
+                return once.record(rendered[0]) + _steps(request, asked, captured, turn, outcome)
 
-            outcome = await request.front.turns.run(
-                request.caller, input, session_id, key, also=also if once_key else None
-            )
+            if run_id:
+                outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)
+            else:
+                outcome = await request.front.turns.run(
+                    request.caller,
+                    input,
+                    session_id,
+                    key,
+                    captured=captured,
+                    also=also if once_key or asked.tools else None,
+                )
     if rendered and outcome.committed:
         return rendered[0]
-    return _render(request, asked, outcome, session_id, key)
+    return _render(request, asked, outcome, headers)
 
 
-def session_headers(session_id: str, key: str) -> list[tuple[bytes, bytes]]:
-    """The session, as the client is told."""
+def _steps(request: Request, asked: _Asked, captured: Captured | None, turn: Turn, outcome: Outcome) -> list[object]:
+    """The steps of a turn that its client does not see, if it ended with a call of a client tool."""
+    if captured is None or not outcome.calls:
+        return []
+    return kept_steps(request.caller.tenant, asked.opening, captured.messages(turn, outcome), outcome.calls)
+
+
+async def run_detached(
+    request: Request,
+    input: TurnInput,
+    session_id: str,
+    key: str,
+    run_id: str,
+    *,
+    captured: Captured | None = None,
+    also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+) -> Outcome:
+    """Let a run do a request's turn, and wait for its end. Cancelling means that the client has left: the run goes on."""
+    run = await request.front.turns.start(
+        request.caller, input, session_id, key, run_id=run_id, captured=captured, also=also
+    )
+    await run.ended.wait()
+    assert run.outcome is not None
+    return run.outcome
+
+
+def session_headers(session_id: str, key: str, run_id: str = "") -> list[tuple[bytes, bytes]]:
+    """The session, as the client is told, and the run that does a detached request's turn."""
     headers = [(b"x-hermes-session-id", session_id.encode("latin-1", "replace"))]
     if key:
         headers.append((b"x-hermes-session-key", key.encode("latin-1", "replace")))
+    if run_id:
+        headers.append((b"x-hermes-run-id", run_id.encode()))
     return headers
 
 
@@ -213,14 +422,45 @@ def finish_reason_of(outcome: Outcome) -> str:
     return outcome.finish_reason or "stop"
 
 
+NOT_AGAIN: Final = (b"x-should-retry", b"false")
+"""Tells the official clients not to repeat a request by themselves."""
+
+_HOPELESS: Final = frozenset({"model_auth", "model_bad_request", "model_context_overflow", "model_content_filter"})
+"""Failures that the same request would meet again."""
+
+
 def failure_of(outcome: Outcome) -> ApiError | None:
-    """The error that an outcome without any text is, or None if there is something to show."""
+    """The error that an outcome without any text is, or None if there is something to show.
+
+    A turn whose tools have run must not be repeated by a client that knows nothing of them: its failure is a 424, which no client repeats by itself, and
+    says so in `x-should-retry`, too.
+    """
+    failure = _failure_of(outcome)
+    if failure is None:
+        return None
+    if outcome.usage.tool_calls:
+        return ApiError(
+            424,
+            f"{failure} Tools had run in this turn by then: repeat it only if it may be done twice.",
+            code="agent_incomplete",
+            kind="server_error",
+            headers=(*(pair for pair in failure.headers if pair[0] != b"retry-after"), NOT_AGAIN),
+            more=failure.more or {"hermes": {"error_code": failure.code or outcome.error_code or "agent_error"}},
+        )
+    if outcome.error_code in _HOPELESS:
+        failure.headers = (*failure.headers, NOT_AGAIN)
+    return failure
+
+
+def _failure_of(outcome: Outcome) -> ApiError | None:
     if not outcome.committed:
         return ApiError(503, outcome.error, code="session_db_unavailable", headers=retry_after(1))
     if outcome.state is TurnState.COMPLETED and not (outcome.error and not outcome.text):
         return None
     if outcome.exception is not None and not isinstance(outcome.exception, AgentFailed | BudgetExhausted):
         return ApiError(500, outcome.error) if outcome.state is TurnState.FAILED else None
+    if outcome.error_code == "unknown_tool_call":
+        return ApiError(400, f"{outcome.error}.", code="unknown_tool_call", param="messages")
     if outcome.text:
         return None
     if outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN:
@@ -240,6 +480,7 @@ def failure_of(outcome: Outcome) -> ApiError | None:
                 "completed": False,
                 "partial": outcome.partial,
                 "failed": outcome.state is TurnState.FAILED,
+                "error_code": outcome.error_code or "agent_error",
             }
         },
     )
@@ -259,29 +500,39 @@ def incomplete_of(outcome: Outcome) -> Incomplete | None:
     )
 
 
-def _render(request: Request, asked: _Asked, outcome: Outcome, session_id: str, key: str) -> Response:
+def _render(request: Request, asked: _Asked, outcome: Outcome, headers: list[tuple[bytes, bytes]]) -> Response:
     failure = failure_of(outcome)
-    headers = session_headers(session_id, key)
     if failure is not None:
         return Response(failure.body(), failure.status, [*headers, *failure.headers])
     shortfall = incomplete_of(outcome)
     if shortfall is not None:
-        headers += [
+        headers = [
+            *headers,
             (b"x-hermes-completed", b"true" if shortfall.completed else b"false"),
             (b"x-hermes-partial", b"true" if shortfall.partial else b"false"),
         ]
         if shortfall.error:
             headers.append((b"x-hermes-error", _header_text(shortfall.error)))
+    message = AssistantMessage(outcome.text)
+    if outcome.calls:
+        message.content = outcome.text or None
+        message.tool_calls = [_called(call) for call in outcome.calls]
+    if outcome.reasoning:
+        message.reasoning_content = outcome.reasoning
     completion = ChatCompletion(
         id=request.front.ids.make("chatcmpl-", 29),
         object="chat.completion",
         created=int(time.time()),
         model=asked.model,
-        choices=[ChatChoice(AssistantMessage(outcome.text), finish_reason_of(outcome))],
+        choices=[ChatChoice(message, finish_reason_of(outcome))],
         usage=usage_of(outcome.usage),
         hermes=shortfall,
     )
     return Response(encode_json(completion), 200, headers)
+
+
+def _called(call: ToolCall) -> CalledTool:
+    return CalledTool(call.id, CalledFunction(call.name, call.arguments))
 
 
 def _header_text(text: str) -> bytes:
@@ -305,6 +556,15 @@ class _Chunks:
     def text(self, delta: str) -> bytes:
         return b'%b%b},"finish_reason":null}]}\n\n' % (self._delta, encode_json(delta))
 
+    def reasoning(self, delta: str) -> bytes:
+        return self._rest(
+            choices=[{"index": 0, "delta": {"reasoning_content": delta}, "finish_reason": None}],
+        )
+
+    def calls(self, calls: Sequence[ToolCall]) -> bytes:
+        called = [{"index": index, **msgspec.structs.asdict(_called(call))} for index, call in enumerate(calls)]
+        return self._rest(choices=[{"index": 0, "delta": {"tool_calls": called}, "finish_reason": None}])
+
     def finish(self, reason: str, **more: Any) -> bytes:
         return self._rest(choices=[{"index": 0, "delta": {}, "finish_reason": reason}], **more)
 
@@ -315,10 +575,18 @@ class _Chunks:
         return b"%b,%b\n\n" % (self._head, encode_json(fields)[1:])
 
 
-async def _stream(request: Request, asked: _Asked, key: str, writer: StreamWriter) -> None:
+async def _stream(request: Request, asked: _Asked, key: str, writer: StreamWriter, run_id: str) -> None:
     async with _session(request, asked) as (session_id, input):
-        events = _ChatEvents(request, asked, writer, session_headers(session_id, key))
-        await stream_turn(request, input, session_id, key, events)
+        events = _ChatEvents(request, asked, writer, session_headers(session_id, key, run_id))
+        if not asked.tools:
+            await stream_turn(request, input, session_id, key, events, run_id=run_id)
+            return
+        captured = Captured()
+
+        def also(turn: Turn, outcome: Outcome) -> list[object]:
+            return _steps(request, asked, captured, turn, outcome)
+
+        await stream_turn(request, input, session_id, key, events, captured=captured, also=also, run_id=run_id)
 
 
 class _ChatEvents:
@@ -334,6 +602,7 @@ class _ChatEvents:
         self._said = False
         self._shown: set[str] = set()
         self._text: list[str] = []
+        self._thought: list[str] = []
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Text is joined until it is written; tools are told in between if they were asked for."""
@@ -341,11 +610,18 @@ class _ChatEvents:
         if name == "message.delta":
             self._said = True
             self._text.append(event["delta"])
+        elif name == "reasoning.delta":
+            if self._text:
+                self._join()
+            self._thought.append(event["delta"])
         elif self._asked.tool_events and name in ("tool.started", "tool.completed"):
             self._join()
             self._tool(event)
 
     def _join(self) -> None:
+        if self._thought:
+            self._writer.put(self._chunks.reasoning("".join(self._thought)))
+            self._thought.clear()
         if self._text:
             self._writer.put(self._chunks.text("".join(self._text)))
             self._text.clear()
@@ -382,6 +658,8 @@ class _ChatEvents:
         self._join()
         if outcome.text and not self._said:
             writer.put(chunks.text(outcome.text))
+        if outcome.calls:
+            writer.put(chunks.calls(outcome.calls))
         more: dict[str, Any] = {}
         reason = finish_reason_of(outcome)
         shortfall = incomplete_of(outcome)
@@ -413,10 +691,12 @@ async def stream_turn(
     *,
     captured: Captured | None = None,
     also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+    run_id: str = "",
 ) -> None:
     """Run a turn and write its events while it runs. What refuses the turn is raised before the stream is opened.
 
-    Cancelling it means that the client has left: the turn is cancelled too, and its end is still written down.
+    Cancelling it means that the client has left: the turn is cancelled too, and its end is still written down. With `run_id` the turn is a run of that id,
+    which goes on.
     """
     bell = Bell()
     admitted = trio.Event()
@@ -430,6 +710,13 @@ async def stream_turn(
     async def run() -> None:
         nonlocal outcome, refusal
         try:
+            if run_id:
+                run = await request.front.turns.start(
+                    request.caller, input, session_id, key, run_id=run_id, captured=captured, also=also
+                )
+                admitted.set()
+                outcome = await _follow(run, sink)
+                return
             outcome = await request.front.turns.run(
                 request.caller,
                 input,
@@ -465,6 +752,21 @@ async def stream_turn(
     await events.end(outcome)
 
 
+async def _follow(run: Run, sink: Callable[[Mapping[str, Any]], None]) -> Outcome:
+    """Hand a run's events to `sink` as they come, and return its outcome. Cancelling it leaves the run alone."""
+    cursor = run.log.cursor()
+    while batch := await cursor.read():
+        for item in batch:
+            if isinstance(item, LogEvent):
+                if item.data["event"] in TERMINAL:
+                    assert run.outcome is not None
+                    return run.outcome
+                sink(item.data)
+    await run.ended.wait()
+    assert run.outcome is not None
+    return run.outcome
+
+
 def chat_routes() -> list[Route]:
     """The routes of this module."""
     return [
@@ -479,7 +781,8 @@ def chat_routes() -> list[Route]:
             summary="Answer the last message of a conversation",
             body=ChatRequest,
             answer=ChatCompletion,
-            errors=(400, 404, 409, 429, 502, 503),
+            errors=(400, 404, 409, 424, 429, 502, 503),
+            parameters=(ON_DISCONNECT,),
             tag="chat",
         )
     ]

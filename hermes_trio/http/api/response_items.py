@@ -1,7 +1,11 @@
 """The output items of one response, built from the events of its turn, and the stream events that tell of them.
 
-Items stand in the order in which they began, and that is their `output_index`. Text before and after a tool call belongs to two messages. The same object
-serves plain and streaming responses, so both have the same output.
+Items stand in the order in which they began, and that is their `output_index`; an item's id is made of the response's id and that index, so it can be found
+again, and a stream that is told twice has the same ids. Text before and after a tool call belongs to two messages. The same object serves plain and streaming
+responses, so both have the same output.
+
+A call of a server tool is one `mcp_call` item with its output inside, which no client takes for a call of its own; the reference's shape, a `function_call`
+and a `function_call_output`, can be asked for. A call of a client tool is a `function_call`, at the end.
 """
 
 from __future__ import annotations
@@ -11,18 +15,23 @@ from typing import Any, Final
 
 import msgspec
 
-from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.ports import ToolCall
 
-__all__ = ["Items", "OutputItem"]
+__all__ = ["SERVER_LABEL", "Items", "OutputItem", "item_place"]
+
+SERVER_LABEL: Final = "hermes"
+"""The name of the server in `mcp_call` items."""
 
 ARGUMENT_LENGTH: Final = 500
 OUTPUT_LENGTH: Final = 1_000
 _LONG_ARGUMENTS: Final = ("content", "query", "pattern", "old_string", "new_string")
+_RESPONSE_DIGITS: Final = 28
+_INDEX_DIGITS: Final = 4
 
 
 class OutputItem(msgspec.Struct):
-    """One item: a message, a tool call, or a tool's result."""
+    """One item: a message, the model's reasoning, a tool call, or a tool's result."""
 
     id: str
     type: str
@@ -42,17 +51,41 @@ class OutputItem(msgspec.Struct):
                 "role": "assistant",
                 "content": content,
             }
+        if self.type == "reasoning":
+            text = "".join(self.text)
+            return {
+                "id": self.id,
+                "type": "reasoning",
+                "status": self.status,
+                "summary": [{"type": "summary_text", "text": text}] if text else [],
+            }
         return {"id": self.id, "type": self.type, "status": self.status, **self.fields}
 
 
-class Items:
-    """Takes the events of a turn. `events` gives what a stream must say about them since the last call."""
+def item_place(item_id: str) -> tuple[str, int] | None:
+    """The response that an item belongs to, and its index there; None for an id that is not one of ours."""
+    _, _, digits = item_id.rpartition("_")
+    if len(digits) != _RESPONSE_DIGITS + _INDEX_DIGITS:
+        return None
+    try:
+        return f"resp_{digits[:_RESPONSE_DIGITS]}", int(digits[_RESPONSE_DIGITS:], 16)
+    except ValueError:
+        return None
 
-    def __init__(self, ids: Ids) -> None:
-        self._ids = ids
+
+class Items:
+    """Takes the events of a turn. `events` gives what a stream must say about them since the last call.
+
+    `mcp` False shows the server's tool calls as the reference does.
+    """
+
+    def __init__(self, response_id: str, *, mcp: bool = True) -> None:
+        self._digits = response_id.removeprefix("resp_")
+        self._mcp = mcp
         self.output: list[OutputItem] = []
         self._events: list[tuple[str, dict[str, Any]]] = []
         self._message: int | None = None
+        self._reasoning: int | None = None
         self._calls: dict[str, int] = {}
         self._finished = False
 
@@ -60,7 +93,7 @@ class Items:
         """Name and fields of what happened since the last call."""
         events, self._events = self._events, []
         for name, fields in events:
-            if name == "response.output_text.delta":
+            if name in _DELTAS:
                 fields["delta"] = "".join(fields["delta"])
         return events
 
@@ -69,6 +102,8 @@ class Items:
         match event["event"]:
             case "message.delta":
                 self._text(event["delta"])
+            case "reasoning.delta":
+                self._think(event["delta"])
             case "tool.started":
                 self._tool_started(event)
             case "tool.completed":
@@ -83,19 +118,22 @@ class Items:
         self._finished = True
         if outcome.text and not self._has_said(outcome.text):
             self._text(outcome.text)
-        self._close_message("completed" if outcome.ok and not outcome.partial else "incomplete")
+        self._close("completed" if outcome.ok and not outcome.partial else "incomplete")
         for index in self._calls.values():
             item = self.output[index]
             item.status = "incomplete"
             self._events.append(("response.output_item.done", {"output_index": index, "item": item.as_dict()}))
         self._calls.clear()
+        for call in outcome.calls:
+            self._client_call(call)
 
     def _has_said(self, text: str) -> bool:
         """Whether the final text has been streamed: it is all of what was said, or what was said last."""
         said = ["".join(item.text) for item in self.output if item.type == "message"]
         return bool(said) and (said[-1].endswith(text) or "".join(said).endswith(text) or self._message is not None)
 
-    # -- text --------------------------------------------------------------------------------------------------------------------
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}{self._digits}{len(self.output):0{_INDEX_DIGITS}x}"
 
     def _add(self, item: OutputItem) -> int:
         self.output.append(item)
@@ -103,46 +141,72 @@ class Items:
         self._events.append(("response.output_item.added", {"output_index": index, "item": item.as_dict()}))
         return index
 
+    def _done(self, index: int) -> None:
+        self._events.append(
+            ("response.output_item.done", {"output_index": index, "item": self.output[index].as_dict()})
+        )
+
+    def _tell(self, event: str, index: int, /, **fields: Any) -> None:
+        self._events.append((event, {"item_id": self.output[index].id, "output_index": index, **fields}))
+
+    def _delta(self, name: str, index: int, delta: str, **fields: Any) -> None:
+        if self._events and self._events[-1][0] == name:
+            # Not written yet: one event may carry both, so that a slow reader cannot make this list grow.
+            self._events[-1][1]["delta"].append(delta)
+        else:
+            self._tell(name, index, delta=[delta], **fields)
+
+    def _close(self, status: str = "completed") -> None:
+        self._close_reasoning()
+        self._close_message(status)
+
+    # -- text --------------------------------------------------------------------------------------------------------------------
+
     def _text(self, delta: str) -> None:
         if not delta:
             return
         if self._message is None:
-            self._message = self._add(OutputItem(self._ids.make("msg_", 24), "message"))
-            self._events.append(
-                (
-                    "response.content_part.added",
-                    self._place({"part": _part("")}),
-                )
-            )
+            self._close_reasoning()
+            self._message = self._add(OutputItem(self._id("msg_"), "message"))
+            self._tell("response.content_part.added", self._message, content_index=0, part=_part(""))
         self.output[self._message].text.append(delta)
-        if self._events and self._events[-1][0] == "response.output_text.delta":
-            # Not written yet: one event may carry both, so that a slow reader cannot make this list grow.
-            self._events[-1][1]["delta"].append(delta)
-        else:
-            self._events.append(("response.output_text.delta", self._place({"delta": [delta], "logprobs": []})))
-
-    def _place(self, fields: dict[str, Any]) -> dict[str, Any]:
-        assert self._message is not None
-        return {
-            "item_id": self.output[self._message].id,
-            "output_index": self._message,
-            "content_index": 0,
-            **fields,
-        }
+        self._delta("response.output_text.delta", self._message, delta, content_index=0, logprobs=[])
 
     def _close_message(self, status: str = "completed") -> None:
-        if self._message is None:
+        index = self._message
+        if index is None:
             return
-        item = self.output[self._message]
+        self._message = None
+        item = self.output[index]
         item.status = status
         text = "".join(item.text)
-        part = _part(text)
-        self._events += [
-            ("response.output_text.done", self._place({"text": text, "logprobs": []})),
-            ("response.content_part.done", self._place({"part": part})),
-            ("response.output_item.done", {"output_index": self._message, "item": item.as_dict()}),
-        ]
-        self._message = None
+        self._tell("response.output_text.done", index, content_index=0, text=text, logprobs=[])
+        self._tell("response.content_part.done", index, content_index=0, part=_part(text))
+        self._done(index)
+
+    def _think(self, delta: str) -> None:
+        if not delta:
+            return
+        if self._reasoning is None:
+            self._close_message()
+            self._reasoning = self._add(OutputItem(self._id("rs_"), "reasoning"))
+            part = {"type": "summary_text", "text": ""}
+            self._tell("response.reasoning_summary_part.added", self._reasoning, summary_index=0, part=part)
+        self.output[self._reasoning].text.append(delta)
+        self._delta("response.reasoning_summary_text.delta", self._reasoning, delta, summary_index=0)
+
+    def _close_reasoning(self) -> None:
+        index = self._reasoning
+        if index is None:
+            return
+        self._reasoning = None
+        item = self.output[index]
+        item.status = "completed"
+        text = "".join(item.text)
+        self._tell("response.reasoning_summary_text.done", index, summary_index=0, text=text)
+        part = {"type": "summary_text", "text": text}
+        self._tell("response.reasoning_summary_part.done", index, summary_index=0, part=part)
+        self._done(index)
 
     # -- tools -------------------------------------------------------------------------------------------------------------------
 
@@ -150,13 +214,25 @@ class Items:
         call_id = event.get("tool_call_id", "")
         if not call_id:
             return
-        self._close_message()
+        self._close()
+        name, arguments = event.get("tool", ""), event.get("arguments") or "{}"
+        if not self._mcp:
+            fields = {"call_id": call_id, "name": name, "arguments": _abbreviated(arguments)}
+            self._calls[call_id] = self._add(OutputItem(self._id("fc_"), "function_call", fields=fields))
+            return
         fields = {
-            "call_id": call_id,
-            "name": event.get("tool", ""),
-            "arguments": _abbreviated(event.get("arguments") or "{}"),
+            "server_label": SERVER_LABEL,
+            "name": name,
+            "arguments": "",
+            "output": None,
+            "error": None,
+            "approval_request_id": None,
         }
-        self._calls[call_id] = self._add(OutputItem(self._ids.make("fc_", 24), "function_call", fields=fields))
+        index = self._calls[call_id] = self._add(OutputItem(self._id("mcp_"), "mcp_call", fields=fields))
+        fields["arguments"] = arguments
+        self._tell("response.mcp_call.in_progress", index)
+        self._tell("response.mcp_call_arguments.delta", index, delta=arguments)
+        self._tell("response.mcp_call_arguments.done", index, arguments=arguments)
 
     def _tool_completed(self, event: Mapping[str, Any]) -> None:
         call_id = event.get("tool_call_id", "")
@@ -164,30 +240,43 @@ class Items:
         if index is None:
             return
         item = self.output[index]
-        item.status = "completed"
-        self._events += [
-            (
-                "response.function_call_arguments.done",
-                {
-                    "item_id": item.id,
-                    "output_index": index,
-                    "name": item.fields["name"],
-                    "arguments": item.fields["arguments"],
-                },
-            ),
-            ("response.output_item.done", {"output_index": index, "item": item.as_dict()}),
-        ]
         text = str(event.get("result") or "")
+        if self._mcp:
+            failed = bool(event.get("error"))
+            item.status = "failed" if failed else "completed"
+            item.fields["error" if failed else "output"] = text
+            self._tell(f"response.mcp_call.{item.status}", index)
+            self._done(index)
+            return
+        item.status = "completed"
+        self._tell(
+            "response.function_call_arguments.done",
+            index,
+            name=item.fields["name"],
+            arguments=item.fields["arguments"],
+        )
+        self._done(index)
         if len(text) > OUTPUT_LENGTH:
             text = text[:OUTPUT_LENGTH] + "…"
         result = OutputItem(
-            self._ids.make("fco_", 24),
+            self._id("fco_"),
             "function_call_output",
             status="completed",
             fields={"call_id": call_id, "output": text},
         )
-        index = self._add(result)
-        self._events.append(("response.output_item.done", {"output_index": index, "item": result.as_dict()}))
+        self._done(self._add(result))
+
+    def _client_call(self, call: ToolCall) -> None:
+        fields = {"call_id": call.id, "name": call.name, "arguments": ""}
+        index = self._add(OutputItem(self._id("fc_"), "function_call", fields=fields))
+        fields["arguments"] = call.arguments
+        self.output[index].status = "completed"
+        self._tell("response.function_call_arguments.delta", index, delta=call.arguments)
+        self._tell("response.function_call_arguments.done", index, name=call.name, arguments=call.arguments)
+        self._done(index)
+
+
+_DELTAS: Final = frozenset({"response.output_text.delta", "response.reasoning_summary_text.delta"})
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -195,7 +284,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _abbreviated(arguments: str) -> str:
-    """Arguments as they are shown; the transcript keeps them whole."""
+    """Arguments as the reference shows them; the transcript keeps them whole."""
     if len(arguments) <= ARGUMENT_LENGTH:
         return arguments
     try:

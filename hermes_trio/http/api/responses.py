@@ -2,6 +2,9 @@
 
 A stored response holds the answer and the transcript behind it, and commits with its turn. A conversation's name points to its newest response; two turns that
 start from the same one cannot both move it. A client that leaves cancels the turn, and the response is stored as incomplete.
+
+A response in the background, and that of a request that detaches, is made by a run whose id has the same digits. It can be read while it is made, streamed
+again from any event on, and cancelled; what a crash cut off reads `failed`.
 """
 
 from __future__ import annotations
@@ -9,46 +12,99 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
+from msgspec import Meta
 
+from hermes_trio.agent.loop import with_results
+from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.client_calls import split_results
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text, translate
-from hermes_trio.http.inputs import idempotency_key, loose_bool, session_key_header
+from hermes_trio.http.inputs import detaches, idempotency_key, loose_bool, session_key_header, whole_number
+from hermes_trio.http.parameters import (
+    RESPONSES_PARAMETERS,
+    check_parameters,
+    format_option,
+    function_tools,
+    number_option,
+    response_choice,
+    word_option,
+)
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
-from hermes_trio.http.schemas import Deleted, HistoryMessage, LooseBool, TurnInputs
+from hermes_trio.http.schemas import (
+    LOOSE_FLAG,
+    LOOSE_NUMBER,
+    ON_DISCONNECT,
+    Deleted,
+    HistoryMessage,
+    LooseBool,
+    TurnInputs,
+)
 from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import Captured
-from hermes_trio.runtime.outcome import Outcome, TurnState
-from hermes_trio.runtime.ports import Message, TurnInput
+from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
+from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
+from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import ConversationMoved, StoredResponse
+from hermes_trio.store import ConversationMoved, RunRow, StoredResponse
 
-from .chat import failure_of, session_headers, stream_turn
+from .chat import NOT_AGAIN, failure_of, run_detached, session_headers, stream_turn
+from .response_input import input_items_of, read_items
 from .response_items import Items, OutputItem
+from .run_events import TERMINAL, follow
 
 __all__ = ["Chain", "previous_response", "response_routes"]
 
 NAME_LENGTH: Final = 256
 AUTO_TRUNCATION: Final = 100
+INPUT_ITEMS: Final = 20
+MOST_INPUT_ITEMS: Final = 100
 
 
-class ResponseRequest(msgspec.Struct):
-    """The body of a response. Sampling parameters, tools and the like are accepted and ignored: tools run on the server."""
+class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a response. `docs/parameters.md` says which parameters are honoured, hints, or refused."""
 
     input: TurnInputs
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | None = None
+    conversation: Annotated[
+        Any,
+        Meta(description="A name, or an object with `id`.", extra_json_schema={"type": ["string", "object", "null"]}),
+    ] = None
     conversation_history: list[HistoryMessage] | None = None
     store: LooseBool = True
     stream: LooseBool = False
+    background: LooseBool = False
     truncation: str | None = None
     model: str | None = None
     metadata: dict[str, Any] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    max_output_tokens: Any = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    user: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    include: Any = None
+    stream_options: Any = None
+    max_tool_calls: Any = None
+    top_logprobs: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: Any = None
 
 
 class ResponseUsage(msgspec.Struct):
@@ -59,6 +115,16 @@ class ResponseUsage(msgspec.Struct):
     total_tokens: int
     input_tokens_details: dict[str, int]
     output_tokens_details: dict[str, int]
+
+
+class InputItems(msgspec.Struct):
+    """A page of input items."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
 
 
 class ResponseError(msgspec.Struct):
@@ -86,10 +152,13 @@ class ResponseBody(msgspec.Struct):
     conversation: dict[str, str] | None = None
     metadata: dict[str, Any] = {}
     parallel_tool_calls: bool = True
-    tool_choice: str = "auto"
+    tool_choice: Annotated[Any, Meta(extra_json_schema={"type": ["string", "object"]})] = "auto"
     tools: list[Any] = []
     temperature: float | None = None
     top_p: float | None = None
+    max_output_tokens: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
     truncation: str = "disabled"
     store: bool = True
     background: bool = False
@@ -134,6 +203,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     prompt: Content
     history: tuple[Message, ...]
+    options: TurnOptions
     instructions: str
     session_id: str
     chained: bool
@@ -143,67 +213,139 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str
     store: bool
     stream: bool
+    background: bool
+    mcp: bool
     truncation: str
     metadata: dict[str, Any]
     created_at: int
+    shown: dict[str, Any]
+    """Parameters that the response repeats."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that makes the response, if one does."""
+        return run_of(self.id)
 
 
-def _items(value: Any) -> list[Message]:
-    """The messages of `input`."""
-    if isinstance(value, str):
-        return [Message(role="user", content=value)]
-    if not isinstance(value, list):
-        raise ApiError(400, "input must be a text or a list of messages.", param="input")
-    found: list[Message] = []
-    for number, item in enumerate(cast("list[Any]", value)):
-        if isinstance(item, str):
-            found.append(Message(role="user", content=item))
-        elif isinstance(item, dict):
-            table = cast("dict[str, Any]", item)
-            role: Any = table.get("role", "user")
-            if not isinstance(role, str):
-                raise ApiError(400, f"input[{number}].role must be a text.", param=f"input[{number}].role")
-            content = normalise(table.get("content"), f"input[{number}].content")
-            found.append(Message(role="system" if role == "developer" else role, content=content))
-        else:
-            raise ApiError(400, f"input[{number}] must be a text or a message.", param=f"input[{number}]")
-    return found
+def run_of(response_id: str) -> str:
+    """The id of the run behind a response."""
+    return f"run_{response_id.removeprefix('resp_')}"
+
+
+def _conversation(body: ResponseRequest) -> str:
+    given: Any = body.conversation
+    if isinstance(given, dict):
+        given = cast("dict[str, Any]", given).get("id")
+    if given is None:
+        return ""
+    name = given.strip() if isinstance(given, str) else None
+    if name is None or len(name) > NAME_LENGTH or not (name.isprintable() or not name):
+        raise ApiError(400, f"conversation must have at most {NAME_LENGTH} printable characters.", param="conversation")
+    return name
+
+
+def _options(body: ResponseRequest) -> TurnOptions:
+    limit = number_option(body.max_output_tokens, "max_output_tokens", 1, 10_000_000)
+    tools = function_tools(body.tools)
+    choice = response_choice(body.tool_choice, body.parallel_tool_calls)
+    text, reasoning = body.text or {}, body.reasoning or {}
+    return TurnOptions(
+        model=ModelOptions(
+            max_tokens=None if limit is None else int(limit),
+            temperature=number_option(body.temperature, "temperature", 0, 2),
+            top_p=number_option(body.top_p, "top_p", 0, 1),
+            reasoning_effort=word_option(reasoning.get("effort"), "reasoning.effort"),
+            verbosity=word_option(text.get("verbosity"), "text.verbosity"),
+            response_format=format_option(text.get("format"), "text.format", flat=True),
+        ),
+        tools=tools,
+        choice=choice,
+        server_tools=not (choice is not None and choice.mode == "none" and not tools),
+    )
+
+
+def _shown(body: ResponseRequest) -> dict[str, Any]:
+    given = {
+        "tools": body.tools,
+        "tool_choice": body.tool_choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "max_output_tokens": body.max_output_tokens,
+        "reasoning": body.reasoning,
+        "text": body.text,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _as_mcp_calls(request: Request) -> bool:
+    """Whether the server's tool calls are `mcp_call` items: `X-Hermes-Server-Tools`, else `server.server_tools`."""
+    value = request.header(b"x-hermes-server-tools")
+    word = request.front.server.server_tools if value is None else value.strip().lower()
+    if word not in ("mcp_call", "function_call"):
+        raise ApiError(
+            400,
+            "X-Hermes-Server-Tools must be mcp_call or function_call.",
+            code="invalid_value",
+            param="X-Hermes-Server-Tools",
+        )
+    return word == "mcp_call"
+
+
+def _check_background(body: ResponseRequest, name: str) -> bool:
+    background = loose_bool(body.background, False)
+    if background and not loose_bool(body.store, True):
+        raise ApiError(
+            400, "A response in the background is stored: leave store out, or set it to true.", param="store"
+        )
+    if background and name:
+        raise ApiError(
+            400,
+            "A response in the background cannot move a conversation; use previous_response_id.",
+            param="conversation",
+        )
+    return background
 
 
 async def _read(request: Request, body: ResponseRequest) -> _Asked:
     front = request.front
     if body.input is None:
         raise ApiError(400, "input is missing.", param="input")
-    if body.conversation and body.previous_response_id:
+    name = _conversation(body)
+    if name and body.previous_response_id:
         raise ApiError(400, "Give conversation or previous_response_id, not both.", param="conversation")
-    name = (body.conversation or "").strip()
-    if len(name) > NAME_LENGTH or not (name.isprintable() or not name):
-        raise ApiError(400, f"conversation must have at most {NAME_LENGTH} printable characters.", param="conversation")
-    messages = _items(body.input)
-    system = [message.text for message in messages if message.role == "system"]
-    messages = [message for message in messages if message.role != "system"]
-    if not messages or not has_content(cast("Content", messages[-1].content)):
-        raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
-    *earlier, last = messages
-    explicit = tuple(
+    background = _check_background(body, name)
+    options = _options(body)
+    given = await read_items(request, body.input)
+    system = [message.text for message, _ in given if message.role == "system"]
+    given = [(message, place) for message, place in given if message.role != "system"]
+    explicit = [
         Message(role=entry.role, content=normalise(entry.content, f"conversation_history[{number}].content"))
         for number, entry in enumerate(body.conversation_history or ())
-    )
+    ]
     previous = body.previous_response_id or ""
     if name:
         # Names are the caller's own, also for an admin.
         previous = await front.store.latest_response(request.caller.tenant, name) or ""
     chain = await previous_response(request, previous) if previous else None
-    history = explicit or (chain.transcript if chain else ())
-    history = (*history, *earlier)
-    if body.truncation == "auto":
-        history = history[-AUTO_TRUNCATION:]
+    before = explicit or with_results(chain.transcript if chain else ())
+    if not given:
+        raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
+    found, results, last = split_results(
+        [*before, *(message for message, _ in given)],
+        [*("conversation_history" if explicit else "previous_response_id" for _ in before), *(at for _, at in given)],
+        len(before),
+    )
+    prompt = "" if last is None else cast("Content", last.content)
+    if not results and not has_content(prompt):
+        raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
+    history = tuple(found[-AUTO_TRUNCATION:] if body.truncation == "auto" else found)
     instructions = body.instructions if body.instructions is not None else (chain.instructions if chain else "")
-    response_id = front.ids.make("resp_", 28)
     return _Asked(
-        id=response_id,
-        prompt=cast("Content", last.content),
+        id=front.ids.make("resp_", 28),
+        prompt=prompt,
         history=history,
+        options=msgspec.structs.replace(options, results=tuple(results)),
         instructions="\n".join(text for text in (instructions, *system) if text),
         session_id=chain.session_id if chain else front.ids.make("api-", 32),
         chained=chain is not None,
@@ -213,9 +355,12 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
         conversation=name,
         store=loose_bool(body.store, True),
         stream=loose_bool(body.stream, False),
+        background=background,
+        mcp=_as_mcp_calls(request),
         truncation="auto" if body.truncation == "auto" else "disabled",
         metadata=body.metadata or {},
         created_at=int(time.time()),
+        shown=_shown(body),
     )
 
 
@@ -233,6 +378,8 @@ def _body(asked: _Asked, status: str, output: list[OutputItem], outcome: Outcome
         metadata=asked.metadata,
         truncation=asked.truncation,
         store=asked.store,
+        background=asked.background,
+        **asked.shown,
     )
     if outcome is not None:
         usage = outcome.usage
@@ -258,9 +405,10 @@ def _why_incomplete(outcome: Outcome) -> str:
     return outcome.cause.kind.value if outcome.cause is not None else outcome.error_code or "agent_error"
 
 
-def _status(outcome: Outcome) -> str:
+def _status(outcome: Outcome, *, background: bool = False) -> str:
     if outcome.state is TurnState.CANCELLED:
-        return "incomplete"
+        stopped = outcome.cause is not None and outcome.cause.kind is CancelCause.STOP
+        return "cancelled" if background and stopped else "incomplete"
     if outcome.state is TurnState.FAILED or not outcome.committed:
         return "failed"
     return "incomplete" if outcome.partial or outcome.finish_reason in ("length", "content_filter") else "completed"
@@ -272,7 +420,7 @@ class _Writing:
     def __init__(self, request: Request, asked: _Asked) -> None:
         self.asked = asked
         self.captured = Captured()
-        self.items = Items(request.front.ids)
+        self.items = Items(asked.id, mcp=asked.mcp)
         self.tenant = request.caller.tenant
         self.final: ResponseBody | None = None
 
@@ -285,12 +433,14 @@ class _Writing:
             history=asked.history,
             instructions=asked.instructions,
             model=asked.wanted_model,
+            payload=asked.options.payload(),
         )
 
     def stored(self, turn: Turn, outcome: Outcome) -> list[object]:
         """The response as it commits with the turn."""
         self.items.finish(outcome)
-        self.final = _body(self.asked, _status(outcome), self.items.output, outcome)
+        status = _status(outcome, background=self.asked.background)
+        self.final = _body(self.asked, status, self.items.output, outcome)
         if not self.asked.store:
             return []
         transcript = [*self.asked.history, *self.captured.messages(turn, outcome)]
@@ -308,6 +458,19 @@ class _Writing:
             )
         ]
 
+    def snapshot(self) -> StoredResponse:
+        """The response before its run has begun: what is read of it if it never ends."""
+        asked = self.asked
+        waiting = [*asked.history, *([Message(role="user", content=asked.prompt)] if asked.prompt else [])]
+        return StoredResponse(
+            id=asked.id,
+            tenant=self.tenant,
+            session_id=asked.session_id,
+            body=encode_json(_body(asked, "queued", [], None)),
+            transcript=encode_json(waiting).decode(),
+            created_at=asked.created_at,
+        )
+
     def in_progress(self) -> bytes:
         """The response as it is now."""
         return encode_json(_body(self.asked, "in_progress", self.items.output, None))
@@ -322,13 +485,19 @@ async def _has_moved(request: Request, asked: _Asked, outcome: Outcome) -> ApiEr
     if outcome.committed or not asked.conversation:
         return None
     latest = await request.front.store.latest_response(request.caller.tenant, asked.conversation) or ""
-    return None if latest == asked.previous else translate(ConversationMoved(asked.conversation, latest))
+    if latest == asked.previous:
+        return None
+    moved = translate(ConversationMoved(asked.conversation, latest))
+    if moved is not None:
+        # The turn has been made: repeating it would do its work again.
+        moved.headers = (*moved.headers, NOT_AGAIN)
+    return moved
 
 
 @asynccontextmanager
 async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIterator[_Asked]:
     """The request, understood, while no other request of this conversation runs: they take turns."""
-    name = (body.conversation or "").strip() if isinstance(body.conversation, str) else ""
+    name = _conversation(body)
     if not name:
         yield await _read(request, body)
         return
@@ -341,12 +510,19 @@ async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIter
 
 
 @asynccontextmanager
-async def _writing(request: Request, body: ResponseRequest) -> AsyncIterator[_Writing]:
-    """One response while it is being made: it can be read as `in_progress` meanwhile."""
+async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> AsyncIterator[_Writing]:
+    """One response while it is being made: it can be read as `in_progress` meanwhile. One that a run makes can be, until the run has ended."""
     async with _in_conversation(request, body) as asked:
         writing = _Writing(request, asked)
         live = request.front.live_responses
         live[asked.id] = (writing.tenant, writing.in_progress)
+
+        async def forget(outcome: Outcome) -> None:
+            live.pop(asked.id, None)
+
+        if run:
+            writing.captured.tap = writing.items.take
+            writing.captured.on_end = forget
         try:
             if asked.chained:
                 async with request.front.turns.named(request.caller, asked.session_id):
@@ -354,46 +530,88 @@ async def _writing(request: Request, body: ResponseRequest) -> AsyncIterator[_Wr
             else:
                 yield writing
         finally:
-            del live[asked.id]
+            if request.front.host.stateless.runs.find(asked.run_id) is None:
+                live.pop(asked.id, None)
 
 
 async def create_response(request: Request) -> HandlerResult:
     """Answer, and keep the answer for later."""
     body = await request.json(_decoder)
+    check_parameters(RESPONSES_PARAMETERS, body)
     key = session_key_header(request)
+    background = loose_bool(body.background, False)
+    run = background or detaches(request)
     if loose_bool(body.stream, False):
-        return EventStream(lambda writer: _stream(request, body, key, writer))
+        return EventStream(lambda writer: _stream(request, body, key, writer, run=run))
     once_key = idempotency_key(request)
     tenant = request.caller.tenant
     async with request.front.replies.once(tenant, f"responses {key}", once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
-        async with _writing(request, body) as writing:
+        async with _writing(request, body, run=run) as writing:
+            asked = writing.asked
+            headers = session_headers(asked.session_id, key, asked.run_id if run else "")
+            if background:
+                return await _start_background(request, writing, key, headers)
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 records = writing.stored(turn, outcome)
-                return records + once.record(_answer(writing, outcome, key))
+                return records + once.record(_answer(writing, outcome, headers))
 
-            outcome = await request.front.turns.run(
-                request.caller,
-                writing.input(),
-                writing.asked.session_id,
-                key,
-                sink=writing.items.take,
-                captured=writing.captured,
-                also=also,
-            )
+            if run:
+                outcome = await run_detached(
+                    request,
+                    writing.input(),
+                    asked.session_id,
+                    key,
+                    asked.run_id,
+                    captured=writing.captured,
+                    also=also,
+                )
+            else:
+                outcome = await request.front.turns.run(
+                    request.caller,
+                    writing.input(),
+                    asked.session_id,
+                    key,
+                    sink=writing.items.take,
+                    captured=writing.captured,
+                    also=also,
+                )
     moved = await _has_moved(request, writing.asked, outcome)
     if moved is not None:
         raise moved
-    return _answer(writing, outcome, key)
+    return _answer(writing, outcome, headers)
 
 
-def _answer(writing: _Writing, outcome: Outcome, key: str) -> Response:
-    headers = session_headers(writing.asked.session_id, key)
+async def _start_background(
+    request: Request, writing: _Writing, key: str, headers: list[tuple[bytes, bytes]]
+) -> Response:
+    """Start the run that makes a response. Response and run are durable when this returns."""
+    store, asked = request.front.store, writing.asked
+    await store.put_response(writing.snapshot())
+    refusal: Exception | None = None
+    try:
+        await request.front.turns.start(
+            request.caller,
+            writing.input(),
+            asked.session_id,
+            key,
+            run_id=asked.run_id,
+            captured=writing.captured,
+            also=writing.stored,
+        )
+    except Exception as error:
+        refusal = error
+    if refusal is not None:
+        await store.delete_response(writing.tenant, asked.id)
+        raise refusal
+    return Response(encode_json(_body(asked, "queued", [], None)), 200, headers)
+
+
+def _answer(writing: _Writing, outcome: Outcome, headers: list[tuple[bytes, bytes]]) -> Response:
     failure = failure_of(outcome)
-    if not outcome.committed or (failure is not None and failure.status in (500, 503)):
-        assert failure is not None
+    if failure is not None and (not outcome.committed or failure.code != "agent_incomplete"):
         return Response(failure.body(), failure.status, [*headers, *failure.headers])
     assert writing.final is not None
     return Response(encode_json(writing.final), 200, headers)
@@ -402,25 +620,119 @@ def _answer(writing: _Writing, outcome: Outcome, key: str) -> Response:
 # -- streaming -------------------------------------------------------------------------------------------------------------------
 
 
-async def _stream(request: Request, body: ResponseRequest, key: str, writer: StreamWriter) -> None:
-    async with _writing(request, body) as writing:
-        session_id = writing.asked.session_id
-        await stream_turn(
-            request,
-            writing.input(),
-            session_id,
-            key,
-            _ResponseEvents(writing, writer, session_headers(session_id, key)),
-            captured=writing.captured,
-            also=writing.stored,
-        )
+async def _stream(request: Request, body: ResponseRequest, key: str, writer: StreamWriter, *, run: bool) -> None:
+    async with _writing(request, body, run=run) as writing:
+        asked = writing.asked
+        headers = session_headers(asked.session_id, key, asked.run_id if run else "")
+        if asked.background:
+            await _start_background(request, writing, key, headers)
+        else:
+            await stream_turn(
+                request,
+                writing.input(),
+                asked.session_id,
+                key,
+                _ResponseEvents(writing, writer, headers, own=run),
+                captured=writing.captured,
+                also=writing.stored,
+                run_id=asked.run_id if run else "",
+            )
+            return
+    await _replay(request, asked.id, writer, -1)
+
+
+class _Replay:
+    """Tells the events of a run as those of its response, numbered from 0, from behind `after` on."""
+
+    def __init__(self, opening: dict[str, Any], *, mcp: bool, after: int) -> None:
+        self._items = Items(opening["id"], mcp=mcp)
+        self._after = after
+        self._number = 0
+        self._begun = False
+        self._opening = opening
+
+    def encode(self, name: str, fields: dict[str, Any]) -> bytes:
+        """One event, or nothing if the reader has it."""
+        number = self._number
+        self._number += 1
+        if number <= self._after:
+            return b""
+        data = encode_json({"type": name, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+    def render(self, event: Mapping[str, Any]) -> bytes:
+        """What an event of the run is in the response."""
+        told: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            told = [
+                self.encode(name, {"response": self._opening}) for name in ("response.created", "response.in_progress")
+            ]
+        if event["event"] not in TERMINAL:
+            self._items.take(event)
+            told += [self.encode(name, fields) for name, fields in self._items.events()]
+        return b"".join(told)
+
+    def end(self, final: dict[str, Any]) -> bytes:
+        """What the items of the final response have that no event of the run told, and the terminal event."""
+        told: list[bytes] = []
+        outcome = _told_outcome(final)
+        self._items.finish(outcome)
+        told += [self.encode(name, fields) for name, fields in self._items.events()]
+        status = final["status"] if final["status"] in _ENDS else "incomplete"
+        return b"".join([*told, self.encode(f"response.{status}", {"response": final})])
+
+
+_ENDS: Final = frozenset({"completed", "failed", "incomplete"})
+
+
+def _told_outcome(final: dict[str, Any]) -> Outcome:
+    """The outcome behind a final response, as far as its items need it."""
+    output: list[dict[str, Any]] = final["output"]
+    results = {item["call_id"] for item in output if item["type"] == "function_call_output"}
+    calls = [item for item in output if item["type"] == "function_call" and item["call_id"] not in results]
+    return Outcome(
+        turn_id="",
+        session_id="",
+        state=TurnState.COMPLETED,
+        text=output[-1]["content"][0]["text"] if output and output[-1].get("content") else "",
+        partial=final["status"] != "completed",
+        calls=tuple(
+            [ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]) for item in calls]
+            if final["status"] == "completed"
+            else ()
+        ),
+    )
+
+
+async def _replay(request: Request, response_id: str, writer: StreamWriter, after: int) -> None:
+    """Stream a response that a run makes, or has made, from behind event `after` on. Cancelling leaves the run alone."""
+    body: dict[str, Any] = msgspec.json.decode(await _body_of(request, response_id))
+    opening: dict[str, Any] = {
+        **body,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "error": None,
+        "incomplete_details": None,
+    }
+    replay = _Replay(opening, mcp=_as_mcp_calls(request), after=after)
+    await follow(
+        request.front, run_of(response_id), writer, after=None, unknown=False, until="ended", render=replay.render
+    )
+    writer.put(replay.end(msgspec.json.decode(await _body_of(request, response_id))))
+    await writer.flush()
 
 
 class _ResponseEvents:
     """Writes the events of a turn as the official clients expect them, numbered from 0."""
 
-    def __init__(self, writing: _Writing, writer: StreamWriter, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, writing: _Writing, writer: StreamWriter, headers: list[tuple[bytes, bytes]], *, own: bool
+    ) -> None:
         self._writing = writing
+        # A run feeds the response's items by itself, also when nobody follows it.
+        self._items = Items(writing.asked.id, mcp=writing.asked.mcp) if own else writing.items
         self._writer = writer
         self._headers = headers
         self._number = 0
@@ -431,7 +743,7 @@ class _ResponseEvents:
         return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
     def _drain(self) -> None:
-        for name, fields in self._writing.items.events():
+        for name, fields in self._items.events():
             self._writer.put(self._encode(name, fields))
 
     async def open(self) -> None:
@@ -442,7 +754,7 @@ class _ResponseEvents:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Items, parts and deltas."""
-        self._writing.items.take(event)
+        self._items.take(event)
 
     async def write(self) -> None:
         """What was taken."""
@@ -458,8 +770,8 @@ class _ResponseEvents:
         writing = self._writing
         final = writing.final
         if final is None or not outcome.committed:
-            writing.items.finish(outcome)
             final = writing.uncommitted(outcome)
+        self._items.finish(outcome)
         self._drain()
         self._writer.put(self._encode(f"response.{final.status}", {"response": final}))
         await self._writer.flush()
@@ -468,13 +780,83 @@ class _ResponseEvents:
 # -- stored responses ------------------------------------------------------------------------------------------------------------
 
 
-async def get_response(request: Request) -> HandlerResult:
-    """A stored response, byte for byte, or one that is being made, as far as it is."""
-    response_id = request.params["response_id"]
+async def _body_of(request: Request, response_id: str) -> bytes:
+    """A response as it is now; 404 if there is none, or if it is not the caller's."""
     live = request.front.live_responses.get(response_id)
     if live is not None and request.caller.owns(live[0]):
-        return Response(live[1]())
-    return Response((await find_response(request, response_id)).body)
+        return live[1]()
+    stored = await find_response(request, response_id)
+    if b'"status":"queued"' not in stored.body[:200]:
+        return stored.body
+    body: dict[str, Any] = msgspec.json.decode(stored.body)
+    if request.front.host.stateless.runs.find(run_of(response_id)) is not None:
+        return encode_json({**body, "status": "in_progress"})
+    error = {
+        "code": "interrupted",
+        "message": "The server stopped while this response was made.",
+        "type": "server_error",
+    }
+    return encode_json({**body, "status": "failed", "error": error})
+
+
+async def _run_behind(request: Request, response_id: str, verb: str) -> Run | RunRow:
+    """The run that makes a response; 400 if no run does."""
+    await _body_of(request, response_id)
+    run_id = run_of(response_id)
+    run = request.front.host.stateless.runs.find(run_id) or await request.front.store.get_run(run_id)
+    if run is None:
+        raise ApiError(
+            400,
+            f"Only a response that was made in the background (background: true) can be {verb}.",
+            code="not_in_background",
+            param="response_id",
+        )
+    return run
+
+
+async def get_response(request: Request) -> HandlerResult:
+    """A stored response, byte for byte, or one that is being made, as far as it is. With `stream`, its events."""
+    response_id = request.params["response_id"]
+    if not loose_bool(request.query("stream"), False):
+        return Response(await _body_of(request, response_id))
+    await _run_behind(request, response_id, "streamed again")
+    after = whole_number(request.query("starting_after"), -1)
+    return EventStream(lambda writer: _replay(request, response_id, writer, after))
+
+
+async def cancel_response(request: Request) -> HandlerResult:
+    """Stop the run that makes a response, and answer with the response as it is then. One that has ended stays as it is."""
+    response_id = request.params["response_id"]
+    run = await _run_behind(request, response_id, "cancelled")
+    if isinstance(run, Run) and not run.ended.is_set():
+        run.request_stop(Cause(CancelCause.STOP, "the response was cancelled"))
+        await run.ended.wait()
+    return Response(await _body_of(request, response_id))
+
+
+async def list_input_items(request: Request) -> HandlerResult:
+    """What a response was made from, the newest item first."""
+    response_id = request.params["response_id"]
+    stored = await find_response(request, response_id)
+    items = input_items_of(response_id, _transcripts.decode(stored.transcript.encode()))
+    if request.query("order", "desc") != "asc":
+        items.reverse()
+    after = request.query("after")
+    if after:
+        place = next((number for number, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise not_found("item", after, "item_not_found")
+        items = items[place + 1 :]
+    limit = whole_number(request.query("limit"), INPUT_ITEMS, least=1, most=MOST_INPUT_ITEMS)
+    page = items[:limit]
+    return Response.of(
+        InputItems(
+            data=page,
+            first_id=page[0]["id"] if page else None,
+            last_id=page[-1]["id"] if page else None,
+            has_more=len(items) > limit,
+        )
+    )
 
 
 async def delete_response(request: Request) -> HandlerResult:
@@ -483,6 +865,14 @@ async def delete_response(request: Request) -> HandlerResult:
     if not await request.front.store.delete_response(request.caller.sees, response_id):
         raise not_found("response", response_id, "response_not_found")
     return Response.of(Deleted(response_id, "response", True))
+
+
+_SERVER_TOOLS: Final = RouteParameter(
+    "X-Hermes-Server-Tools",
+    "How the server's own tool calls are shown: `mcp_call` items, or the reference's `function_call` and `function_call_output`.",
+    {"type": "string", "enum": ["mcp_call", "function_call"]},
+    "header",
+)
 
 
 def response_routes() -> list[Route]:
@@ -500,8 +890,12 @@ def response_routes() -> list[Route]:
             summary="Answer, and keep the answer for later",
             body=ResponseRequest,
             answer=ResponseBody,
-            errors=(400, 404, 409, 429, 503),
-            parameters=(RouteParameter("Idempotency-Key", "HandlerResult once for this key.", where="header"),),
+            errors=(400, 404, 409, 424, 429, 503),
+            parameters=(
+                RouteParameter("Idempotency-Key", "Answer once for this key.", where="header"),
+                ON_DISCONNECT,
+                _SERVER_TOOLS,
+            ),
             tag="responses",
         ),
         Route(
@@ -510,9 +904,42 @@ def response_routes() -> list[Route]:
             path="/v1/responses/{response_id}",
             handler=get_response,
             access=RequiredScope.CHAT,
-            summary="A stored response",
+            streams=True,
+            summary="A stored response, or one that is being made; with `stream`, its events",
             answer=ResponseBody,
+            errors=(400, 404),
+            parameters=(
+                RouteParameter("stream", "Tell the events of a response that was made in the background.", LOOSE_FLAG),
+                RouteParameter("starting_after", "The number of the last event that you have.", LOOSE_NUMBER),
+                _SERVER_TOOLS,
+            ),
+            tag="responses",
+        ),
+        Route(
+            name="response_input_items",
+            method="GET",
+            path="/v1/responses/{response_id}/input_items",
+            handler=list_input_items,
+            access=RequiredScope.CHAT,
+            summary="What a response was made from",
+            answer=InputItems,
             errors=(404,),
+            parameters=(
+                RouteParameter("limit", "Items on a page: 20, up to 100.", LOOSE_NUMBER),
+                RouteParameter("order", "`desc`, the newest first, or `asc`."),
+                RouteParameter("after", "The id of the item before the page."),
+            ),
+            tag="responses",
+        ),
+        Route(
+            name="response_cancel",
+            method="POST",
+            path="/v1/responses/{response_id}/cancel",
+            handler=cancel_response,
+            access=RequiredScope.CHAT,
+            summary="Stop a response that is made in the background",
+            answer=ResponseBody,
+            errors=(400, 404),
             tag="responses",
         ),
         Route(

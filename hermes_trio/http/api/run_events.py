@@ -8,7 +8,7 @@ the live log's memory reads from the store; if the gap cannot be closed there ei
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -21,7 +21,10 @@ from hermes_trio.runtime.run import Run
 if TYPE_CHECKING:
     from hermes_trio.http.core import ApiCore
 
-__all__ = ["TERMINAL", "follow", "parse_event_id"]
+__all__ = ["TERMINAL", "EventsLost", "Render", "follow", "parse_event_id"]
+
+Render = Callable[[Mapping[str, Any]], bytes]
+"""An event of a run, as a stream of another form tells it."""
 
 TERMINAL: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 SETTLED: Final = "run.settled"
@@ -31,6 +34,10 @@ COMMIT_TRIES: Final = 3
 """Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
 
 _ID: Final = re.compile(r"^(?P<epoch>[0-9a-f]{1,32})-(?P<number>[0-9]{1,15})$")
+
+
+class EventsLost(Exception):
+    """A stream that needs all events of a run cannot have them any more."""
 
 
 def parse_event_id(text: str) -> tuple[str, int] | None:
@@ -46,7 +53,8 @@ def _encode(epoch: str, number: int, event: Mapping[str, Any]) -> bytes:
 class _Reader:
     """Where one reader is. `number` is the last event that it has been sent."""
 
-    def __init__(self, front: ApiCore, run_id: str, writer: StreamWriter, until: str) -> None:
+    def __init__(self, front: ApiCore, run_id: str, writer: StreamWriter, until: str, render: Render | None) -> None:
+        self._render = render
         self._front = front
         self._run_id = run_id
         self._writer = writer
@@ -62,13 +70,15 @@ class _Reader:
         if name == SETTLED and not self._until_settled:
             self.done = True
             return
-        self._writer.put(_encode(epoch, number, event))
+        self._writer.put(_encode(epoch, number, event) if self._render is None else self._render(event))
         self.number = number
         if name == SETTLED or (name in TERMINAL and not self._until_settled):
             self.done = True
 
     def resync(self, reason: str) -> None:
         """Say that what the reader has is not all, or not right."""
+        if self._render is not None:
+            raise EventsLost(f"events of run {self._run_id} are gone: {reason}")
         self._writer.put(b"data: %b\n\n" % encode_json({"event": "resync", "run_id": self._run_id, "reason": reason}))
 
     async def read_stored(self, before: int | None = None) -> None:
@@ -141,9 +151,13 @@ async def follow(
     after: tuple[str, int] | None,
     unknown: bool,
     until: str,
+    render: Render | None = None,
 ) -> None:
-    """Write the events of a run to `writer`, to the end that was asked for. Cancelling means that the reader has left; the run goes on."""
-    reader = _Reader(front, run_id, writer, until)
+    """Write the events of a run to `writer`, to the end that was asked for. Cancelling means that the reader has left; the run goes on.
+
+    `render` writes them in another form; it must have all of them, so a gap raises `EventsLost` then.
+    """
+    reader = _Reader(front, run_id, writer, until, render)
     await writer.open()
     run = front.host.stateless.runs.find(run_id)
     if after is not None:
@@ -165,4 +179,5 @@ async def follow(
         if until == "settled" and not reader.done:
             # A run that is not live has settled, whether or not that was still written down.
             writer.put(b"data: %b\n\n" % encode_json({"event": SETTLED, "run_id": run_id}))
-    writer.put(b": stream closed\n\n")
+    if render is None:
+        writer.put(b": stream closed\n\n")
