@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
 .PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
-	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-start bench-growth \
+	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-start bench-growth bench-embed \
 	bench-reference requirements clean
 
 help: ## Show this list
@@ -124,6 +124,9 @@ bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, id
 
 bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, history, live jobs and tree nodes
 	@$(PY) -m bench.growth $(QUICKFLAG) $(ARGS)
+
+bench-embed: $(VENV)/.installed-dev ## What a turn costs from asyncio beside one from Trio
+	@$(PY) -m bench.embed $(QUICKFLAG) $(ARGS)
 
 clean: ## Remove everything that was made here
 	@rm -rf $(VENV) .bench-venv .pytest_cache .ruff_cache .hypothesis dist *.egg-info
