@@ -29,6 +29,9 @@ app.command(
     name="run",
     help="One prompt, one answer; waits until all of its work has settled.",
 )
+app.command("hermes_trio.commands.tree:console", name="console", help="Open the console in the browser, signed in.")
+app.command("hermes_trio.commands.tree:top", name="top", help="Watch the live tree of the running server.")
+app.command("hermes_trio.commands.tree:tree", name="tree", help="Print the live tree of the running server once.")
 app.command("hermes_trio.commands.gateway:cron", name="cron", help="Scheduled jobs.")
 app.command(
     "hermes_trio.commands.gateway:outbox",

@@ -12,14 +12,18 @@ from typing import Any, Final
 
 from hermes_trio import __version__
 from hermes_trio.config import Config, default_home, load_config, loose_modes
+from hermes_trio.console.routes import sign_in_path
 from hermes_trio.gateway.serving import Serving, run_server
-from hermes_trio.http.auth import AdminKey, admin_key
+from hermes_trio.http.auth import ADMIN, AdminKey, admin_key
 from hermes_trio.logs import configure_logging
 from hermes_trio.providers.demo import DemoModel
 
 __all__ = ["serve", "start_lines"]
 
 logger: Final = logging.getLogger("hermes_trio.serve")
+
+LINK_SECONDS: Final = 3600.0
+"""How long the link that a start prints waits to be used."""
 
 
 async def serve(
@@ -62,6 +66,7 @@ def start_lines(serving: Serving, key: AdminKey) -> list[str]:
     lines += [
         f"  model  {_model_line(serving)}",
         f"  chat   {chat_command(config)}",
+        f"  web    {_console_link(serving, address)}",
         f"  docs   {address}/docs",
         f"  key    {_key_line(key)}",
         "Try it:",
@@ -81,6 +86,14 @@ def _model_line(serving: Serving) -> str:
         return f"{name}, built in: it echoes, and obeys directives (a real one: HERMES_MODEL=openai/NAME with OPENAI_API_KEY)"
     served = routes.served(name)
     return name if served == name else f"{name} ({served})"
+
+
+def _console_link(serving: Serving, address: str) -> str:
+    """Where the console is: on a terminal with a code that signs in once, elsewhere without, because logs are kept."""
+    if not sys.stdout.isatty():
+        return f"{address}/ (a link that signs in: hermes-trio console)"
+    code = serving.gateway.api.signin.make_code(ADMIN, LINK_SECONDS)
+    return f"{address}{sign_in_path(code)}"
 
 
 def _key_line(key: AdminKey) -> str:

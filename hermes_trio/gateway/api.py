@@ -13,6 +13,7 @@ import msgspec
 from hermes_trio import __version__
 from hermes_trio.adapters.assembly import OpenAdapters, build_assembly
 from hermes_trio.config import Config
+from hermes_trio.console.routes import console_routes
 from hermes_trio.http.app import make_app
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.core import ApiCore, ModelEntry
@@ -75,7 +76,12 @@ async def open_api_gateway(
             version=__version__,
             home=config.home,
         )
-        yield ApiGateway(config=config, gateway=gateway, api=api, app=make_app(api, mounted_routes(gateway.adapters)))
+        yield ApiGateway(
+            config=config,
+            gateway=gateway,
+            api=api,
+            app=make_app(api, [*console_routes(), *mounted_routes(gateway.adapters)]),
+        )
 
 
 def mounted_routes(adapters: OpenAdapters) -> list[Route]:

@@ -28,6 +28,7 @@ from hermes_trio.http.server import (
 from hermes_trio.http.server.endings import EXCHANGE_EXTENSION
 
 from .api.admin import admin_routes
+from .api.approvals import approval_routes
 from .api.chat import chat_routes
 from .api.health import health_routes
 from .api.jobs import job_routes
@@ -37,13 +38,14 @@ from .api.responses import response_routes
 from .api.runs import run_routes
 from .api.sessions import session_routes
 from .api.tree import tree_routes
-from .auth import RequiredScope
+from .auth import Principal, RequiredScope
 from .core import ApiCore
 from .errors import ApiError, translate
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
 from .inputs import check_length
 from .requests import JSON_TYPE, EventStream, HandlerResult, HeaderPairs, Request, Response
 from .routing import Route, match_direct
+from .signin import is_own_origin
 from .streams import StreamWriter
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def standard_routes(front: ApiCore) -> list[Route]:
         *run_routes(),
         *session_routes(),
         *tree_routes(),
+        *approval_routes(),
         *(job_routes() if front.cron is not None else ()),
         *admin_routes(),
         *openapi_routes(),
@@ -125,15 +128,18 @@ class ApiApp:
                 origin = value
                 break
         if origin is not None or scope["method"] == "OPTIONS":
-            if origin is None or not self._cors.allows(origin):
+            if origin is not None and scope["method"] != "OPTIONS" and self._is_own(scope, origin):
+                pass  # a page of this server: what it may do is for its cookie to say
+            elif origin is None or not self._cors.allows(origin):
                 self._front.metrics.refused("origin")
                 error = ApiError(403, "This origin is not allowed to use this server.", code="origin_not_allowed")
                 await _send(send, error_response(error))
                 return
-            send = _with_cors(send, self._cors.headers(origin))
-            if scope["method"] == "OPTIONS":
-                await _send(send, Response(b""))
-                return
+            else:
+                send = _with_cors(send, self._cors.headers(origin))
+                if scope["method"] == "OPTIONS":
+                    await _send(send, Response(b""))
+                    return
         found = self._match(scope["method"], scope["path"])
         if found is None:
             await self._carry(scope, receive, send)
@@ -141,6 +147,21 @@ class ApiApp:
             await self._direct(found[0], found[1], scope, receive, send)
         else:
             await self._watched(found[0], found[1], scope, receive, send)
+
+    def _is_own(self, scope: Scope, origin: bytes) -> bool:
+        """Whether a request comes from a page of this server, opened under one of its names."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), None)
+        return is_own_origin(origin, host) and self._front.signin.knows_host_header(host or b"")
+
+    async def _identify(self, request: Request) -> Principal:
+        """Who makes a request: by its bearer key, else by its cookie, which is good for the pages of this server alone."""
+        front = self._front
+        if request.raw_header(b"authorization") is None and request.raw_header(b"cookie") is not None:
+            found = await front.signin.find(request)
+            if found is not None:
+                front.signin.check_page(request)
+                return found[0]
+        return await front.keyring.identify(request)
 
     async def _direct(
         self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
@@ -217,7 +238,7 @@ class ApiApp:
         try:
             check_length(request, front.limits.body_bytes)
             if route.access is not RequiredScope.OPEN:
-                caller = request.caller = await front.keyring.identify(request)
+                caller = request.caller = await self._identify(request)
                 if not caller.may(route.access):
                     raise ApiError(
                         403,

@@ -166,6 +166,21 @@ class Keyring:
             raise self._refuse(request, "an expired key")
         return caller
 
+    async def find(self, secret: str) -> Principal | None:
+        """Who holds this key; None if it is not in force."""
+        secret = secret.strip()
+        if hmac.compare_digest(sha256(secret.encode("utf-8", "surrogateescape")).digest(), self._admin_digest):
+            return ADMIN
+        row = await self._store.find_api_key(secret) if secret else None
+        return None if row is None else _caller(row)
+
+    async def find_by_id(self, key_id: str) -> Principal | None:
+        """The holder of the key with this id; None if it is not in force."""
+        for row in await self._store.list_api_keys():
+            if row.id == key_id and (row.expires_at is None or row.expires_at > time.time()):
+                return _caller(row)
+        return None
+
     def forget(self, key_id: str) -> None:
         """A key was revoked."""
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}

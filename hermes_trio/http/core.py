@@ -29,6 +29,7 @@ from .inputs import RateLimiter
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings
+from .signin import SignIn
 from .turns import ApiTurns
 
 __all__ = ["ApiCore", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
@@ -159,6 +160,7 @@ class ApiCore:
         self.ids = Ids()
         self.started_at: float = time.time()
         self.keyring = Keyring(admin_key, store)
+        self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home)
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
         self.turns = ApiTurns(host.stateless, store, limits)
         self.replies = IdempotentReplies(store)

@@ -28,6 +28,8 @@ class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_f
     key: str = ""
     """The admin key. Empty: one is generated on the first start, and only loopback addresses are served."""
     cors_origins: list[str] = msgspec.field(default_factory=list[str])
+    hosts: list[str] = msgspec.field(default_factory=list[str])
+    """Names, besides loopback and `host`, under which the console may be opened. Bearer keys may use any name."""
     model_name: Annotated[str, Meta(max_length=200)] = "hermes-trio"
     """The name under which `/v1/models` offers the default model."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"

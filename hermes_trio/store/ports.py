@@ -313,8 +313,9 @@ class ApprovalStore(Protocol):
         tenant: str | None = None,
         limit: int = 50,
         offset: int = 0,
+        newest: bool = False,
     ) -> list[ApprovalRow]:
-        """Requests, oldest first; by default those that are pending."""
+        """Requests, oldest first unless `newest`; by default those that are pending."""
         ...
 
     async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ import trio
 
 from hermes_trio.http.app import ApiApp, make_app
 from hermes_trio.http.core import ApiCore, CronPort
+from hermes_trio.http.routing import Route
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.runtime.core import RuntimeSettings
@@ -202,6 +204,8 @@ async def open_gateway(
     cron: CronPort | None = None,
     seconds: float = TEST_SECONDS,
     server_config: Callable[[ServerConfig], ServerConfig] = lambda config: config,
+    routes: Sequence[Route] = (),
+    home: Path | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway for the body of the `async with`; everything that it started has ended afterwards."""
     limits = Limits() if limits is None else limits
@@ -221,8 +225,9 @@ async def open_gateway(
                 approvals=approvals,
                 cron=cron,
                 version="test",
+                home=home,
             )
-            door = make_app(front)
+            door = make_app(front, routes)
             config = hypercorn_config("127.0.0.1:0")
             config.errorlog = None
             config.graceful_timeout = 2.0

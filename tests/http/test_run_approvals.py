@@ -157,3 +157,52 @@ async def test_wrong_choices(body: object) -> None:
         assert len((await gateway.http.get(f"/v1/runs/{run_id}")).json()["approvals"]) == 1
         await gateway.http.post(f"/v1/runs/{run_id}/approval", json={"choice": "deny"})
         await gateway.ended(run_id)
+
+
+async def test_everything_that_waits_for_a_person_is_one_list_and_answered_by_id() -> None:
+    """The list has the exact command and whose it is; one answer counts, the second is a conflict; another tenant sees nothing."""
+    async with asking(2) as (gateway, run_id):
+        theirs = await gateway.key("runs", name="b")
+        found = (await gateway.http.get("/v1/approvals")).json()["data"]
+        assert [(one["command"], one["run_id"], one["state"]) for one in found] == [
+            ("rm 0", run_id, "pending"),
+            ("rm 1", run_id, "pending"),
+        ]
+        assert (await gateway.http.get("/v1/approvals", headers=theirs)).json()["data"] == []
+        path = f"/v1/approvals/{found[1]['approval_id']}"
+        assert (await gateway.http.post(path, json={"choice": "once"}, headers=theirs)).status_code == 404
+        assert (await gateway.http.post(path, json={"choice": "perhaps"})).status_code == 400
+        answered = (await gateway.http.post(path, json={"choice": "once"})).json()
+        assert (answered["state"], answered["choice"]) == ("approved", "once")
+        again = await gateway.http.post(path, json={"choice": "deny"})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "approval_not_pending")
+        await gateway.http.post(f"/v1/approvals/{found[0]['approval_id']}", json={"choice": "deny"})
+        assert (await gateway.ended(run_id))["output"] == "no,yes"
+        past = (await gateway.http.get("/v1/approvals", params={"state": "answered"})).json()["data"]
+        assert [one["state"] for one in past] == ["approved", "denied"]
+        assert (await gateway.http.get("/v1/approvals", params={"state": "x"})).status_code == 400
+
+
+async def test_replies_that_were_given_up_are_listed_and_queued_again() -> None:
+    """For admins: what waits, what is dead and why; a dead one can be tried once more."""
+    from hermes_trio.runtime.ports import NewReply
+
+    async with open_gateway() as gateway:
+        store = gateway.front.store
+        [number] = await store.add_outbox([NewReply(platform="telegram", target={"chat_id": "7"}, text="hello")])
+        (row,) = (await gateway.http.get("/admin/outbox")).json()["data"]
+        assert (row["id"], row["platform"], row["target"], row["text"]) == (
+            number,
+            "telegram",
+            {"chat_id": "7"},
+            "hello",
+        )
+        path = f"/admin/outbox/{number}/retry"
+        assert (await gateway.http.post(path)).status_code == 404
+        await store.outbox_dead(number, error="the chat is gone")
+        (dead,) = (await gateway.http.get("/admin/outbox", params={"state": "dead"})).json()["data"]
+        assert dead["error"] == "the chat is gone"
+        assert (await gateway.http.post(path)).json()["state"] == "pending"
+        assert len((await gateway.http.get("/admin/outbox")).json()["data"]) == 1
+        assert (await gateway.http.get("/admin/outbox", params={"state": "lost"})).status_code == 400
+        assert (await gateway.http.post("/admin/outbox/x/retry")).status_code == 404

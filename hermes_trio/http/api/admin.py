@@ -10,14 +10,22 @@ from msgspec import Meta
 
 from hermes_trio.http.auth import SCOPES, RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
+from hermes_trio.http.inputs import whole_number
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import Deleted
 from hermes_trio.store import ApiKey
+from hermes_trio.store.records import OutboxRow, OutboxState
 
 __all__ = ["admin_routes"]
 
 LONGEST_DRAIN: Final = 3600.0
+
+PAGE: Final = 50
+LARGEST_PAGE: Final = 200
+
+REPLY_EXCERPT: Final = 2000
+"""Characters of a reply that the list shows."""
 
 
 class DrainBody(msgspec.Struct):
@@ -145,7 +153,80 @@ async def revoke_key(request: Request) -> HandlerResult:
     if not await request.front.store.revoke_api_key(key_id):
         raise not_found("key in force", key_id, "key_not_found")
     request.front.keyring.forget(key_id)
+    request.front.signin.forget(key_id)
     return Response.of(Deleted(key_id, "hermes.key.revoked", True))
+
+
+# -- the outbox ------------------------------------------------------------------------------------------------------------------
+
+
+class OutboxBody(msgspec.Struct):
+    """A reply to a platform."""
+
+    id: int
+    platform: str
+    target: dict[str, Any]
+    text: str
+    session_id: str
+    state: str
+    attempts: int
+    next_at: float
+    error: str
+    maybe_duplicate: bool
+    created_at: float
+    settled_at: float | None
+    object: str = "hermes.reply"
+
+
+class OutboxList(msgspec.Struct):
+    """Replies in one state, oldest first."""
+
+    data: list[OutboxBody]
+    limit: int
+    offset: int
+    has_more: bool
+    object: str = "list"
+
+
+def _reply(row: OutboxRow) -> OutboxBody:
+    return OutboxBody(
+        id=row.id,
+        platform=row.platform,
+        target=dict(row.target),
+        text=row.text[:REPLY_EXCERPT],
+        session_id=row.session_id,
+        state=row.state.value,
+        attempts=row.attempts,
+        next_at=row.next_at,
+        error=row.error,
+        maybe_duplicate=row.maybe_duplicate,
+        created_at=row.created_at,
+        settled_at=row.settled_at,
+    )
+
+
+async def list_outbox(request: Request) -> HandlerResult:
+    """Replies that wait, that were sent, or that were given up."""
+    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
+    offset = whole_number(request.query("offset"), 0, most=2**31)
+    try:
+        state = OutboxState(request.query("state") or OutboxState.PENDING.value)
+    except ValueError:
+        known = ", ".join(state.value for state in OutboxState)
+        raise ApiError(400, f"state must be one of {known}.", param="state") from None
+    found = await request.front.store.list_outbox(
+        state, platform=request.query("platform") or None, limit=limit + 1, offset=offset
+    )
+    return Response.of(OutboxList([_reply(row) for row in found[:limit]], limit, offset, len(found) > limit))
+
+
+async def retry_outbox(request: Request) -> HandlerResult:
+    """Queue a reply that was given up once more."""
+    text = request.params["reply_id"]
+    number = int(text) if text.isdecimal() and len(text) <= 18 else -1
+    if not await request.front.store.revive_outbox(number):
+        raise not_found("reply that was given up", text, "reply_not_found")
+    return Response.of({"id": number, "state": OutboxState.PENDING.value, "object": "hermes.reply.retried"})
 
 
 def admin_routes() -> list[Route]:
@@ -195,6 +276,34 @@ def admin_routes() -> list[Route]:
             answer=KeyBody,
             status=201,
             errors=(400,),
+            tag="admin",
+        ),
+        Route(
+            name="outbox",
+            method="GET",
+            path="/admin/outbox",
+            handler=list_outbox,
+            access=RequiredScope.ADMIN,
+            summary="Replies that wait for a platform, and those that were given up",
+            answer=OutboxList,
+            errors=(400,),
+            parameters=(
+                RouteParameter("state", "pending (default), sending, sent or dead."),
+                RouteParameter("platform", "Only of this platform."),
+                RouteParameter("limit", "At most so many.", {"type": "integer"}),
+                RouteParameter("offset", "Leave out so many.", {"type": "integer"}),
+            ),
+            tag="admin",
+        ),
+        Route(
+            name="outbox_retry",
+            method="POST",
+            path="/admin/outbox/{reply_id}/retry",
+            handler=retry_outbox,
+            access=RequiredScope.ADMIN,
+            summary="Queue a reply that was given up once more",
+            answer=dict[str, Any],
+            errors=(404,),
             tag="admin",
         ),
         Route(

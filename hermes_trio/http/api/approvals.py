@@ -1,13 +1,26 @@
-"""What the run API needs from whoever asks humans for approval. In a run, the scope of an approval is the run's id, and nothing else."""
+"""Approvals: what the API needs from the broker that asks people, and the list of everything that waits for a person.
+
+In a run, the scope of an approval is the run's id, and nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
+import msgspec
+
+from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.errors import ApiError, not_found
+from hermes_trio.http.requests import HandlerResult, Request, Response
+from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.store import ApprovalChoice, ApprovalRow
+from hermes_trio.store.records import ApprovalState
 
-__all__ = ["ApprovalsPort", "NoApprovals", "describe"]
+__all__ = ["ApprovalsPort", "NoApprovals", "approval_routes", "describe"]
+
+SHOWN: Final = 50
+MOST_SHOWN: Final = 200
 
 
 class ApprovalsPort(Protocol):
@@ -49,3 +62,116 @@ def describe(approval: ApprovalRow) -> dict[str, Any]:
         "requested_at": approval.created_at,
         "expires_at": approval.expires_at,
     }
+
+
+class AnyApproval(msgspec.Struct):
+    """A request for approval, with whose it is and what came of it."""
+
+    approval_id: str
+    command: str
+    description: str
+    pattern_keys: list[str]
+    choices: list[str]
+    requested_at: float
+    expires_at: float
+    state: str
+    choice: str | None
+    reason: str
+    answered_at: float | None
+    session_key: str
+    session_id: str
+    run_id: str
+    tenant: str
+    object: str = "hermes.approval"
+
+
+class ApprovalList(msgspec.Struct):
+    """Requests for approval."""
+
+    data: list[AnyApproval]
+    object: str = "list"
+
+
+class ApprovalDecision(msgspec.Struct):
+    """What a person answers."""
+
+    choice: Literal["once", "session", "always", "deny"]
+    reason: str = ""
+
+
+_answer: Final = msgspec.json.Decoder(ApprovalDecision)
+
+
+def _whole(row: ApprovalRow) -> AnyApproval:
+    return AnyApproval(
+        **describe(row),
+        state=row.state.value,
+        choice=None if row.choice is None else row.choice.value,
+        reason=row.reason,
+        answered_at=row.answered_at,
+        session_key=row.session_key,
+        session_id=row.session_id,
+        run_id=row.run_id,
+        tenant=row.tenant,
+    )
+
+
+async def list_approvals(request: Request) -> HandlerResult:
+    """Everything that waits for a person, the oldest first; with `state=answered` what was answered or expired, the newest first."""
+    store, seen = request.front.store, request.caller.sees
+    text = request.query("limit")
+    limit = min(MOST_SHOWN, int(text)) if text.isdecimal() and len(text) < 9 else SHOWN
+    wanted = request.query("state") or ApprovalState.PENDING.value
+    if wanted == ApprovalState.PENDING.value:
+        return Response.of(ApprovalList([_whole(row) for row in await store.list_approvals(tenant=seen, limit=limit)]))
+    if wanted != "answered":
+        raise ApiError(400, "state must be pending or answered.", param="state")
+    rows = await store.list_approvals(state=None, tenant=seen, limit=limit, newest=True)
+    return Response.of(ApprovalList([_whole(row) for row in rows if row.state is not ApprovalState.PENDING]))
+
+
+async def answer_approval(request: Request) -> HandlerResult:
+    """Answer one request; 409 if it is not pending any more."""
+    front = request.front
+    approval_id = request.params["approval_id"]
+    row = await front.store.get_approval(approval_id)
+    if row is None or not request.caller.owns(row.tenant):
+        raise not_found("approval", approval_id, "approval_not_found")
+    body = await request.json(_answer)
+    answered = await front.approvals.answer(row.scope, ApprovalChoice(body.choice), approval_id=row.id)
+    if not answered:
+        raise ApiError(409, "This approval is not pending any more.", code="approval_not_pending")
+    return Response.of(_whole(answered[0]))
+
+
+def approval_routes() -> list[Route]:
+    """The routes of this module."""
+    return [
+        Route(
+            name="approvals",
+            method="GET",
+            path="/v1/approvals",
+            handler=list_approvals,
+            access=RequiredScope.RUNS,
+            summary="Everything that waits for a person",
+            answer=ApprovalList,
+            errors=(400,),
+            parameters=(
+                RouteParameter("state", "pending (default) or answered."),
+                RouteParameter("limit", "At most so many.", {"type": "integer"}),
+            ),
+            tag="approvals",
+        ),
+        Route(
+            name="approval_answer",
+            method="POST",
+            path="/v1/approvals/{approval_id}",
+            handler=answer_approval,
+            access=RequiredScope.RUNS,
+            summary="Answer what waits for a person",
+            body=ApprovalDecision,
+            answer=AnyApproval,
+            errors=(400, 404, 409),
+            tag="approvals",
+        ),
+    ]

@@ -123,9 +123,14 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
     missed = _missed(tree, request.header(b"last-event-id") or request.query("last_event_id"), seen)
     with tree.watch(seen) as watcher:
         await writer.open(_snapshot(tree, watcher) if missed is None else _difference(tree, missed))
+        checked = trio.current_time()
         while True:
             with trio.move_on_after(HEARTBEAT_SECONDS) as quiet:
                 await watcher.wait()
+            if trio.current_time() >= checked + HEARTBEAT_SECONDS:
+                checked = trio.current_time()
+                if not await request.front.signin.still_signed_in(request):
+                    return
             if quiet.cancelled_caught:
                 await writer.comment("keepalive")
                 continue

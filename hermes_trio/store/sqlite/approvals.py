@@ -116,16 +116,23 @@ def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
 
 
 def listed(
-    db: Database, state: str | None, scope: str | None, tenant: str | None, limit: int, offset: int
+    db: Database,
+    state: str | None,
+    scope: str | None,
+    tenant: str | None,
+    limit: int,
+    offset: int,
+    newest: bool = False,
 ) -> list[ApprovalRow]:
-    """Requests, oldest first."""
+    """Requests, oldest first, or newest first."""
     where = ["1"]
     bindings: list[object] = []
     for column, value in (("state", state), ("scope", scope), ("tenant", tenant)):
         if value is not None:
             where.append(f"{column} = ?")
             bindings.append(value)
-    sql = f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(where)} ORDER BY created_at, rowid LIMIT ? OFFSET ?"
+    order = "created_at DESC, rowid DESC" if newest else "created_at, rowid"
+    sql = f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ? OFFSET ?"
     return [_approval(row) for row in many(db, sql, (*bindings, limit, offset))]
 
 
@@ -215,9 +222,10 @@ class SqliteApprovals(Verbs):
         tenant: str | None = None,
         limit: int = 50,
         offset: int = 0,
+        newest: bool = False,
     ) -> list[ApprovalRow]:
-        """Requests, oldest first; by default those that are pending."""
-        return await self._read(listed, state.value if state else None, scope, tenant, limit, offset)
+        """Requests, oldest first unless `newest`; by default those that are pending."""
+        return await self._read(listed, state.value if state else None, scope, tenant, limit, offset, newest)
 
     async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:
         """Allow a category beforehand, in a scope or for everybody."""

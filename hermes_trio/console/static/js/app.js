@@ -1,0 +1,243 @@
+// The shell: signing in, rail, routes, theme, keys, connection. One view is mounted at a time; each view is a module of its own.
+
+import { del, Follower, get, post, Problem } from "./api.js";
+import { Asks } from "./asks.js";
+import { count, glyph, h, now, put, span, still } from "./dom.js";
+import { Samples } from "./samples.js";
+import { TreeStore } from "./store.js";
+import { approvals } from "./views/approvals.js";
+import { health } from "./views/health.js";
+import { jobs } from "./views/jobs.js";
+import { keys } from "./views/keys.js";
+import { outbox } from "./views/outbox.js";
+import { runs } from "./views/runs.js";
+import { sessions } from "./views/sessions.js";
+import { signIn } from "./views/signin.js";
+import { timeline } from "./views/timeline.js";
+import { tree } from "./views/tree.js";
+
+/** Name: [title, view, the scope that it needs, the part of the server that it needs]. */
+const VIEWS = {
+  tree: ["Tree", tree, "runs", ""],
+  timeline: ["Timeline", timeline, "runs", ""],
+  approvals: ["Approvals", approvals, "runs", ""],
+  sessions: ["Sessions", sessions, "sessions", ""],
+  runs: ["Runs", runs, "runs", ""],
+  jobs: ["Jobs", jobs, "admin", "jobs"],
+  outbox: ["Outbox", outbox, "admin", ""],
+  keys: ["Keys", keys, "admin", ""],
+  health: ["Health", health, "", ""],
+};
+const HELP = [
+  ["j k", "down, up"], ["h l", "collapse, expand"], ["Enter", "open the details"], ["x x", "stop the node and all below it"],
+  ["f", "follow its session"], ["w", "next warning"], ["/", "search"], ["1 – 9", "views"], ["t", "light or dark"], ["Esc", "back"],
+];
+
+const root = document.documentElement, alone = root.dataset.page === "chat";
+const main = document.querySelector("main"), rail = document.querySelector(".rail"), status = document.querySelector(".live");
+const store = new TreeStore(), link = { state: "connecting", at: 0, next: 0, word: "" };
+const ctx = {
+  store, link, me: null, samples: new Samples(store), asks: new Asks(),
+  go: (path) => { location.hash = "#/" + path; },
+  announce: (words) => put(status, words),
+  /** Say what went wrong, in the server's words. */
+  fail: (error) => { tell(error instanceof Problem ? error.message : "The server does not answer.", "bad"); if (error.status === 401) signedOut(); },
+  tell,
+};
+let view = null, follower = null, links = [], visible = [];
+
+// -- theme
+function turnTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = (root.dataset.theme ?? (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+}
+const kept = localStorage.getItem("theme");
+if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+
+// -- short messages
+const toast = h("div", { class: "toast", role: "alert", hidden: true });
+let toastTimer = 0;
+function tell(words, look = "") {
+  toast.className = `toast ${look}`;
+  toast.replaceChildren(glyph(look === "bad" ? "warn" : "check"), h("span", null, words));
+  toast.hidden = false;
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => { toast.hidden = true; }, 6000);
+}
+
+// -- signing in
+async function begin() {
+  const [, name, code] = location.hash.split("/");
+  if (name === "sign-in" && code) {
+    history.replaceState(null, "", location.pathname); // the code is used up, and does not stay in the history
+    try {
+      await post("/v1/console/session", { code });
+    } catch (error) {
+      return showSignIn(error.message);
+    }
+  }
+  try {
+    enter(await get("/v1/console/session"));
+  } catch (error) {
+    if (error instanceof Problem && error.status === 401) showSignIn("");
+    else if (error instanceof Problem) showSignIn(error.message);
+    else setTimeout(begin, 2000);
+  }
+}
+function showSignIn(problem) {
+  rail.replaceChildren();
+  root.dataset.signed = "out";
+  document.title = "Sign in · hermes-trio";
+  main.replaceChildren(signIn(problem, async (key) => enter(await post("/v1/console/session", { key }))));
+  main.querySelector("input")?.focus();
+}
+function signedOut() {
+  follower?.close();
+  view?.leave?.();
+  view = null;
+  ctx.me = null;
+  showSignIn("The session is over. Sign in again.");
+}
+async function signOut() {
+  try {
+    await del("/v1/console/session");
+  } catch {
+    // Gone or not: this page forgets it.
+  }
+  signedOut();
+}
+const may = (scope) => scope === "" || ctx.me.admin || ctx.me.scopes.includes(scope);
+
+function enter(me) {
+  ctx.me = me;
+  delete root.dataset.signed;
+  visible = Object.keys(VIEWS).filter((name) => {
+    const [, , scope, feature] = VIEWS[name];
+    return may(scope) && (feature === "" || me.features.includes(feature)) && (!alone || name === "chat");
+  });
+  buildRail();
+  follower?.close();
+  if (may("runs") && !alone) follow();
+  else link.state = "live";
+  ctx.asks.enabled = may("runs");
+  route();
+}
+
+// -- the stream: snapshot, then differences. While it is lost, what is shown is the last thing known, and says so.
+function follow() {
+  follower = new Follower("/v1/tree/events", {
+    hear: (event) => { store.apply(event); if (link.state === "connecting") { link.state = "live"; route(); } },
+    state: (name, more) => {
+      if (name === "live" && link.state === "lost") regain();
+      else if (name === "lost") lose(more);
+      else if (name === "refused") more.status === 401 ? signedOut() : lose(30);
+    },
+  });
+}
+function lose(seconds) {
+  if (link.state === "live") {
+    link.at = now();
+    store.frozen = now();
+    root.dataset.link = "lost";
+  }
+  link.state = link.state === "connecting" ? "connecting" : "lost";
+  link.next = now() + seconds;
+}
+function regain() {
+  link.state = "live";
+  store.frozen = null;
+  delete root.dataset.link;
+  ctx.announce("Connected again. The tree is up to date.");
+  view?.regain?.();
+}
+store.restarted = () => {
+  tell("The server was started again. What ran before it has ended; this page is up to date.");
+  view?.regain?.();
+};
+
+// -- the rail
+const counts = {}, linkWords = h("span"), linkDot = h("span", { class: "dot beat" });
+const help = h("dialog", { "aria-label": "Keys" }, h("h2", null, "Keys"),
+  h("dl", null, HELP.map(([key, words]) => [h("dt", null, key.split(" ").map((one) => (one === "–" ? " – " : [h("kbd", null, one), " "]))), h("dd", null, words)])));
+document.body.append(help, toast);
+
+function buildRail() {
+  links = visible.map((name) => h("a", { href: "#/" + name, "data-view": name }, glyph(name), h("span", { class: "word" }, VIEWS[name][0]), (counts[name] = h("span", { class: "count" }))));
+  const who = ctx.me.admin ? "admin" : ctx.me.tenant || ctx.me.name;
+  rail.replaceChildren(
+    h("div", { class: "brand" }, h("img", { src: "console/icon.svg", width: 18, height: 18, alt: "" }), "hermes-trio"),
+    ...links,
+    h("div", { class: "foot" }, h("div", { class: "link" }, linkDot, linkWords),
+      h("div", { class: "who" }, h("span", { class: "cut", title: `Signed in with the key ${ctx.me.name}` }, who), h("button", { class: "btn quiet", onclick: signOut }, "Sign out")),
+      h("div", { class: "pair" },
+        h("button", { class: "btn quiet", onclick: turnTheme }, "Theme", h("kbd", null, "t")),
+        h("button", { class: "btn quiet", onclick: () => help.showModal() }, "Keys", h("kbd", null, "?")))));
+}
+
+// -- routes
+const banner = h("div", { class: "banner", role: "alert", hidden: true });
+function route() {
+  if (ctx.me === null) return;
+  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
+  const known = visible.includes(name) ? name : visible[0];
+  view?.leave?.();
+  for (const one of links) {
+    if (one.dataset.view === known) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
+  }
+  document.title = `${VIEWS[known][0]} · hermes-trio`;
+  const head = h("header", { class: "head" }, h("h1", null, VIEWS[known][0])), body = h("div", { class: `view ${known}` });
+  main.replaceChildren(head, banner, body);
+  if (link.state === "connecting" && (known === "tree" || known === "timeline")) {
+    const wide = ["w3", "w4 in1", "w5 in2", "w3 in2", "w4 in1", "w5 in2", "w4 in2", "w3"];
+    body.append(h("div", { class: "bones", role: "status", "aria-label": "Waiting for the first snapshot" }, wide.map((one) => h("div", { class: "bone " + one }))));
+    view = null;
+  } else view = VIEWS[known][1]({ ...ctx, head, body, rest });
+}
+addEventListener("hashchange", () => { if (location.hash.startsWith("#/sign-in/")) begin(); else route(); });
+
+// -- keys
+addEventListener("keydown", (event) => {
+  if (ctx.me === null) return;
+  const typing = event.target.matches("input, textarea, select");
+  if (event.key === "Escape" && typing) { event.target.blur(); main.querySelector("[data-home]")?.focus(); return; }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (view?.key?.(event)) event.preventDefault();
+  else if (event.key === "?") help.showModal();
+  else if (event.key === "t") turnTheme();
+  else if (/^[1-9]$/.test(event.key) && visible[event.key - 1]) ctx.go(visible[event.key - 1]);
+  else if (event.key === "/") { const search = main.querySelector("[type=search]"); if (search) { event.preventDefault(); search.focus(); } }
+});
+
+// -- the beat: ten times a second (once, where motion is not wanted). Hidden pages do nothing.
+function badge(name, n, kind) {
+  const el = counts[name];
+  if (!el) return;
+  put(el, n > 0 ? n.toLocaleString("en") : "");
+  el.className = "count " + (n > 0 ? kind : "");
+}
+let told = 0;
+function beat() {
+  if (document.hidden || ctx.me === null) return;
+  store.sweep();
+  ctx.asks.follow(store.approvals());
+  ctx.samples.take();
+  const waits = ctx.asks.pending.length;
+  badge("tree", store.size, "");
+  badge("approvals", waits, "hot");
+  const lost = link.state === "lost";
+  put(linkWords, link.state === "connecting" ? "connecting…" : lost ? "disconnected" : `live · ${location.host}`);
+  linkDot.className = "dot " + (lost ? "bad" : link.state === "connecting" ? "off" : "beat");
+  if (banner.hidden === lost) {
+    banner.hidden = !lost;
+    banner.replaceChildren(glyph("warn"), h("span"), h("button", { class: "btn", onclick: () => follower?.now() }, "Try now"));
+  }
+  if (lost) put(banner.children[1], `The connection is lost. What you see is from ${span(now() - store.frozen)} ago and stands still. Next attempt in ${Math.max(0, Math.ceil(link.next - now()))} s.`);
+  if (waits > told) ctx.announce(`${count(waits, "approval")} waiting for a person`);
+  told = waits;
+  view?.tick?.();
+}
+begin();
+setInterval(beat, still.matches ? 1000 : 100);
+globalThis.hermes = { store, link }; // for looking at things in the browser's own tools

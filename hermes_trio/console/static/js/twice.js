@@ -1,0 +1,17 @@
+// A button for what cannot be undone: the first press arms it for a moment, the second does it.
+
+import { h } from "./dom.js";
+
+const ARMED = 4000; // milliseconds in which a second press means it
+
+export function twice(words, sure, act) {
+  let timer = 0;
+  const calm = () => { clearTimeout(timer); timer = 0; el.classList.remove("armed"); el.replaceChildren(words); };
+  const el = h("button", { class: "btn danger", onclick: () => {
+    if (timer) { calm(); act(); return; }
+    el.classList.add("armed");
+    el.replaceChildren(sure);
+    timer = setTimeout(calm, ARMED);
+  }, onkeydown: (event) => { if (event.key === "Escape" && timer) { event.stopPropagation(); calm(); } } }, words);
+  return el;
+}

@@ -1,0 +1,259 @@
+"""Signing in with a browser: one-time codes, cookie sessions, and the checks that a cookie needs and a bearer key does not.
+
+A session stands for a key: it has the key's scopes and tenant, and ends when the key is revoked. It is kept by the digest of its cookie, in a file of the
+home directory that only its owner can read, so that a page survives a restart of the server. A request with a cookie must come for a name of this server
+(DNS rebinding) and, if it changes something, from a page of this server (forged requests). A request with a bearer key is not asked either question.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.tree import waiting
+
+from .auth import ADMIN, REMEMBERED_SECONDS, Keyring, Principal, is_loopback
+from .errors import ApiError
+from .requests import Request
+
+__all__ = ["SESSION_SECONDS", "SignIn", "cookie_name", "is_own_origin"]
+
+logger: Final = logging.getLogger("hermes_trio.http.signin")
+
+SESSION_SECONDS: Final = 12 * 3600.0
+CODE_SECONDS: Final = 600.0
+"""How long a one-time code waits to be used."""
+
+MOST_SESSIONS: Final = 200
+MOST_CODES: Final = 100
+SESSION_FILE: Final = "console_sessions.json"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+
+
+class BrowserSession(msgspec.Struct):
+    """One signed-in browser. `key_id` is the key whose rights it has."""
+
+    key_id: str
+    created_at: float
+    expires_at: float
+
+
+class _Kept(msgspec.Struct):
+    """The file: sessions by the digest of their cookie."""
+
+    sessions: dict[str, BrowserSession]
+
+
+class SignIn:
+    """The codes and sessions of one server. `hosts` are the names, besides loopback, under which its pages may be opened."""
+
+    def __init__(self, keyring: Keyring, *, host: str, hosts: list[str], home: Path | None) -> None:
+        self._keyring = keyring
+        self._hosts = frozenset(name.strip().strip("[]").lower() for name in (*hosts, host) if name.strip())
+        self._path = None if home is None else home / SESSION_FILE
+        self._codes: dict[str, tuple[Principal, float]] = {}
+        self._sessions: dict[str, BrowserSession] | None = None
+        self._callers: dict[str, tuple[Principal, float]] = {}
+        self._writing = trio.Lock()
+
+    # -- names and origins -----------------------------------------------------------------------------------------------------
+
+    def check_host(self, request: Request) -> None:
+        """Refuse a request for a name that is not this server's: a page of another site that has its name point here."""
+        name = _hostname(request.header(b"host") or "")
+        if not self.knows_host(name):
+            raise ApiError(
+                421,
+                f"This server is not called {name[:100]!r}. To open its pages under that name, add it to `hosts` in [server].",
+                code="unknown_host",
+            )
+
+    def knows_host(self, name: str) -> bool:
+        """Whether pages may be opened under this name: loopback, the address that the server is bound to, or one of `hosts`."""
+        if not name:
+            return False
+        return name in self._hosts or is_loopback(name) or (_is_address(name) and "0.0.0.0" in self._hosts)
+
+    def knows_host_header(self, host: bytes) -> bool:
+        """The same for a Host header as it came."""
+        return self.knows_host(_hostname(host.decode("latin-1")))
+
+    def check_page(self, request: Request) -> None:
+        """Refuse a request that a page of this server cannot have made: another name, or a change from another origin."""
+        self.check_host(request)
+        if request.method in SAFE_METHODS:
+            return
+        origin = request.raw_header(b"origin")
+        if origin is None or not is_own_origin(origin, request.raw_header(b"host")):
+            raise ApiError(
+                403, "A change with a cookie must come from a page of this server.", code="origin_not_allowed"
+            )
+
+    # -- codes -----------------------------------------------------------------------------------------------------------------
+
+    def make_code(self, caller: Principal, seconds: float = CODE_SECONDS) -> str:
+        """A code that signs one browser in as `caller`, once, within `seconds`."""
+        now = trio.current_time()
+        self._codes = {digest: one for digest, one in self._codes.items() if one[1] > now}
+        while len(self._codes) >= MOST_CODES:
+            del self._codes[next(iter(self._codes))]
+        code = secrets.token_urlsafe(24)
+        self._codes[_digest(code)] = (caller, now + seconds)
+        return code
+
+    def redeem(self, code: str) -> Principal | None:
+        """Use a code up; None if there is none such, any more."""
+        found = self._codes.pop(_digest(code), None)
+        return None if found is None or found[1] <= trio.current_time() else found[0]
+
+    # -- sessions --------------------------------------------------------------------------------------------------------------
+
+    async def open_session(self, caller: Principal) -> tuple[str, BrowserSession]:
+        """A new session with the rights of `caller`: its cookie, and what is known of it. Kept when this returns."""
+        sessions = await self._load()
+        now = time.time()
+        for digest in [digest for digest, one in sessions.items() if one.expires_at <= now]:
+            del sessions[digest]
+        while len(sessions) >= MOST_SESSIONS:
+            del sessions[next(iter(sessions))]
+        token = secrets.token_urlsafe(32)
+        until = now + SESSION_SECONDS if caller.expires_at is None else min(now + SESSION_SECONDS, caller.expires_at)
+        session = sessions[_digest(token)] = BrowserSession(caller.key_id, now, until)
+        await self._keep()
+        return token, session
+
+    async def close_session(self, request: Request) -> bool:
+        """End the session of a request; its cookie is worth nothing from now on."""
+        token = cookie_of(request)
+        sessions = await self._load()
+        if token is None or sessions.pop(_digest(token), None) is None:
+            return False
+        self._callers.pop(_digest(token), None)
+        await self._keep()
+        return True
+
+    async def find(self, request: Request) -> tuple[Principal, BrowserSession] | None:
+        """Who a request's cookie stands for; None without one that is in force."""
+        token = cookie_of(request)
+        if token is None:
+            return None
+        digest = _digest(token)
+        session = (self._sessions if self._sessions is not None else await self._load()).get(digest)
+        if session is None or session.expires_at <= time.time():
+            return None
+        known = self._callers.get(digest)
+        if known is None or trio.current_time() - known[1] > REMEMBERED_SECONDS:
+            caller = ADMIN if session.key_id == ADMIN.key_id else await self._keyring.find_by_id(session.key_id)
+            if caller is None:
+                return None
+            known = self._callers[digest] = (caller, trio.current_time())
+        return known[0], session
+
+    async def still_signed_in(self, request: Request) -> bool:
+        """Whether the session of a request that goes on is in force; a request with a bearer key has none to lose."""
+        return request.raw_header(b"authorization") is not None or await self.find(request) is not None
+
+    def forget(self, key_id: str) -> None:
+        """A key was revoked: its sessions are looked up again, and found to be over."""
+        self._callers = {digest: one for digest, one in self._callers.items() if one[0].key_id != key_id}
+
+    async def _load(self) -> dict[str, BrowserSession]:
+        if self._sessions is None:
+            path = self._path
+            found = None if path is None else await trio.to_thread.run_sync(_read, path)
+            if self._sessions is None:
+                self._sessions = {} if found is None else found.sessions
+        return self._sessions
+
+    async def _keep(self) -> None:
+        """Write the file. If that fails the sessions hold until the server ends."""
+        path = self._path
+        if path is None:
+            return
+        async with self._writing:
+            body = msgspec.json.encode(_Kept(self._sessions or {}))
+            with trio.CancelScope(shield=True), waiting("the file of browser sessions"):
+                try:
+                    await trio.to_thread.run_sync(_write, path, body)
+                except OSError as error:
+                    logger.warning("could not write %s; browsers must sign in again after a restart: %s", path, error)
+
+
+def _read(path: Path) -> _Kept | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        logger.warning("could not read %s; browsers must sign in again: %s", path, error)
+        return None
+
+
+def _write(path: Path, body: bytes) -> None:
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(body)
+    new.replace(path)
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _hostname(host: str) -> str:
+    """The name in a Host header, without its port and brackets."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_own_origin(origin: bytes, host: bytes | None) -> bool:
+    """Whether an Origin header names the host that the request is for, whatever the scheme: a proxy may have taken TLS off."""
+    scheme, separator, name = origin.partition(b"://")
+    return bool(separator) and scheme in (b"http", b"https") and host is not None and name.lower() == host.lower()
+
+
+def cookie_name(request: Request) -> str:
+    """The cookie of this server: cookies do not know ports, and two servers on one machine must not sign each other out."""
+    host = request.header(b"host") or ""
+    port = host.rpartition(":")[2]
+    return f"hermes_trio_{port}" if port.isdecimal() else "hermes_trio"
+
+
+def cookie_of(request: Request) -> str | None:
+    """The value of this server's cookie in a request."""
+    header = request.header(b"cookie")
+    if header is None:
+        return None
+    wanted = cookie_name(request)
+    for part in header.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == wanted and value:
+            return value
+    return None
+
+
+def set_cookie(request: Request, value: str, seconds: int) -> tuple[bytes, bytes]:
+    """The header that sets the cookie, or with no seconds takes it away."""
+    secure = request.scope.get("scheme") == "https" or request.header(b"x-forwarded-proto") == "https"
+    text = f"{cookie_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+    return b"set-cookie", (text + ("; Secure" if secure else "")).encode("latin-1")
