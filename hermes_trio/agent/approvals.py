@@ -19,7 +19,7 @@ from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.ports import ApprovalStore
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
-__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "visible"]
+__all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "grantee_of", "visible"]
 
 logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
@@ -69,6 +69,12 @@ def approval_scope(turn: Turn) -> str:
     return turn.root.id if turn.root.id.startswith("run_") else turn.context.session_key
 
 
+def grantee_of(turn: Turn) -> str:
+    """To whom "always" is given when it is said about this turn: its tenant, else its platform (the operator's own, over HTTP)."""
+    tenant = turn.plan.tenant
+    return f"tenant {tenant}" if tenant else f"platform {turn.context.platform or turn.plan.source}"
+
+
 class Approvals:
     """The broker. A waiter lives in the tool call that asks; answers come from any interface."""
 
@@ -79,7 +85,7 @@ class Approvals:
 
     async def granted(self, turn: Turn) -> frozenset[str]:
         """The categories that are allowed for a turn without asking."""
-        return await self._store.granted(approval_scope(turn), tenant=turn.plan.tenant)
+        return await self._store.granted(approval_scope(turn), grantee=grantee_of(turn))
 
     async def ask(self, turn: Turn, question: Question) -> ApprovalResult:
         """Ask, and wait for the answer, the time-out, or the end of the turn, whichever is first.
@@ -124,6 +130,7 @@ class Approvals:
             session_id=turn.context.session_id,
             run_id=scope if scope.startswith("run_") else "",
             tenant=turn.plan.tenant,
+            grantee=grantee_of(turn),
         )
 
     def _show(self, id: str, waiter: _Waiter, question: Question) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "check_length",
     "detaches",
     "idempotency_key",
+    "is_reserved_id",
     "loose_bool",
     "path_safe_id",
     "session_id_header",
@@ -26,6 +27,8 @@ ID_LENGTH: Final = 256
 IDEMPOTENCY_LENGTH: Final = 255
 KEYS_REMEMBERED: Final = 10_000
 """Rate-limited callers that are remembered; the longest unused ones are forgotten first, which gives them a full bucket."""
+
+RESERVED_PREFIXES: Final = ("api-", "run_")
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -79,6 +82,11 @@ def path_safe_id(value: str, param: str) -> str:
     if problem:
         raise ApiError(400, f"{param} {problem}.", code="invalid_session_id", param=param)
     return trimmed
+
+
+def is_reserved_id(session_id: str) -> bool:
+    """Whether only the server makes sessions of such an id: derived ones, those of responses and those of runs."""
+    return session_id.startswith(RESERVED_PREFIXES)
 
 
 def session_id_header(request: Request) -> str:

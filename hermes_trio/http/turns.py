@@ -1,7 +1,9 @@
 """The one way in which HTTP starts turns. Every turn binds platform `api_server`, the real session id and key, and chat id = session id.
 
 It also says which session a request talks to: one that its client named and that is its own, or one derived from how the conversation opens. Two
-requests at once never share a derived session, because a conversation is one message after the other: the second gets a session beside it.
+requests at once never share a derived session, because a conversation is one message after the other: the second gets a session beside it. The ids of
+derived sessions are keyed with the store's secret, so that no other tenant can tell them; a named session has its row, with its tenant, before its
+first turn begins.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from hashlib import sha256
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, final
 
@@ -22,11 +24,12 @@ from hermes_trio.runtime.ports import Agent, Message, Reply, TurnInput
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.turn import EventSink, Turn
-from hermes_trio.store import SessionRow
+from hermes_trio.store import NewSession, SessionRow
 from hermes_trio.store.ports import SessionStore
 
 from .auth import Principal
 from .errors import not_found
+from .inputs import is_reserved_id
 from .settings import Limits
 
 __all__ = ["PLATFORM", "ApiTurns", "Captured", "SessionClaim"]
@@ -54,11 +57,21 @@ class Captured(msgspec.Struct):
 
 
 class SessionClaim(msgspec.Struct, frozen=True):
-    """A session that a request may use. `record` is None for one that does not exist yet."""
+    """A session that a request may use, with the prompt of its own. It exists, and it is the caller's."""
 
     session_id: str
-    record: SessionRow | None = None
+    record: SessionRow
     prompt: str = ""
+
+
+class _Claimed:
+    """The tenant of a session that requests use now, and how many of them do."""
+
+    __slots__ = ("tenant", "uses")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.uses = 0
 
 
 class _Slots:
@@ -112,53 +125,66 @@ class ApiTurns:
         self._store = store
         self._budget: Budget | None = Budget(seconds=limits.turn_seconds) if limits.turn_seconds else None
         self._derived: dict[str, _Slots] = {}
-        self._claims: dict[str, list[str]] = {}
+        self._claimed: dict[str, _Claimed] = {}
 
     # -- which session -----------------------------------------------------------------------------------------------------------
 
     def derived(self, caller: Principal, opening: str) -> DerivedSession:
         """A session id from the tenant and the opening of a conversation, not used by another request meanwhile."""
-        base = sha256(f"{caller.tenant}\0{opening}".encode("utf-8", "replace")).hexdigest()[:16]
+        told = f"{caller.tenant}\0{opening}".encode("utf-8", "replace")
+        base = blake2b(told, key=self._store.secret, digest_size=16).hexdigest()
         slots = self._derived.get(base)
         if slots is None:
             slots = self._derived[base] = _Slots()
         return DerivedSession(self._derived, base, slots)
 
     @asynccontextmanager
-    async def named(self, caller: Principal, session_id: str) -> AsyncIterator[SessionClaim]:
-        """A session that the client named, for the body of the `async with`; 404 if it is somebody else's, now or in the making."""
-        claims = self._claims.setdefault(session_id, [])
-        try:
-            if not caller.admin and any(tenant != caller.tenant for tenant in claims):
+    async def named(self, caller: Principal, session_id: str, *, resumes: bool = False) -> AsyncIterator[SessionClaim]:
+        """A session that the client named, for the body of the `async with`; 404 if it is another tenant's.
+
+        One that does not exist is made at once: whoever names it next, here or in another process, finds whose it is. Ids that the server makes
+        are not made by naming them, unless the request `resumes` what it was given one for.
+        """
+        record = await self._store.get_session(session_id)
+        if record is None:
+            if is_reserved_id(session_id) and not resumes:
                 raise not_found("session", session_id, "session_not_found")
-            claims.append(caller.tenant)
-            tenant = caller.tenant
-            try:
-                record = await self._store.get_session(session_id)
-                prompt: str | None = None
-                if record is not None:
-                    if not caller.owns(record.tenant):
-                        raise not_found("session", session_id, "session_not_found")
-                    claims[claims.index(tenant)] = tenant = record.tenant
-                    if record.has_system_prompt:
-                        prompt, _ = await self._store.session_prompt(session_id)
-                yield SessionClaim(session_id, record, prompt or "")
-            finally:
-                claims.remove(tenant)
+            routing = self.bound(caller.tenant, session_id)
+            record = await self._store.claim_session(
+                NewSession(
+                    id=session_id,
+                    source=PLATFORM,
+                    tenant=caller.tenant,
+                    session_key=routing.session_key,
+                    routing=routing,
+                )
+            )
+        elif not caller.owns(record.tenant):
+            raise not_found("session", session_id, "session_not_found")
+        prompt, _ = await self._store.session_prompt(session_id) if record.has_system_prompt else ("", None)
+        claimed = self._claimed.setdefault(session_id, _Claimed(record.tenant))
+        claimed.uses += 1
+        try:
+            yield SessionClaim(session_id, record, prompt or "")
         finally:
-            if not claims:
-                self._claims.pop(session_id, None)
+            claimed.uses -= 1
+            if not claimed.uses:
+                del self._claimed[session_id]
+
+    def _tenant(self, caller: Principal, session_id: str) -> str:
+        """Whose turn it is: that of the session's tenant, where an admin talks to a session of another."""
+        claimed = self._claimed.get(session_id)
+        return caller.tenant if claimed is None or not caller.owns(claimed.tenant) else claimed.tenant
 
     @staticmethod
-    def bound(caller: Principal, session_id: str, session_key: str) -> SessionContext:
-        """What every turn of the HTTP front end is bound to. A key that a tenant chose cannot be another tenant's, nor a chat's."""
-        if session_key and not caller.admin:
-            session_key = f"api:{caller.tenant}:{session_key}"
+    def bound(tenant: str, session_id: str, session_key: str = "") -> SessionContext:
+        """What every turn of the HTTP front end is bound to. No key that a client chooses is another tenant's, or a chat's."""
+        owner = tenant.replace("%", "%25").replace(":", "%3A") if "%" in tenant or ":" in tenant else tenant
         return SessionContext(
             platform=PLATFORM,
             source=PLATFORM,
             session_id=session_id,
-            session_key=session_key or session_id,
+            session_key=f"api:{owner}:{session_key or session_id}",
             chat_id=session_id,
         )
 
@@ -177,11 +203,12 @@ class ApiTurns:
         on_start: Callable[[Turn], None] | None = None,
     ) -> Outcome:
         """Run a turn in this task; see `StatelessEntry.run_turn`. Cancelling means that the client has left."""
+        tenant = self._tenant(caller, session_id)
         return await self._stateless.run_turn(
             input,
-            self.bound(caller, session_id, session_key),
+            self.bound(tenant, session_id, session_key),
             source=PLATFORM,
-            tenant=caller.tenant,
+            tenant=tenant,
             agent=None if captured is None else _capturing(captured),
             budget=self._budget,
             sink=sink,
@@ -203,12 +230,13 @@ class ApiTurns:
         also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
     ) -> Run:
         """Start a run; it is durable when this returns. See `StatelessEntry.start_run`."""
+        tenant = self._tenant(caller, session_id)
         return await self._stateless.start_run(
             input,
-            self.bound(caller, session_id, session_key),
+            self.bound(tenant, session_id, session_key),
             run_id=run_id,
             source=PLATFORM,
-            tenant=caller.tenant,
+            tenant=tenant,
             agent=None if captured is None else _capturing(captured),
             budget=self._budget,
             idempotency_key=idempotency_key,

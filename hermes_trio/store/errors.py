@@ -16,6 +16,7 @@ __all__ = [
     "CommitUncertain",
     "ConversationMoved",
     "ForeignDatabase",
+    "ForeignSession",
     "IdempotencyConflict",
     "InvalidTitle",
     "NewerSchema",
@@ -96,6 +97,10 @@ class UnknownRecord(StoreError, LookupError):
 
 class UnknownSession(UnknownRecord):
     """There is no session of that id."""
+
+
+class ForeignSession(UnknownSession):
+    """The session of that id belongs to another tenant: for the caller there is none. Nothing was written."""
 
 
 class SessionExists(StoreError):

@@ -14,7 +14,6 @@ from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import EventRow, Message, NewMessage, NewReply, RuntimeStore
 
 from .records import (
-    EVERYBODY,
     AllowedUser,
     ApiKey,
     ApprovalChoice,
@@ -61,6 +60,11 @@ __all__ = [
 class SessionStore(Protocol):
     """Sessions, their transcripts and the keys that lead to them."""
 
+    @property
+    def secret(self) -> bytes:
+        """The secret of this store, made once and the same in every process that opens it. It keys the ids that must not be guessed."""
+        ...
+
     async def get_session(self, session_id: str) -> SessionRow | None:
         """A session by its id, or None."""
         ...
@@ -86,21 +90,36 @@ class SessionStore(Protocol):
         """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
         ...
 
+    async def claim_session(self, new: NewSession) -> SessionRow:
+        """The tenant's session of that id, made if there is none; raises `ForeignSession` if it is another tenant's."""
+        ...
+
     async def patch_session(
-        self, session_id: str, *, title: str | None = None, set_title: bool = False, end_reason: str | None = None
+        self,
+        session_id: str,
+        *,
+        title: str | None = None,
+        set_title: bool = False,
+        end_reason: str | None = None,
+        tenant: str | None = None,
     ) -> SessionRow:
-        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither."""
+        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither. See `delete_session`."""
         ...
 
     async def reopen_session(self, session_id: str) -> bool:
         """Take back an end; returns whether there was one."""
         ...
 
-    async def delete_session(self, session_id: str) -> int:
-        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted."""
+    async def delete_session(self, session_id: str, *, tenant: str | None = None) -> int:
+        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted.
+
+        With a tenant, a session of another one raises `ForeignSession`, and nothing is deleted.
+        """
         ...
 
-    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRow:
+    async def fork_session(
+        self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None
+    ) -> SessionRow:
         """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
         ...
 
@@ -318,24 +337,24 @@ class ApprovalStore(Protocol):
         """Requests, oldest first unless `newest`; by default those that are pending."""
         ...
 
-    async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:
-        """Allow a category beforehand, in a scope or for everybody."""
+    async def grant(self, category: str, *, scope: str) -> None:
+        """Allow a category beforehand in a scope: a run, a conversation, or a grantee."""
         ...
 
-    async def revoke_grant(self, category: str, *, scope: str = EVERYBODY) -> bool:
+    async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
         ...
 
     async def is_granted(self, category: str, *, scope: str) -> bool:
-        """Whether a category is allowed in a scope, by its own grants or by everybody's."""
+        """Whether a category is allowed in a scope."""
         ...
 
-    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]:
-        """All categories that are allowed in a scope of a tenant: its own grants, the tenant's and everybody's."""
+    async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
+        """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
         ...
 
     async def list_grants(self) -> list[tuple[str, str]]:
-        """All grants as (scope, category); the scope "" is everybody's."""
+        """All grants as (scope, category)."""
         ...
 
 

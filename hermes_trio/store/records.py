@@ -14,7 +14,6 @@ from hermes_trio.runtime.ports import Message
 
 __all__ = [
     "DAY",
-    "EVERYBODY",
     "AllowedUser",
     "ApiKey",
     "ApprovalChoice",
@@ -214,10 +213,6 @@ class OutboxRow(msgspec.Struct, frozen=True):
     settled_at: float | None
 
 
-EVERYBODY: Final = ""
-"""The scope of grants that hold for all sessions."""
-
-
 class ApprovalState(Enum):
     """A request waits, or was answered, or was not answered in time."""
 
@@ -237,7 +232,10 @@ class ApprovalChoice(Enum):
 
 
 class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key."""
+    """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key.
+
+    `grantee` is to whom an answer of `always` is given: the tenant or the platform that the request comes from.
+    """
 
     id: str
     scope: str
@@ -250,6 +248,7 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str = ""
     run_id: str = ""
     tenant: str = ""
+    grantee: str = ""
 
 
 class ApprovalRow(msgspec.Struct, frozen=True):
@@ -271,6 +270,7 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float
     answered_at: float | None
+    grantee: str = ""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import Runtime, SessionContext, Turn
-from hermes_trio.agent.approvals import ApprovalResult, Approvals
+from hermes_trio.agent.approvals import ApprovalResult, Approvals, grantee_of
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 
@@ -93,7 +93,7 @@ async def test_another_conversation_cannot_answer(runtime: Runtime) -> None:
 
 
 async def test_scopes_of_an_answer(runtime: Runtime) -> None:
-    """TOOL-145: `session` grants the category to this conversation, `always` to everybody, `once` to nobody."""
+    """TOOL-145: `session` grants the category to this conversation, `always` to everything on this platform, `once` to nothing."""
     async with asking(runtime) as person:
         for choice, here, elsewhere in (
             (ApprovalChoice.ONCE, set(), set()),
@@ -104,8 +104,10 @@ async def test_scopes_of_an_answer(runtime: Runtime) -> None:
             await wait_all_tasks_blocked()
             await person.approvals.answer("chat", choice)
             await wait_all_tasks_blocked()
-            assert await store_of(runtime).granted("chat") == here
-            assert await store_of(runtime).granted("other") == elsewhere
+            turn = person.turns[-1]
+            assert await person.approvals.granted(turn) == here
+            assert await store_of(runtime).granted("other", grantee=grantee_of(turn)) == elsewhere
+            assert await store_of(runtime).granted("other", grantee="platform another") == set()
 
 
 async def test_always_where_it_was_not_offered_counts_for_the_conversation(runtime: Runtime) -> None:

@@ -115,7 +115,11 @@ async def test_every_turn_is_stateless_and_bound(fast_path: bool) -> None:
         assert isinstance(turn, StatelessTurn)
         assert not hasattr(turn, "channel")
         context = turn.context
-        assert (context.platform, context.session_id, context.session_key) == ("api_server", "my-session", "my-key")
+        assert (context.platform, context.session_id, context.session_key) == (
+            "api_server",
+            "my-session",
+            "api::my-key",
+        )
         assert context.chat_id == "my-session"
 
 

@@ -99,8 +99,8 @@ async def test_runs_bind_the_real_session() -> None:
         await gateway.ended(answer.json()["run_id"])
         assert all(isinstance(turn, StatelessTurn) and turn.context.platform == "api_server" for turn in seen)
         assert [(turn.context.session_id, turn.context.session_key, turn.context.chat_id) for turn in seen] == [
-            (first, first, first),
-            ("mine", "key-1", "mine"),
+            (first, f"api::{first}", first),
+            ("mine", "api::key-1", "mine"),
         ]
 
 

@@ -51,19 +51,21 @@ async def test_the_oldest_of_a_scope_is_answered_first_or_all(store: Store) -> N
 
 
 async def test_session_and_always_grant_categories(store: Store) -> None:
-    """`session` allows the category in the scope, `always` everywhere; `once` and `deny` allow nothing beforehand."""
+    """`session` allows the category in the scope, `always` for its grantee; `once` and `deny` allow nothing beforehand."""
     await store.create_approval(request("a1", categories=("disk",)))
     await store.answer_approval("a1", ApprovalChoice.SESSION)
-    await store.create_approval(request("a2", categories=("sql",)))
+    await store.create_approval(request("a2", categories=("sql",), grantee="platform cli"))
     await store.answer_approval("a2", ApprovalChoice.ALWAYS)
     await store.create_approval(request("a3", categories=("network",)))
     await store.answer_approval("a3", ApprovalChoice.ONCE)
 
-    assert await store.granted("run_1") == {"disk", "sql"}
-    assert await store.granted("run_2") == {"sql"}
+    assert await store.granted("run_1", grantee="platform cli") == {"disk", "sql"}
+    assert await store.granted("run_2", grantee="platform cli") == {"sql"}
+    assert await store.granted("run_2", grantee="platform telegram") == frozenset()
+    assert await store.granted("run_2") == frozenset()
     assert await store.is_granted("disk", scope="run_2") is False
-    assert await store.is_granted("sql", scope="run_2") is True
-    assert sorted(await store.list_grants()) == [("", "sql"), ("run_1", "disk")]
+    assert await store.is_granted("sql", scope="platform cli") is True
+    assert sorted(await store.list_grants()) == [("platform cli", "sql"), ("run_1", "disk")]
 
 
 async def test_a_choice_that_was_not_offered_grants_nothing(store: Store) -> None:
@@ -78,18 +80,18 @@ async def test_a_choice_that_was_not_offered_grants_nothing(store: Store) -> Non
 
 
 async def test_the_end_of_a_scope_expires_and_revokes(store: Store) -> None:
-    """A run that ends leaves no open request and no grant of its own; everybody's grants stay."""
+    """A run that ends leaves no open request and no grant of its own; those of others stay."""
     await store.create_approval(request("a1"))
     await store.grant("disk", scope="run_1")
-    await store.grant("sql")
+    await store.grant("sql", scope="tenant red")
 
     assert await store.end_approval_scope("run_1", reason="run_ended") == 1
     expired = await store.get_approval("a1")
     assert expired is not None
     assert (expired.state, expired.reason) == (ApprovalState.EXPIRED, "run_ended")
-    assert await store.list_grants() == [("", "sql")]
-    assert await store.revoke_grant("sql") is True
-    assert await store.revoke_grant("sql") is False
+    assert await store.list_grants() == [("tenant red", "sql")]
+    assert await store.revoke_grant("sql", scope="tenant red") is True
+    assert await store.revoke_grant("sql", scope="tenant red") is False
 
 
 async def test_lists_select_by_state_scope_and_tenant(store: Store) -> None:
@@ -105,13 +107,14 @@ async def test_lists_select_by_state_scope_and_tenant(store: Store) -> None:
 
 
 async def test_always_is_remembered_for_the_tenant_that_said_it(store: Store) -> None:
-    """What one tenant allows for good is not allowed to another; what the operator allows is."""
-    await store.create_approval(request("a1", "run_1", tenant="red"))
+    """What one tenant allows for good is not allowed to another; nor is what the operator allows, or a chat."""
+    await store.create_approval(request("a1", "run_1", tenant="red", grantee="tenant red"))
     await store.answer_approval("a1", ApprovalChoice.ALWAYS)
 
-    assert await store.granted("run_2", tenant="red") == {"recursive delete"}
-    assert await store.granted("run_3", tenant="blue") == frozenset()
+    assert await store.granted("run_2", grantee="tenant red") == {"recursive delete"}
+    assert await store.granted("run_3", grantee="tenant blue") == frozenset()
 
-    await store.create_approval(request("a2", "run_4"))
-    await store.answer_approval("a2", ApprovalChoice.ALWAYS)
-    assert await store.granted("run_3", tenant="blue") == {"recursive delete"}
+    for number, grantee in enumerate(("platform api_server", "platform telegram", "")):
+        await store.create_approval(request(f"b{number}", "run_4", grantee=grantee))
+        await store.answer_approval(f"b{number}", ApprovalChoice.ALWAYS)
+    assert await store.granted("run_3", grantee="tenant blue") == frozenset()

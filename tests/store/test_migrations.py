@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from hermes_trio.http.turns import ApiTurns
 from hermes_trio.store import StoreError, StoreFull, open_store
 from hermes_trio.store.sqlite.files import connect
 from hermes_trio.store.sqlite.migrations import MIGRATIONS
@@ -59,8 +60,12 @@ def test_the_fixture_has_something_in_every_table(old: Path):
 
 
 def test_nothing_is_lost_by_a_migration(old: Path):
-    """Every row of version 1 is in the new database with every column that it had; what it refers to is there; references are enforced again."""
+    """Every row of version 1 is in the new database with every column that it had; what it refers to is there; references are enforced again.
+
+    A grant to everybody has become the operator's own.
+    """
     before = rows_of(old)
+    before["grants"] = [(scope or "platform api_server", *rest) for scope, *rest in before["grants"]]
     db = connect(str(old))
     assert migrate(db, str(old)) == 1
     assert version_of(db) == VERSION
@@ -208,3 +213,43 @@ def test_a_crash_at_any_statement_leaves_the_old_database_or_the_new_one(old: Pa
         assert death["rows"] == death["later"] == rows or death["version"] != 1
         assert {name: death["later"][name] for name in rows} == rows
     assert os.listdir(place) == []
+
+
+def test_keys_of_http_sessions_name_their_tenant(tmp_path: Path):
+    """Version 3 puts the tenant into every key that an HTTP client chose, in the session, its jobs and their routing; chats keep theirs."""
+    db = connect(str(tmp_path / "store.db"))
+    for migration in MIGRATIONS[:2]:
+        migration(db)
+    sessions = [
+        ("admin", "api_server", "", "agent:main:telegram:dm:42"),
+        ("plain", "api_server", "", "plain"),
+        ("mine", "api_server", "a:b", "mine"),
+        ("kept", "api_server", "t", "api:t:kept"),
+        ("chat", "telegram", "", "agent:main:telegram:dm:42"),
+    ]
+    for id, source, tenant, key in sessions:
+        routing = f'{{"session_key":"{key}","session_id":"{id}"}}'
+        db.execute(
+            "INSERT INTO sessions (id, source, tenant, session_key, routing, started_at, last_active) VALUES (?, ?, ?, ?, ?, 1, 1)",
+            (id, source, tenant, key, routing),
+        )
+        db.execute(
+            "INSERT INTO jobs (job_id, kind, title, session_id, session_key, root_id, turn_id, routing, state, started_at)"
+            " VALUES (?1, 'process', 't', ?1, ?2, 'r', 't', ?3, 'running', 1)",
+            (id, key, routing),
+        )
+    MIGRATIONS[2](db)
+    wanted = {
+        "admin": "api::agent:main:telegram:dm:42",
+        "plain": "api::plain",
+        "mine": "api:a%3Ab:mine",
+        "kept": "api:t:kept",
+        "chat": "agent:main:telegram:dm:42",
+    }
+    for table, id in (("sessions", "id"), ("jobs", "job_id")):
+        sql = f"SELECT {id}, session_key, json_extract(routing, '$.session_key') FROM {table}"
+        assert {name: (key, routed) for name, key, routed in many(db, sql)} == {
+            name: (key, key) for name, key in wanted.items()
+        }
+    assert ApiTurns.bound("a:b", "mine").session_key == wanted["mine"]
+    db.close()

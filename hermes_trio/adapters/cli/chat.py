@@ -238,6 +238,10 @@ async def begin_session(store: Store, resume: str | None) -> SessionRow:
     found = await store.get_session(resume)
     if found is None:
         raise ResumeError(f"there is no session {resume!r}")
+    if found.tenant:
+        raise ResumeError(
+            f"the session {resume!r} belongs to the tenant {found.tenant!r}: continue it over HTTP, with a key of its own"
+        )
     current = await store.session_of(CLI_KEY)
     if current is not None and current.id == found.id:
         await store.reopen_session(found.id)

@@ -525,7 +525,7 @@ async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> Asy
             writing.captured.on_end = forget
         try:
             if asked.chained:
-                async with request.front.turns.named(request.caller, asked.session_id):
+                async with request.front.turns.named(request.caller, asked.session_id, resumes=True):
                     yield writing
             else:
                 yield writing

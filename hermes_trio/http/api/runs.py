@@ -268,7 +268,8 @@ async def start_run(request: Request) -> HandlerResult:
     history = history or tuple(earlier)
     async with AsyncExitStack() as stack:
         if session_id:
-            claim = await stack.enter_async_context(front.turns.named(request.caller, session_id))
+            resumes = not body.session_id
+            claim = await stack.enter_async_context(front.turns.named(request.caller, session_id, resumes=resumes))
             # A named session brings its own transcript, unless the client brings one.
             history = history or None
             instructions = "\n".join(text for text in (claim.prompt, instructions) if text)

@@ -14,7 +14,7 @@ import msgspec
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text
-from hermes_trio.http.inputs import loose_bool, path_safe_id, session_key_header, whole_number
+from hermes_trio.http.inputs import is_reserved_id, loose_bool, path_safe_id, session_key_header, whole_number
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
@@ -22,7 +22,7 @@ from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import PLATFORM, Captured
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, TurnInput
-from hermes_trio.store import NewSession, SessionRow, StoredMessage
+from hermes_trio.store import NewSession, SessionExists, SessionRow, StoredMessage
 
 from .chat import failure_of, incomplete_of, session_headers, stream_turn
 
@@ -213,6 +213,8 @@ def _chosen_id(request: Request, *given: str | None) -> str:
             chosen = path_safe_id(value, "id")
             if not chosen:
                 raise ApiError(400, "id must not be blank.", code="invalid_session_id", param="id")
+            if is_reserved_id(chosen):
+                raise SessionExists(f"the session id {chosen!r} cannot be used; choose another one, or none")
             return chosen
     return f"api_{int(time.time())}_{request.front.ids.hex(8)}"
 
@@ -246,7 +248,7 @@ async def create_session(request: Request) -> HandlerResult:
             model=body.model or "",
             title=_text(body.title, "title", "invalid_title", 10_000),
             system_prompt=_text(body.system_prompt, "system_prompt", "invalid_system_prompt", PROMPT_LENGTH),
-            routing=request.front.turns.bound(request.caller, session_id, ""),
+            routing=request.front.turns.bound(request.caller.tenant, session_id),
         )
     )
     return Response.of(SessionEnvelope(_body(record)), 201)
@@ -275,6 +277,7 @@ async def patch_session(request: Request) -> HandlerResult:
         title=_text(fields.get("title"), "title", "invalid_title", 10_000),
         set_title="title" in fields,
         end_reason=(reason or "").strip() or None,
+        tenant=record.tenant,
     )
     if changed.ended_at is not None:
         await _stop_jobs(request, record.id)
@@ -291,7 +294,7 @@ async def delete_session(request: Request) -> HandlerResult:
     record = await find_session(request)
     # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
     await request.front.host.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
-    await request.front.store.delete_session(record.id)
+    await request.front.store.delete_session(record.id, tenant=record.tenant)
     return Response.of(Deleted(record.id, "hermes.session.deleted", True))
 
 
@@ -331,6 +334,7 @@ async def fork_session(request: Request) -> HandlerResult:
         record.id,
         new_id=_chosen_id(request, body.id, body.session_id),
         title=_text(body.title, "title", "invalid_title", 10_000),
+        tenant=record.tenant,
     )
     await _stop_jobs(request, record.id)
     return Response.of(SessionEnvelope(_body(made)), 201)
@@ -360,7 +364,8 @@ async def session_chat(request: Request) -> HandlerResult:
     """One message to a session, one answer."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
-    outcome = await request.front.turns.run(request.caller, input, record.id, key)
+    async with request.front.turns.named(request.caller, record.id):
+        outcome = await request.front.turns.run(request.caller, input, record.id, key)
     headers = session_headers(record.id, key)
     failure = failure_of(outcome)
     if failure is not None:
@@ -388,7 +393,8 @@ async def session_chat_stream(request: Request) -> HandlerResult:
 
 async def _stream(request: Request, record: SessionRow, input: TurnInput, key: str, writer: StreamWriter) -> None:
     events = _SessionEvents(request, record, input, writer, session_headers(record.id, key))
-    await stream_turn(request, input, record.id, key, events, captured=events.captured)
+    async with request.front.turns.named(request.caller, record.id):
+        await stream_turn(request, input, record.id, key, events, captured=events.captured)
 
 
 _TOOLS: Final = {"tool.started": "tool.started", "tool.completed": "tool.completed"}

@@ -1,14 +1,15 @@
 """Approvals: requests that wait for a human, and what has been allowed beforehand.
 
 A request is pending until it is approved, denied or expired, once. An answer of `session` or `always` also grants the categories of the
-request: to its scope, or to everybody (the scope ""). Silence is never consent: what nobody answers expires.
+request: to its scope, or for good to the grantee that the request names (a tenant, or a platform). Only the configuration grants to all.
+Silence is never consent: what nobody answers expires.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from hermes_trio.store.records import EVERYBODY, ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
 from .encoding import clean, dump, load
 from .rows import Database, Row, changed, exists, many, one, write, write_many
@@ -18,7 +19,7 @@ __all__ = ["SqliteApprovals"]
 
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
-    " reason, created_at, expires_at, answered_at"
+    " reason, created_at, expires_at, answered_at, grantee"
 )
 
 
@@ -38,7 +39,7 @@ def create(db: Database, now: float, new: NewApproval) -> ApprovalRow:
     """Write a request down."""
     found = one(
         db,
-        f"INSERT INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL)"
+        f"INSERT INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?)"
         f" RETURNING {_COLUMNS}",
         (
             new.id,
@@ -53,6 +54,7 @@ def create(db: Database, now: float, new: NewApproval) -> ApprovalRow:
             dump([choice.value for choice in new.choices]),
             now,
             new.expires_at,
+            new.grantee,
         ),
     )
     assert found is not None
@@ -80,8 +82,8 @@ def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, r
     if choice in answered.choices:
         if choice is ApprovalChoice.SESSION:
             grant(db, now, answered.scope, answered.categories)
-        elif choice is ApprovalChoice.ALWAYS:
-            grant(db, now, tenant_scope(answered.tenant), answered.categories)
+        elif choice is ApprovalChoice.ALWAYS and answered.grantee:
+            grant(db, now, answered.grantee, answered.categories)
     return answered
 
 
@@ -136,11 +138,6 @@ def listed(
     return [_approval(row) for row in many(db, sql, (*bindings, limit, offset))]
 
 
-def tenant_scope(tenant: str) -> str:
-    """Where "always" is remembered: for everybody if the operator said it, else for the tenant that did."""
-    return f"tenant {tenant}" if tenant else EVERYBODY
-
-
 def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> None:
     """Allow categories beforehand."""
     write_many(
@@ -160,15 +157,15 @@ def clear_grants(db: Database, scope: str) -> int:
     return changed(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
 
 
-def granted(db: Database, scope: str, tenant: str) -> frozenset[str]:
-    """What is allowed in a scope: its own grants, its tenant's and everybody's."""
-    found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?, '')", (scope, tenant_scope(tenant)))
+def granted(db: Database, scope: str, grantee: str) -> frozenset[str]:
+    """What is allowed in a scope: its own grants and its grantee's."""
+    found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?) AND scope <> ''", (scope, grantee))
     return frozenset(category for (category,) in found)
 
 
 def is_granted(db: Database, scope: str, category: str) -> bool:
     """Whether a category is allowed in a scope."""
-    return exists(db, "SELECT 1 FROM grants WHERE scope IN (?, '') AND category = ?", (scope, category))
+    return exists(db, "SELECT 1 FROM grants WHERE scope = ? AND category = ?", (scope, category))
 
 
 def list_grants(db: Database) -> list[tuple[str, str]]:
@@ -227,22 +224,22 @@ class SqliteApprovals(Verbs):
         """Requests, oldest first unless `newest`; by default those that are pending."""
         return await self._read(listed, state.value if state else None, scope, tenant, limit, offset, newest)
 
-    async def grant(self, category: str, *, scope: str = EVERYBODY) -> None:
-        """Allow a category beforehand, in a scope or for everybody."""
+    async def grant(self, category: str, *, scope: str) -> None:
+        """Allow a category beforehand in a scope: a run, a conversation, or a grantee."""
         await self._write(grant, self._clock(), scope, (category,))
 
-    async def revoke_grant(self, category: str, *, scope: str = EVERYBODY) -> bool:
+    async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
         return await self._write(revoke, scope, category)
 
     async def is_granted(self, category: str, *, scope: str) -> bool:
-        """Whether a category is allowed in a scope, by its own grants or by everybody's."""
+        """Whether a category is allowed in a scope."""
         return await self._read(is_granted, scope, category)
 
-    async def granted(self, scope: str, *, tenant: str = "") -> frozenset[str]:
-        """All categories that are allowed in a scope of a tenant."""
-        return await self._read(granted, scope, tenant)
+    async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
+        """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
+        return await self._read(granted, scope, grantee)
 
     async def list_grants(self) -> list[tuple[str, str]]:
-        """All grants as (scope, category); the scope "" is everybody's."""
+        """All grants as (scope, category)."""
         return await self._read(list_grants)

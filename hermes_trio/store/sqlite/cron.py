@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from hermes_trio.store.errors import UnknownRecord
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .encoding import clean, dump, load_mapping
@@ -40,8 +41,9 @@ def put_job(db: Database, now: float, job: CronJob) -> CronJob:
     found = one(
         db,
         f"INSERT INTO cron_jobs ({_JOB}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
-        " name = excluded.name, schedule = excluded.schedule, tenant = excluded.tenant, spec = excluded.spec,"
-        f" enabled = excluded.enabled, next_at = excluded.next_at, updated_at = excluded.updated_at RETURNING {_JOB}",
+        " name = excluded.name, schedule = excluded.schedule, spec = excluded.spec,"
+        " enabled = excluded.enabled, next_at = excluded.next_at, updated_at = excluded.updated_at"
+        f" WHERE tenant = excluded.tenant RETURNING {_JOB}",
         (
             job.id,
             clean(job.name),
@@ -54,7 +56,8 @@ def put_job(db: Database, now: float, job: CronJob) -> CronJob:
             now,
         ),
     )
-    assert found is not None
+    if found is None:
+        raise UnknownRecord(f"there is no cron job {job.id!r}")
     return _job(found)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from hermes_trio.store.errors import ConversationMoved, IdempotencyConflict
+from hermes_trio.store.errors import ConversationMoved, IdempotencyConflict, UnknownRecord
 from hermes_trio.store.records import IdempotentReply, StoredResponse
 
 from .encoding import dump, load
@@ -19,11 +19,12 @@ __all__ = ["SqliteResponses", "put_reply", "put_response"]
 
 def put_response(db: Database, now: float, response: StoredResponse, limit: int) -> None:
     """Keep a response (again: a snapshot is replaced by the final one) and advance its conversation."""
-    write(
+    kept = changed(
         db,
         "INSERT INTO responses (id, tenant, session_id, body, transcript, created_at, used_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET session_id = excluded.session_id,"
-        " body = excluded.body, transcript = excluded.transcript, used_at = excluded.used_at",
+        " body = excluded.body, transcript = excluded.transcript, used_at = excluded.used_at"
+        " WHERE tenant = excluded.tenant",
         (
             response.id,
             response.tenant,
@@ -34,6 +35,8 @@ def put_response(db: Database, now: float, response: StoredResponse, limit: int)
             now,
         ),
     )
+    if not kept:
+        raise UnknownRecord(f"there is no response {response.id!r}")
     if response.conversation:
         _advance(db, now, response)
     write(

@@ -30,7 +30,7 @@ ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), model), status = excluded.status,
     last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
     output = excluded.output, usage = excluded.usage, error = excluded.error, error_code = excluded.error_code
-WHERE ended_at IS NULL
+WHERE ended_at IS NULL AND tenant = excluded.tenant
 """
 
 

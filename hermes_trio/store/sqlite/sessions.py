@@ -16,7 +16,7 @@ import msgspec
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ports import Message
-from hermes_trio.store.errors import InvalidTitle, SessionExists, TitleTaken, UnknownSession
+from hermes_trio.store.errors import ForeignSession, InvalidTitle, SessionExists, TitleTaken, UnknownSession
 from hermes_trio.store.records import Lineage, NewSession, SessionRow, StoredMessage
 
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
@@ -75,10 +75,13 @@ def get_session(db: Database, session_id: str) -> SessionRow | None:
     return session_from_row(found) if found else None
 
 
-def _needed(db: Database, session_id: str) -> SessionRow:
+def _needed(db: Database, session_id: str, tenant: str | None = None) -> SessionRow:
+    """A session, of that tenant if one is given."""
     found = get_session(db, session_id)
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
+    if tenant is not None and found.tenant != tenant:
+        raise ForeignSession(f"there is no session {session_id!r}")
     return found
 
 
@@ -122,7 +125,8 @@ def create_session(db: Database, now: float, new: NewSession, lineage: Lineage =
     """Make a session of a given id."""
     title = check_title(new.title)
     if exists(db, "SELECT 1 FROM sessions WHERE id = ?", (new.id,)):
-        raise SessionExists(f"there is a session {new.id!r} already")
+        # The same words whoever has it: an id of another tenant is none of the caller's business.
+        raise SessionExists(f"the session id {new.id!r} cannot be used; choose another one, or none")
     _title_is_free(db, new.tenant, title, new.id)
     write(
         db,
@@ -148,6 +152,17 @@ def create_session(db: Database, now: float, new: NewSession, lineage: Lineage =
     if new.session_key:
         set_route(db, now, new.session_key, new.id)
     return _needed(db, new.id)
+
+
+def claim_session(db: Database, now: float, new: NewSession) -> SessionRow:
+    """The tenant's session of that id, made if there is none; `ForeignSession` if it is another tenant's."""
+    write(
+        db,
+        "INSERT INTO sessions (id, source, tenant, session_key, routing, started_at, last_active)"
+        " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6) ON CONFLICT (id) DO NOTHING",
+        (new.id, new.source, new.tenant, new.session_key, routing_text(new.routing), now),
+    )
+    return _needed(db, new.id, new.tenant)
 
 
 def set_route(db: Database, now: float, session_key: str, session_id: str) -> None:
@@ -234,8 +249,8 @@ def start_over(db: Database, now: float, session_key: str, source: str, reason: 
 
 
 def switch_session(db: Database, now: float, session_key: str, session_id: str, reason: str) -> SessionRow:
-    """Point a key to another session: the old one ends, the new one is reopened."""
-    _needed(db, session_id)
+    """Point a conversation's key to another session of the operator's: the old one ends, the new one is reopened."""
+    _needed(db, session_id, "")
     old = routed_session(db, session_key)
     if old is not None and old[0] != session_id:
         end_session(db, now, old[0], reason)
@@ -260,10 +275,16 @@ def set_title(db: Database, session_id: str, title: str | None) -> SessionRow:
 
 
 def patch_session(
-    db: Database, now: float, session_id: str, title: str | None, set_it: bool, end_reason: str | None
+    db: Database,
+    now: float,
+    session_id: str,
+    title: str | None,
+    set_it: bool,
+    end_reason: str | None,
+    tenant: str | None,
 ) -> SessionRow:
     """Change the title and end the session, both or neither."""
-    _needed(db, session_id)
+    _needed(db, session_id, tenant)
     if set_it:
         set_title(db, session_id, title)
     if end_reason:
@@ -271,8 +292,10 @@ def patch_session(
     return _needed(db, session_id)
 
 
-def delete_session(db: Database, session_id: str) -> int:
+def delete_session(db: Database, session_id: str, tenant: str | None = None) -> int:
     """Delete a session with its sub-agents' sessions, to any depth; its branches live on without a parent."""
+    if tenant is not None:
+        _needed(db, session_id, tenant)
     doomed = [session_id]
     for parent in doomed:
         sql = "SELECT id FROM sessions WHERE parent_session_id = ? AND lineage = 'subagent'"
@@ -299,9 +322,11 @@ def _lineage_title(db: Database, parent: SessionRow) -> str | None:
     return None
 
 
-def fork_session(db: Database, now: float, session_id: str, new_id: str, title: str | None) -> SessionRow:
+def fork_session(
+    db: Database, now: float, session_id: str, new_id: str, title: str | None, tenant: str | None
+) -> SessionRow:
     """Branch a session: a new one with a copy of the live messages; the old one ends as `branched`."""
-    parent = _needed(db, session_id)
+    parent = _needed(db, session_id, tenant)
     create_session(
         db,
         now,
@@ -429,11 +454,21 @@ class SqliteSessions(Verbs):
             new = _with_id(new, new_session_id(now, self._token))
         return await self._write(create_session, now, new)
 
+    async def claim_session(self, new: NewSession) -> SessionRow:
+        """The tenant's session of that id, made if there is none; raises `ForeignSession` if it is another tenant's."""
+        return await self._write(claim_session, self._clock(), new)
+
     async def patch_session(
-        self, session_id: str, *, title: str | None = None, set_title: bool = False, end_reason: str | None = None
+        self,
+        session_id: str,
+        *,
+        title: str | None = None,
+        set_title: bool = False,
+        end_reason: str | None = None,
+        tenant: str | None = None,
     ) -> SessionRow:
-        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither."""
-        return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason)
+        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither. See `delete_session`."""
+        return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason, tenant)
 
     async def end_session(self, session_id: str, reason: str) -> bool:
         """End a session; the first reason wins. Returns whether this call ended it. What waits for it is abandoned."""
@@ -443,15 +478,20 @@ class SqliteSessions(Verbs):
         """Take back an end; returns whether there was one."""
         return await self._write(reopen_session, self._clock(), session_id)
 
-    async def delete_session(self, session_id: str) -> int:
-        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted."""
-        return await self._write_heavily(delete_session, session_id)
+    async def delete_session(self, session_id: str, *, tenant: str | None = None) -> int:
+        """Delete a session and its sub-agents' sessions; branches are detached. Returns how many were deleted.
 
-    async def fork_session(self, session_id: str, *, new_id: str = "", title: str | None = None) -> SessionRow:
+        With a tenant, a session of another one raises `ForeignSession`, and nothing is deleted.
+        """
+        return await self._write_heavily(delete_session, session_id, tenant)
+
+    async def fork_session(
+        self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None
+    ) -> SessionRow:
         """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
         now = self._clock()
         return await self._write_heavily(
-            fork_session, now, session_id, new_id or new_session_id(now, self._token), title
+            fork_session, now, session_id, new_id or new_session_id(now, self._token), title, tenant
         )
 
     async def new_session(self, session_key: str, *, source: str, reason: str = "session_reset") -> str:

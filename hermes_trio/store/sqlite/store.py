@@ -38,6 +38,7 @@ from .maintenance import SqliteMaintenance
 from .outbox import SqliteOutbox
 from .recovery import SqliteRecovery
 from .responses import SqliteResponses
+from .rows import Database, one, write
 from .runs import SqliteRuns
 from .schema import check_ours, migrate, version_of
 from .sessions import SqliteSessions
@@ -54,6 +55,8 @@ INDEX_SECONDS: Final = 15.0
 
 INDEX_PATIENCE: Final = 4.0
 """Indexing rests so many times as long as it has worked."""
+
+SECRET_NAME: Final = "server_secret"
 
 log: Final = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class SqliteStore(
         self._clock = clock
         self._token = token
         self._response_limit = retention.response_count
+        self.secret = b""
+        """See `SessionStore.secret`; put there by `open_store`."""
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""
@@ -149,6 +154,14 @@ async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[Non
             )
 
 
+def secret_of(db: Database) -> bytes:
+    """The secret of this database, made once. Every process that opens it has the same."""
+    write(db, "INSERT OR IGNORE INTO state_meta (key, value) VALUES (?, ?)", (SECRET_NAME, secrets.token_hex(32)))
+    found = one(db, "SELECT value FROM state_meta WHERE key = ?", (SECRET_NAME,))
+    assert found is not None
+    return bytes.fromhex(found[0])
+
+
 @asynccontextmanager
 async def open_store(
     path: str | Path | None,
@@ -182,6 +195,7 @@ async def open_store(
             else:
                 migrate(db, name)
                 enter_wal(db, name)
+            secret = secret_of(db)
         except apsw.Error as error:
             raise translate(error, name) from error
         shared = in_memory or Runner(runner) is Runner.INLINE
@@ -194,6 +208,7 @@ async def open_store(
         store = SqliteStore(
             path=name, writer=writer, reads=reads, signals=signals, retention=retention, clock=clock, token=token
         )
+        store.secret = secret
         looks_after_itself = not in_memory if maintenance is None else maintenance
         failure: Exception | None = None
         async with worker, trio.open_nursery() as nursery:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Final
 
 from hermes_trio.runtime.ports import TurnFinish, TurnStart
+from hermes_trio.store.errors import ForeignSession
 from hermes_trio.store.records import IdempotentReply, StoredResponse
 
 from .encoding import clean, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting, settle_rows, take_rows
 from .outbox import add_replies
 from .responses import put_reply, put_response
-from .rows import Database, Row, one, write
+from .rows import Database, Row, changed, one
 from .runs import begin_run, finish_run, insert_events
 from .transcript import add_messages, first_words
 from .verbs import Verbs
@@ -34,6 +35,7 @@ ON CONFLICT (id) DO UPDATE SET
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
     end_reason = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN end_reason END,
     ended_at = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN ended_at END
+WHERE tenant = excluded.tenant
 """
 
 _FINISH: Final = """
@@ -59,6 +61,7 @@ ON CONFLICT (id) DO UPDATE SET
     cache_write_tokens = cache_write_tokens + excluded.cache_write_tokens,
     reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
     api_call_count = api_call_count + excluded.api_call_count
+WHERE tenant = excluded.tenant
 RETURNING n
 """
 
@@ -75,7 +78,7 @@ UPDATE sessions SET
     cache_write_tokens = cache_write_tokens + ?10,
     reasoning_tokens = reasoning_tokens + ?11,
     api_call_count = api_call_count + ?12
-WHERE id = ?1 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13
+WHERE id = ?1 AND tenant = ?14 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13
 RETURNING n
 """
 """What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
@@ -104,7 +107,7 @@ def begin_turn(db: Database, now: float, start: TurnStart) -> None:
     context = start.context
     if start.run is not None:
         begin_run(db, now, start.run, start)
-    write(
+    begun = changed(
         db,
         _BEGIN,
         (
@@ -122,6 +125,8 @@ def begin_turn(db: Database, now: float, start: TurnStart) -> None:
             now,
         ),
     )
+    if not begun:
+        raise ForeignSession(f"there is no session {context.session_id!r}")
     if start.inbox_ids:
         take_rows(db, start.turn_id, context.session_id, start.inbox_ids)
 
@@ -146,7 +151,7 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
     )
     found: Row | None = None
     if not finish.end_session:
-        found = one(db, _CONTINUE, (context.session_id, now, model, preview, *counts, start.one_shot))
+        found = one(db, _CONTINUE, (context.session_id, now, model, preview, *counts, start.one_shot, start.tenant))
     if found is None:
         found = one(
             db,
@@ -170,7 +175,8 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
                 start.began_at,
             ),
         )
-    assert found is not None
+    if found is None:
+        raise ForeignSession(f"there is no session {context.session_id!r}")
     if messages:
         add_messages(db, now, found[0], messages)
     if finish.outbox:
@@ -198,10 +204,11 @@ class SqliteTurns(Verbs):
     async def begin_turn(self, start: TurnStart) -> None:
         """Write down what was promised before the turn runs: its run, its session, the messages that it takes.
 
-        Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known; nothing is written then.
+        Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
+        tenant; nothing is written then.
         """
         await self._write(begin_turn, self._clock(), start)
 
     async def finish_turn(self, finish: TurnFinish) -> None:
-        """Write everything that a turn leaves behind, all of it or nothing."""
+        """Write everything that a turn leaves behind, all of it or nothing. Raises `ForeignSession` for a session of another tenant."""
         await self._write(finish_turn, self._clock(), finish, self._response_limit)
