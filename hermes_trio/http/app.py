@@ -32,6 +32,7 @@ from .api.approvals import approval_routes
 from .api.chat import chat_routes
 from .api.health import health_routes
 from .api.jobs import job_routes
+from .api.messages import message_routes
 from .api.models import model_routes
 from .api.openapi import openapi_routes
 from .api.responses import response_routes
@@ -63,6 +64,7 @@ def standard_routes(front: ApiCore) -> list[Route]:
         *model_routes(),
         *chat_routes(),
         *response_routes(),
+        *message_routes(),
         *run_routes(),
         *session_routes(),
         *tree_routes(),
@@ -226,7 +228,7 @@ class ApiApp:
             elif told.code == "session_db_unavailable":
                 self._note_store(route, error)
             if not writer.opened:
-                return error_response(told)
+                return error_response(told, route.dialect)
             # The stream is cut off here: a client that sees no end knows that something went wrong.
             raise
         await writer.close()
@@ -261,7 +263,7 @@ class ApiApp:
                 told = internal_error()
             elif told.code == "session_db_unavailable":
                 self._note_store(route, error)
-            return error_response(told)
+            return error_response(told, route.dialect)
 
     def _note_store(self, route: Route, error: Exception) -> None:
         """Log what the client is not told about a store that cannot be used: where it is, and what the system said."""
@@ -280,9 +282,9 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-def error_response(error: ApiError) -> Response:
-    """An error as an answer."""
-    return Response(error.body(), error.status, error.headers)
+def error_response(error: ApiError, dialect: str = "") -> Response:
+    """An error as an answer, in the shape of that API."""
+    return Response(error.body(dialect), error.status, error.headers)
 
 
 def headers_of(response: Response) -> HeaderPairs:

@@ -146,6 +146,8 @@ class Keyring:
         """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
         value = request.raw_header(b"authorization")
         token = value[7:].strip() if value is not None and value.startswith(b"Bearer ") else None
+        if not token and value is None:
+            token = (request.raw_header(b"x-api-key") or b"").strip()
         if not token:
             raise self._refuse(request, "no bearer key")
         digest = sha256(token).digest()
@@ -157,13 +159,13 @@ class Keyring:
             row = await self._store.find_api_key(token.decode("utf-8", "surrogateescape"))
             if row is None:
                 self._known.pop(digest, None)
-                raise self._refuse(request, "an unknown key")
+                raise self._refuse(request, "an unknown key", token)
             if len(self._known) >= MOST_REMEMBERED:
                 self._known.clear()
             known = self._known[digest] = (_caller(row), now)
         caller = known[0]
         if caller.expires_at is not None and caller.expires_at <= time.time():
-            raise self._refuse(request, "an expired key")
+            raise self._refuse(request, "an expired key", token)
         return caller
 
     async def find(self, secret: str) -> Principal | None:
@@ -185,7 +187,7 @@ class Keyring:
         """A key was revoked."""
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
 
-    def _refuse(self, request: Request, why: str) -> ApiError:
+    def _refuse(self, request: Request, why: str, token: bytes = b"") -> ApiError:
         left_out = self._refusals.admit(trio.current_time())
         if left_out is not None:
             client = request.scope.get("client")
@@ -201,10 +203,18 @@ class Keyring:
             )
         return ApiError(
             401,
-            "The API key is missing or not valid; send it in the Authorization header, after the word Bearer.",
+            f"Incorrect API key provided: {_masked(token)}. The server's own is in its key file; `hermes-trio keys add` makes more."
+            if token
+            else "You didn't provide an API key. Send it in the Authorization header, after the word Bearer, or as x-api-key.",
             code="invalid_api_key",
             headers=((b"www-authenticate", b"Bearer"),),
         )
+
+
+def _masked(token: bytes) -> str:
+    """The first letters of a key, so that its owner knows which one was sent."""
+    shown = "".join(chr(byte) if 33 <= byte < 127 else "?" for byte in token[:4]) if len(token) > 16 else ""
+    return f"{shown}****"
 
 
 def _caller(row: ApiKey) -> Principal:

@@ -23,7 +23,16 @@ from hermes_trio.store import (
     UnknownSession,
 )
 
-__all__ = ["ApiError", "body_too_large", "invalid_body", "not_found", "redact_text", "retry_after", "translate"]
+__all__ = [
+    "ApiError",
+    "anthropic_error_type",
+    "body_too_large",
+    "invalid_body",
+    "not_found",
+    "redact_text",
+    "retry_after",
+    "translate",
+]
 
 _KINDS: Final[Mapping[int, str]] = {429: "rate_limit_error"}
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -54,10 +63,30 @@ class ApiError(Exception):
         self.headers = headers
         self.more: Mapping[str, Any] = {} if more is None else more
 
-    def body(self) -> bytes:
-        """The envelope."""
+    def body(self, dialect: str = "") -> bytes:
+        """The envelope, as the API of that `dialect` writes it."""
+        if dialect == "anthropic":
+            kind = anthropic_error_type(self.status)
+            told = {"type": kind, "message": redact(str(self)), "param": self.param, "code": self.code, **self.more}
+            return _encode({"type": "error", "error": told})
         error = {"message": redact(str(self)), "type": self.kind, "param": self.param, "code": self.code, **self.more}
         return _encode({"error": error})
+
+
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    424: "api_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error_type(status: int) -> str:
+    """What Anthropic's API calls an error of that status."""
+    return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def body_too_large(limit: int) -> ApiError:

@@ -78,13 +78,25 @@ def _to_quart(response: Response) -> QuartResponse:
     return made
 
 
+def _what_to_change(path: str) -> str:
+    """What a client whose base URL is not right should do about it."""
+    if path.startswith("/v1/v1/"):
+        return "There is nothing at this path: set the client's base URL without /v1, which it adds by itself."
+    if path in _UNPREFIXED:
+        return f"There is nothing at this path: add /v1 to the client's base_url, so that it asks for /v1{path}."
+    return "There is nothing at this path; GET /openapi.json lists what there is."
+
+
+_UNPREFIXED: Final = frozenset(
+    {"/chat/completions", "/completions", "/responses", "/models", "/messages", "/embeddings"}
+)
+
+
 async def _routing_error(error: HTTPException) -> QuartResponse:
     status = error.code or 500
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if status == 404:
-        told = ApiError(
-            404, "There is nothing at this path; GET /openapi.json lists what there is.", code="unknown_path"
-        )
+        told = ApiError(404, _what_to_change(quart_request.path), code="unknown_path")
     elif status == 405:
         allow = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
         headers = ((b"allow", allow.encode()),)

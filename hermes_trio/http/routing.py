@@ -58,6 +58,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Path parameters of other routes that this one's answer holds, and where."""
     listed: bool = True
     """Whether the route stands in the OpenAPI document."""
+    dialect: str = ""
+    """The API whose shape its errors have: `anthropic`, or OpenAI's."""
 
     @property
     def in_front(self) -> bool:

@@ -53,7 +53,19 @@ from hermes_trio.runtime.turn import Turn
 
 from .run_events import TERMINAL
 
-__all__ = ["chat_routes", "failure_of", "run_detached", "session_headers", "stream_turn", "usage_of"]
+__all__ = [
+    "NOT_AGAIN",
+    "AskedTurn",
+    "chat_routes",
+    "failure_of",
+    "finish_reason_of",
+    "run_detached",
+    "session_headers",
+    "stream_turn",
+    "turn_session",
+    "unseen_steps",
+    "usage_of",
+]
 
 
 class StreamOptions(msgspec.Struct):
@@ -190,7 +202,7 @@ def usage_of(usage: Usage) -> ChatUsage:
     return ChatUsage(usage.input_tokens, usage.output_tokens, usage.total_tokens)
 
 
-class _Asked(msgspec.Struct):
+class AskedTurn(msgspec.Struct):
     """A request, understood. Never changed; not frozen, which would double the cost of making one for every request."""
 
     input: TurnInput
@@ -203,7 +215,7 @@ class _Asked(msgspec.Struct):
     """Whether client tools are involved: their calls may be in the history, or end the turn."""
 
 
-def _read(body: PlainChatRequest, public_model: str) -> _Asked:
+def _read(body: PlainChatRequest, public_model: str) -> AskedTurn:
     system: list[str] = []
     kept: list[tuple[str, Content]] = []
     for number, message in enumerate(body.messages):
@@ -225,7 +237,7 @@ def _read(body: PlainChatRequest, public_model: str) -> _Asked:
     return _asked(body, public_model, "\n".join(system), prompt, first, history)
 
 
-def _read_with_calls(body: PlainChatRequest, public_model: str) -> _Asked:
+def _read_with_calls(body: PlainChatRequest, public_model: str) -> AskedTurn:
     """A conversation in which client tools were called."""
     system: list[str] = []
     messages: list[Message] = []
@@ -267,7 +279,7 @@ def _asked(
     results: tuple[Message, ...] = (),
     *,
     tools: bool = False,
-) -> _Asked:
+) -> AskedTurn:
     input = TurnInput(
         text=text_of(prompt),
         content="" if isinstance(prompt, str) else prompt,
@@ -280,7 +292,7 @@ def _asked(
         tools = tools or bool(options.tools)
         input = msgspec.structs.replace(input, payload=options.payload())
     options = body.stream_options
-    return _Asked(
+    return AskedTurn(
         input,
         f"{instructions}\n{first}",
         body.model or public_model,
@@ -318,7 +330,7 @@ def _options(body: PlainChatRequest) -> TurnOptions:
 
 
 @asynccontextmanager
-async def _session(request: Request, asked: _Asked) -> AsyncIterator[tuple[str, TurnInput]]:
+async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tuple[str, TurnInput]]:
     """The session of a request and its input: a named session brings its own transcript."""
     turns = request.front.turns
     named = session_id_header(request)
@@ -354,14 +366,14 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
-        async with _session(request, asked) as (session_id, input):
+        async with turn_session(request, asked) as (session_id, input):
             headers = session_headers(session_id, key, run_id)
             rendered: list[Response] = []
             captured = Captured() if asked.tools else None
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 rendered.append(_render(request, asked, outcome, headers))
-                return once.record(rendered[0]) + _steps(request, asked, captured, turn, outcome)
+                return once.record(rendered[0]) + unseen_steps(request, asked, captured, turn, outcome)
 
             if run_id:
                 outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)
@@ -379,7 +391,9 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     return _render(request, asked, outcome, headers)
 
 
-def _steps(request: Request, asked: _Asked, captured: Captured | None, turn: Turn, outcome: Outcome) -> list[object]:
+def unseen_steps(
+    request: Request, asked: AskedTurn, captured: Captured | None, turn: Turn, outcome: Outcome
+) -> list[object]:
     """The steps of a turn that its client does not see, if it ended with a call of a client tool."""
     if captured is None or not outcome.calls:
         return []
@@ -500,7 +514,7 @@ def incomplete_of(outcome: Outcome) -> Incomplete | None:
     )
 
 
-def _render(request: Request, asked: _Asked, outcome: Outcome, headers: list[tuple[bytes, bytes]]) -> Response:
+def _render(request: Request, asked: AskedTurn, outcome: Outcome, headers: list[tuple[bytes, bytes]]) -> Response:
     failure = failure_of(outcome)
     if failure is not None:
         return Response(failure.body(), failure.status, [*headers, *failure.headers])
@@ -575,8 +589,8 @@ class _Chunks:
         return b"%b,%b\n\n" % (self._head, encode_json(fields)[1:])
 
 
-async def _stream(request: Request, asked: _Asked, key: str, writer: StreamWriter, run_id: str) -> None:
-    async with _session(request, asked) as (session_id, input):
+async def _stream(request: Request, asked: AskedTurn, key: str, writer: StreamWriter, run_id: str) -> None:
+    async with turn_session(request, asked) as (session_id, input):
         events = _ChatEvents(request, asked, writer, session_headers(session_id, key, run_id))
         if not asked.tools:
             await stream_turn(request, input, session_id, key, events, run_id=run_id)
@@ -584,7 +598,7 @@ async def _stream(request: Request, asked: _Asked, key: str, writer: StreamWrite
         captured = Captured()
 
         def also(turn: Turn, outcome: Outcome) -> list[object]:
-            return _steps(request, asked, captured, turn, outcome)
+            return unseen_steps(request, asked, captured, turn, outcome)
 
         await stream_turn(request, input, session_id, key, events, captured=captured, also=also, run_id=run_id)
 
@@ -593,7 +607,7 @@ class _ChatEvents:
     """Writes the events of a turn as chunks."""
 
     def __init__(
-        self, request: Request, asked: _Asked, writer: StreamWriter, headers: list[tuple[bytes, bytes]]
+        self, request: Request, asked: AskedTurn, writer: StreamWriter, headers: list[tuple[bytes, bytes]]
     ) -> None:
         self._asked = asked
         self._writer = writer

@@ -1,0 +1,218 @@
+"""Clients that may leave: requests whose turn a run does, and responses in the background."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+import trio
+
+from hermes_trio.http.settings import ServerSettings
+from hermes_trio.runtime.ports import Message, Reply, ToolCall
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import open_store
+
+from .gateway import KEY, Gateway, eventually, open_gateway
+
+DETACH = {"X-Hermes-On-Disconnect": "detach"}
+
+
+class Slow:
+    """An agent that says something, uses a tool, and waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.go = trio.Event()
+        self.begun = trio.Event()
+        self.ended: list[str] = []
+
+    async def __call__(self, turn: Turn) -> Reply:
+        turn.emit("message.delta", delta="One ")
+        turn.emit("tool.started", tool="t", preview="", tool_call_id="c1", arguments="{}")
+        turn.emit("tool.completed", tool="t", tool_call_id="c1", duration=0.1, error=False, result="r")
+        self.begun.set()
+        try:
+            await self.go.wait()
+        except BaseException:
+            self.ended.append("cancelled")
+            raise
+        turn.emit("message.delta", delta="two.")
+        self.ended.append("done")
+        return Reply(
+            text="two.",
+            messages=(
+                Message(role="user", content=turn.input.prompt),
+                Message(role="assistant", content="One ", tool_calls=(ToolCall(id="c1", name="t"),)),
+                Message(role="tool", content="r", tool_call_id="c1", tool_name="t"),
+                Message(role="assistant", content="two."),
+            ),
+        )
+
+
+def client_of(gateway: Gateway) -> openai.AsyncOpenAI:
+    """The official client."""
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("by", ["header", "setting"])
+async def test_the_run_goes_on_without_its_client(path: str, by: str) -> None:
+    """The answer names the run; the client leaves in the middle, and the run ends by itself and can be read."""
+    agent = Slow()
+    messages = [{"role": "user", "content": "x"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": messages, "max_tokens": 10},
+    }
+    server = ServerSettings(on_disconnect="detach") if by == "setting" else None
+    async with open_gateway(agent, server=server) as gateway:
+        headers = {} if by == "setting" else DETACH
+        body = {**bodies[path], "stream": True}
+        async with gateway.events(path, method="POST", json=body, headers=headers) as events:
+            run_id = events.response.headers["x-hermes-run-id"]
+            await events.next()
+            await agent.begun.wait()
+        run = (await gateway.http.get(f"/v1/runs/{run_id}")).json()
+        assert run["status"] == "running"
+        agent.go.set()
+        assert (await gateway.ended(run_id))["output"] == "two."
+        assert agent.ended == ["done"]
+        if path == "/v1/responses":
+            response = (await gateway.http.get(f"/v1/responses/resp_{run_id.removeprefix('run_')}")).json()
+            assert response["status"] == "completed"
+            assert [item["type"] for item in response["output"]] == ["message", "mcp_call", "message"]
+
+
+async def test_a_detached_request_is_answered_like_any_other() -> None:
+    """A client that stays gets the same answer, plain and streamed; without the header a client that leaves cancels its turn."""
+    agent = Slow()
+    agent.go.set()
+    async with open_gateway(agent) as gateway, client_of(gateway) as client:
+        client = client.with_options(default_headers=DETACH)
+        done = await client.chat.completions.with_raw_response.create(
+            model="m", messages=[{"role": "user", "content": "x"}]
+        )
+        assert done.parse().choices[0].message.content == "two."
+        assert done.headers["x-hermes-run-id"].startswith("run_")
+        text = ""
+        async for chunk in await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], stream=True
+        ):
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        assert text == "One two."
+        response = await client.responses.create(model="m", input="x")
+        assert [item.type for item in response.output] == ["message", "mcp_call", "message"]
+        async with client.responses.stream(model="m", input="x") as stream:
+            async for _ in stream:
+                pass
+            assert (await stream.get_final_response()).output_text == "One two."
+        refused = await gateway.chat(headers={"X-Hermes-On-Disconnect": "perhaps"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Hermes-On-Disconnect")
+
+
+async def test_a_response_in_the_background() -> None:
+    """It is there at once, can be read while it is made, streamed from any event on, and its events are the same each time."""
+    agent = Slow()
+    async with open_gateway(agent) as gateway, client_of(gateway) as client:
+        queued = await client.responses.create(model="m", input="x", background=True)
+        assert (queued.status, queued.background) == ("queued", True)
+        await agent.begun.wait()
+        now = await client.responses.retrieve(queued.id)
+        assert now.status == "in_progress"
+        assert [item.type for item in now.output] == ["message", "mcp_call"]
+        agent.go.set()
+
+        async def completed() -> bool:
+            return (await client.responses.retrieve(queued.id)).status == "completed"
+
+        await eventually(completed)
+        final = await client.responses.retrieve(queued.id)
+        assert final.output_text == "One two."
+        events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert events[-1].type == "response.completed"
+        assert events[-1].response.output == final.output
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        assert done == final.output
+        rest = [event async for event in await client.responses.retrieve(queued.id, stream=True, starting_after=5)]
+        assert rest == events[6:]
+
+
+async def test_a_background_response_is_streamed_while_it_is_made() -> None:
+    """The first stream is cut off in the middle; the second goes on behind the last event, nothing twice and nothing left out."""
+    agent = Slow()
+    async with open_gateway(agent) as gateway, client_of(gateway) as client:
+        first: list[Any] = []
+        stream = await client.responses.create(model="m", input="x", background=True, stream=True)
+        async with stream:
+            async for event in stream:
+                first.append(event)
+                if event.type == "response.mcp_call.completed":
+                    break
+        agent.go.set()
+        response_id = first[0].response.id
+        last = first[-1].sequence_number
+        rest = [e async for e in await client.responses.retrieve(response_id, stream=True, starting_after=last)]
+        numbers = [event.sequence_number for event in [*first, *rest]]
+        assert numbers == list(range(len(numbers)))
+        assert rest[-1].type == "response.completed"
+        assert rest[-1].response.output_text == "One two."
+
+
+async def test_cancelling_a_response() -> None:
+    """The run is stopped, the response reads `cancelled` from then on; one that no run makes cannot be cancelled."""
+    agent = Slow()
+    async with open_gateway(agent) as gateway, client_of(gateway) as client:
+        queued = await client.responses.create(model="m", input="x", background=True)
+        await agent.begun.wait()
+        assert (await client.responses.cancel(queued.id)).status == "cancelled"
+        assert agent.ended == ["cancelled"]
+        assert (await client.responses.retrieve(queued.id)).status == "cancelled"
+        assert (await client.responses.cancel(queued.id)).status == "cancelled"
+        agent.go.set()
+        plain = await client.responses.create(model="m", input="x")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.cancel(plain.id)
+        assert refused.value.code == "not_in_background"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.cancel("resp_0")
+        with pytest.raises(openai.BadRequestError, match="stored"):
+            await client.responses.create(model="m", input="x", background=True, store=False)
+
+
+async def test_a_response_that_a_crash_cut_off_reads_failed(tmp_path: Any) -> None:
+    """The response was durable when it was promised; after a restart nothing makes it any more, and it says so."""
+    path = str(tmp_path / "store.db")
+    agent = Slow()
+    async with open_gateway(agent, path=path) as gateway, client_of(gateway) as client:
+        queued = await client.responses.create(model="m", input="x", background=True)
+        await agent.begun.wait()
+        snapshot = await gateway.front.store.get_response("", queued.id)
+        assert snapshot is not None
+    other = str(tmp_path / "after.db")
+    async with open_store(other) as store:
+        await store.put_response(snapshot)
+    async with open_gateway(Slow(), path=other) as gateway, client_of(gateway) as client:
+        failed = await client.responses.retrieve(queued.id)
+        assert failed.status == "failed"
+        assert failed.error is not None
+        assert failed.error.code == "interrupted"
+
+
+async def test_input_items() -> None:
+    """What a response was made from: its own input and the history that it continued, the newest first, in pages."""
+    agent = Slow()
+    agent.go.set()
+    async with open_gateway(agent) as gateway, client_of(gateway) as client:
+        first = await client.responses.create(model="m", input="first")
+        second = await client.responses.create(
+            model="m", input=[{"role": "user", "content": "second"}], previous_response_id=first.id
+        )
+        page = await client.responses.input_items.list(second.id, order="asc", limit=2)
+        found: list[Any] = [item async for item in page]
+        assert [item.type for item in found] == ["message", "message", "mcp_call", "message", "message"]
+        assert [item.content[0].text for item in found if item.type == "message"] == ["first", "One ", "two.", "second"]
+        newest = await client.responses.input_items.list(second.id, limit=1)
+        assert newest.data[0].id == found[-1].id
+        assert newest.has_more
