@@ -20,10 +20,12 @@ import trio
 
 from hermes_trio.agent.model import (
     DEFAULT_CONTEXT_WINDOW,
+    NO_OPTIONS,
     Finished,
     ModelError,
     ModelErrorKind,
     ModelEvent,
+    ModelOptions,
     ModelRequest,
     ModelStream,
     TextDelta,
@@ -45,6 +47,9 @@ MAX_PIECES: Final = 200
 """Pieces in which a text is streamed; a short one is streamed word by word."""
 
 LONGEST_SLEEP: Final = 86_400.0
+
+MAX_DEPTH: Final = 20
+"""How deep a JSON schema that refers to itself is followed."""
 
 DIRECTIVES: Final[Mapping[str, str]] = {
     "!run": "!run CMD: run a shell command and wait for it",
@@ -144,7 +149,8 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
         for step in _sleep(plan.sleep):
             sent += len(step.text) if isinstance(step, TextDelta) else 0
             yield step
-    for piece in _pieces(plan.text):
+    text, cut = _obedient(plan.text, request.options)
+    for piece in _pieces(text):
         sent += len(piece)
         yield TextDelta(piece)
     if plan.failure is not None:
@@ -155,9 +161,60 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
         yield ToolCallReady(call)
     prompt = sum(len(message.text) for message in request.messages)
     yield Finished(
-        finish_reason="tool_calls" if calls else "stop",
+        finish_reason="tool_calls" if calls else "length" if cut else "stop",
         usage=Usage(input_tokens=_tokens(prompt), output_tokens=_tokens(sent), api_calls=1),
     )
+
+
+def _obedient(text: str, options: ModelOptions) -> tuple[str, bool]:
+    """The text in the shape and length that the client asked for, and whether it was cut off. There is nothing to sample."""
+    if options is NO_OPTIONS or not text:
+        return text, False
+    shape = options.response_format
+    if shape is not None:
+        described: Mapping[str, Any] = shape.get("json_schema") or {}
+        schema: Any = described.get("schema") or {"properties": {"answer": {"type": "string"}}}
+        text = msgspec.json.encode(_instance(schema, schema, text, 0)).decode()
+    for stop in options.stop:
+        text = text.partition(stop)[0]
+    limit = 4 * (options.max_tokens or len(text))
+    return text[:limit], len(text) > limit
+
+
+def _instance(schema: Any, root: Any, text: str, depth: int) -> Any:
+    """A value of this JSON schema, with the text where a text may stand."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return None
+    table = cast("dict[str, Any]", schema)
+    if reference := str(table.get("$ref", "")):
+        found = root
+        for name in reference.removeprefix("#/").split("/"):
+            found = found.get(name, {})
+        return _instance(found, root, text, depth + 1)
+    if "const" in table:
+        return table["const"]
+    if table.get("enum"):
+        return table["enum"][0]
+    if choices := table.get("anyOf") or table.get("oneOf"):
+        return _instance(choices[0], root, text, depth + 1)
+    kind: Any = table.get("type", "object" if "properties" in table else "string")
+    first = str(cast("list[Any]", kind)[0] if isinstance(kind, list) else kind)
+    match first:
+        case "object":
+            fields: dict[str, Any] = table.get("properties") or {}
+            return {name: _instance(field, root, text, depth + 1) for name, field in fields.items()}
+        case "array":
+            return [_instance(table.get("items"), root, text, depth + 1)] * max(1, int(table.get("minItems", 0)))
+        case "integer":
+            return math.ceil(table.get("minimum", 0))
+        case "number":
+            return float(table.get("minimum", 0))
+        case "boolean":
+            return False
+        case "null":
+            return None
+        case _:
+            return text[: int(table.get("maxLength", ECHO_LIMIT))]
 
 
 def _tokens(characters: int) -> int:

@@ -73,6 +73,11 @@ const late = await patient.chat.completions.create({ model: "demo", messages: [{
 assert.equal(late.choices[0].message.content, "You said: Hello");
 done.push("retry");
 
+const defaults = new OpenAI({ baseURL: process.env.BASE, apiKey: process.env.KEY });
+const doing = { model: "demo", messages: [{ role: "user", content: `!run echo once >> ${process.env.NOTES}\n!fail afterwards` }] };
+await assert.rejects(defaults.chat.completions.create(doing), (error) => error.status === 424);
+done.push("no repetition");
+
 console.log(JSON.stringify(done));
 """
 
@@ -107,7 +112,7 @@ def test_the_node_client(tmp_path: Path) -> None:
             text=True,
             timeout=120,
             check=False,
-            env={**os.environ, "BASE": f"{server.url}/v1", "KEY": server.key},
+            env={**os.environ, "BASE": f"{server.url}/v1", "KEY": server.key, "NOTES": str(tmp_path / "notes")},
         )
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout) == [
@@ -118,4 +123,6 @@ def test_the_node_client(tmp_path: Path) -> None:
             "models",
             "errors",
             "retry",
+            "no repetition",
         ]
+        assert (tmp_path / "notes").read_text() == "once\n"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
+from hashlib import sha256
 from typing import Any
 
+import msgspec
+
+from hermes_trio.http.api.docs_page import EXAMPLES
 from hermes_trio.http.core import CronPort
 
 from .gateway import open_gateway
@@ -94,15 +99,43 @@ async def test_the_openapi_document_describes_every_route() -> None:
         assert references <= set(body["components"]["schemas"])
 
 
-async def test_the_docs_page_loads_nothing() -> None:
-    """The page is HTML without scripts or links to other hosts, and says so in its policy."""
+async def test_the_docs_page_loads_nothing_from_elsewhere() -> None:
+    """The page is HTML without inline scripts or links to other hosts, and says so in its policy; its one script is the server's own."""
     async with open_gateway() as gateway:
         answer = await gateway.http.get("/docs", headers={"Authorization": ""})
         assert answer.headers["content-type"].startswith("text/html")
-        assert "<script" not in answer.text
+        assert re.findall(r"<script[^>]*>", answer.text) == ["<script src='/docs.js' defer>"]
+        policy = answer.headers["content-security-policy"]
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        [style] = re.findall(r"<style>(.*?)</style>", answer.text)
+        assert f"'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in policy
+        script = await gateway.http.get("/docs.js", headers={"Authorization": ""})
+        assert script.headers["content-type"].startswith("text/javascript")
+        assert "http" not in script.text
         assert not re.search(r"(src|href)=['\"]?(https?:)?//", answer.text)
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
         assert "/v1/runs" in answer.text
+
+
+async def test_the_docs_page_shows_how_to_use_every_route() -> None:
+    """Every route has its fields, a `curl` line and a form; types are links that lead somewhere; nothing is raw JSON."""
+    async with open_gateway(cron=_Cron()) as gateway:
+        text = (await gateway.http.get("/docs")).text
+        anchors = set(re.findall(r"id='([^']+)'", text))
+        assert set(re.findall(r"href='#([^']+)'", text)) <= anchors
+        for route in gateway.front.routes:
+            if not route.listed:
+                continue
+            [section] = re.findall(rf"<details id='{route.name}'>(.*?)</details>", text, re.DOTALL)
+            assert "<pre>curl -s" in section, route.name
+            assert f"data-method={route.method}" in section, route.name
+            assert "&quot;$ref&quot;" not in section
+            if route.body is not None:
+                msgspec.convert(EXAMPLES[route.name], route.body)
+                assert "<textarea" in section, route.name
+                for field in getattr(route.body, "__struct_fields__", ()):
+                    assert f"<code>{field}</code>" in section, (route.name, field)
 
 
 class _Cron(CronPort):

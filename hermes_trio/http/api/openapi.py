@@ -1,10 +1,11 @@
-"""The OpenAPI document, made from the route table and the types of the wire, and a page that shows it without any script.
+"""The OpenAPI document, made from the route table and the types of the wire, and the page that shows it.
 
 Nothing in it is written by hand: a route that is not described is a route that does not exist.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -125,7 +126,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     if route.body is not None:
         operation["requestBody"] = {
             "required": route.body_required,
-            "content": {"application/json": {"schema": schema_of[_name(route.body)]}},
+            "content": {"application/json": {"schema": schema_of[_name(route.body)], "example": _example(route)}},
         }
     return operation
 
@@ -138,61 +139,30 @@ async def openapi(request: Request) -> HandlerResult:
     return Response(front.openapi_body)
 
 
-_STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}"
-    "code,pre{font:13px/1.4 ui-monospace,monospace}pre{background:#f5f5f5;padding:.6rem;overflow:auto;border-radius:4px}"
-    "h2{margin-top:2.5rem;border-bottom:1px solid #ddd}details{margin:.4rem 0}summary{cursor:pointer}"
-    ".m{display:inline-block;min-width:4.5rem;font-weight:600}.s{color:#555}"
-    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#161616}pre{background:#222}.s{color:#aaa}h2{border-color:#333}}"
-)
-
-
 async def docs(request: Request) -> HandlerResult:
-    """The document as a page: plain HTML, nothing is loaded from anywhere."""
+    """The document as a page; see `docs_page`."""
+    from .docs_page import page, page_policy  # for this page alone
+
     front = request.front
-    described = document(front.routes, front.version)
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>hermes-trio API</title>",
-        "<meta name=viewport content='width=device-width'>",
-        f"<style>{_STYLE}</style><h1>hermes-trio API</h1>",
-        "<p>Send your key as <code>Authorization: Bearer …</code>. The same as JSON: <a href='/openapi.json'>openapi.json</a>.</p>",
-    ]
-    for tag in described["tags"]:
-        parts.append(f"<h2>{_escape(tag['name'])}</h2>")
-        for path, methods in described["paths"].items():
-            for method, operation in methods.items():
-                if tag["name"] in operation["tags"]:
-                    parts.append(_section(method, path, operation))
-    parts.append("<h2>types</h2>")
-    for name, schema in described["components"]["schemas"].items():
-        parts.append(
-            f"<details id='{_escape(name)}'><summary><code>{_escape(name)}</code></summary>{_pre(schema)}</details>"
-        )
     return Response(
-        "\n".join(parts).encode(),
-        headers=(
-            (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-        ),
+        page(document(front.routes, front.version)),
+        headers=((b"content-security-policy", page_policy()),),
         media=b"text/html; charset=utf-8",
     )
 
 
-def _section(method: str, path: str, operation: dict[str, Any]) -> str:
-    rest = {key: operation[key] for key in ("parameters", "requestBody", "responses") if key in operation}
-    return (
-        f"<details><summary><span class=m>{method.upper()}</span> <code>{_escape(path)}</code>"
-        f" <span class=s>{_escape(operation['summary'])}</span></summary>{_pre(rest)}</details>"
-    )
+async def docs_script(request: Request) -> HandlerResult:
+    """The script of the page: its forms ask this server."""
+    from .docs_page import SCRIPT
+
+    return Response(SCRIPT.encode(), media=b"text/javascript; charset=utf-8")
 
 
-def _escape(text: str) -> str:
-    from html import escape  # for this page alone
+def _example(route: Route) -> Mapping[str, Any]:
+    """A body that the route accepts, as far as its required fields go."""
+    from .docs_page import EXAMPLES
 
-    return escape(text)
-
-
-def _pre(value: Any) -> str:
-    return f"<pre>{_escape(msgspec.json.format(encode_json(value), indent=1).decode())}</pre>"
+    return EXAMPLES.get(route.name, {})
 
 
 def openapi_routes() -> list[Route]:
@@ -216,6 +186,16 @@ def openapi_routes() -> list[Route]:
             access=RequiredScope.OPEN,
             summary="This document as a page",
             media="text/html",
+            tag="docs",
+        ),
+        Route(
+            name="docs_script",
+            method="GET",
+            path="/docs.js",
+            handler=docs_script,
+            access=RequiredScope.OPEN,
+            summary="The script of that page",
+            media="text/javascript",
             tag="docs",
         ),
     ]
