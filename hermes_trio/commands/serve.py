@@ -17,6 +17,8 @@ from hermes_trio.gateway.serving import Serving, run_server
 from hermes_trio.http.auth import ADMIN, AdminKey, admin_key
 from hermes_trio.logs import configure_logging
 from hermes_trio.providers.demo import DemoModel
+from hermes_trio.tools.warden.custody import claim_children
+from hermes_trio.tools.warden.daemon import prctl
 
 __all__ = ["serve", "start_lines"]
 
@@ -37,9 +39,15 @@ async def serve(
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
     for problem in loose_modes(settings):
         logger.warning("%s", problem)
+    # Commands must not read the keys from this process, nor leave it anything that it does not end.
+    prctl.set_dumpable(False)
+    claim_children()
 
     def announce(serving: Serving) -> None:
         _say("\n".join(start_lines(serving, key)))
+        confinement = serving.gateway.gateway.toolbox.confinement
+        for problem in confinement.warnings():
+            logger.warning("%s", problem)
 
     def draining(serving: Serving) -> None:
         _say(_waiting_line(serving, settings.server.drain_seconds))

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 
 import cyclopts
 import msgspec
+import trio
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +35,9 @@ from hermes_trio.store.sqlite.schema import VERSION, version_of
 from hermes_trio.store.sqlite.search import index_backlog, index_next, search
 from hermes_trio.store.sqlite.sessions import end_session, get_session, list_sessions, stored_messages
 from hermes_trio.store.sqlite.writer import run_now
+from hermes_trio.tools.confinement import confinement_lines, confinement_report
+from hermes_trio.tools.settings import ToolSettings
+from hermes_trio.tools.warden import Profile, Protections, probe_protections
 
 __all__ = ["backup", "doctor", "mount", "sessions"]
 
@@ -412,7 +416,10 @@ def backup(
 
 
 def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: ConfigOption = None) -> int:
-    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Exit code 1 if it is not sound."""
+    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Say how commands are confined on this machine.
+
+    Exit code 1 if the store is not sound.
+    """
     settings = _config(home, config)
     path = _path(home, config)
     db = connect_reader(path)
@@ -423,15 +430,27 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
     finally:
         db.close()
     loose = loose_modes(settings)
+    profile, protections = _confinement(settings)
     if as_json:
         _print_json(
-            {**msgspec.structs.asdict(found), "sound": found.sound, "healthy": found.healthy, "loose_modes": loose}
+            {
+                **msgspec.structs.asdict(found),
+                "sound": found.sound,
+                "healthy": found.healthy,
+                "loose_modes": loose,
+                "confinement": confinement_report(profile, protections),
+            }
         )
     else:
         _print_diagnosis(found)
-        for problem in loose:
+        for problem in (*loose, *confinement_lines(profile, protections)):
             Console().print(problem, markup=False, highlight=False)
     return 0 if found.sound else 1
+
+
+def _confinement(settings: Config) -> tuple[Profile, Protections]:
+    """The profile of commands, and what this machine offers for it to the user who asks."""
+    return ToolSettings.read(settings.tools).confinement.profile, trio.run(probe_protections)
 
 
 def _retention(settings: Config) -> Retention:

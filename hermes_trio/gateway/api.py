@@ -73,6 +73,7 @@ async def open_api_gateway(
             approvals=gateway.approvals,
             cron=gateway.adapters.cron,
             platforms=gateway.adapters.hub.health,
+            confinement=gateway.toolbox.confinement.describe,
             version=__version__,
             home=config.home,
         )

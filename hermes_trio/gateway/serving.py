@@ -150,6 +150,7 @@ async def run_server(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
             settle_heap()
+            await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
             announce(serving)
             await _until_asked(signals, serving)
             async with trio.open_nursery() as nursery:

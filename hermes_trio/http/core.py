@@ -137,6 +137,7 @@ class ApiCore:
         approvals: ApprovalsPort | None = None,
         cron: CronPort | None = None,
         platforms: Callable[[], Mapping[str, Any]] | None = None,
+        confinement: Callable[[], Mapping[str, Any]] | None = None,
         version: str = "",
         home: Path | None = None,
     ) -> None:
@@ -150,6 +151,8 @@ class ApiCore:
         self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
         self.cron = cron
         self.platforms = platforms
+        self.confinement = confinement
+        """How commands are confined: `status` is ok or degraded."""
         """How the adapters are, for the health report."""
         self.version = version
         self.home = home

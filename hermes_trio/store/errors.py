@@ -28,6 +28,7 @@ __all__ = [
     "StoreFull",
     "StoreInUse",
     "StoreReadOnly",
+    "StoreReplaced",
     "TitleTaken",
     "UnknownRecord",
     "UnknownSession",
@@ -67,6 +68,12 @@ class StoreCorrupt(StoreError):
     """The file is not a database, or is damaged. `hermes-trio doctor` says more."""
 
     told: ClassVar[str] = "the database is damaged; the server's log has the details"
+
+
+class StoreReplaced(StoreError):
+    """The database file was removed, or another one has its name: what would be written now would be lost with the end of this server."""
+
+    told: ClassVar[str] = "the database file was removed or replaced; nothing of this was kept"
 
 
 class StoreClosed(StoreError):

@@ -22,7 +22,7 @@ from .settings import ConfinementSettings, ToolSettings
 from .warden import Profile, Protections, Sandbox, SandboxPaths, SpawnFailed, Workspace
 from .warden.daemon.wire import Confinement
 
-__all__ = ["CommandConfinement", "open_confinement"]
+__all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "open_confinement"]
 
 logger: Final = logging.getLogger("hermes_trio.tools.confinement")
 
@@ -102,6 +102,16 @@ class CommandConfinement:
             ) from error
         return str(folder)
 
+    def warnings(self) -> list[str]:
+        """What a start has to say: the protections that commands should have and that this machine does not offer."""
+        protections = self.sandbox.protections
+        if protections is None or self.rules.profile is Profile.OFF:
+            return []
+        return [
+            f"commands are not fully confined: {problem} (hermes-trio doctor says more)"
+            for problem in protections.missing
+        ]
+
     def describe(self) -> dict[str, object]:
         """How commands are confined, for `/health/detailed` and `doctor`."""
         protections = self.sandbox.protections
@@ -112,15 +122,37 @@ class CommandConfinement:
 
 def confinement_report(profile: Profile, protections: Protections) -> dict[str, object]:
     """What a profile amounts to on this machine: `status` is ok or degraded, `missing` says why."""
-    missing = [] if profile is Profile.OFF else protections.missing
     if profile is Profile.OFF:
-        missing = ["confinement is switched off (tools.confinement.profile): commands may do whatever the server may"]
+        switched_off = (
+            "confinement is switched off (tools.confinement.profile): commands may do whatever the server may"
+        )
+        return {"status": "ok", "profile": str(profile), "detail": switched_off}
+    missing = protections.missing
     return {
         "status": "degraded" if missing else "ok",
         "profile": str(profile),
         "offers": {str(one): protections.offers(one) for one in Profile},
         **({"missing": missing} if missing else {}),
     }
+
+
+def confinement_lines(profile: Profile, protections: Protections) -> list[str]:
+    """How commands are confined on this machine, for people: one line, and one for each protection that is missing."""
+    report = confinement_report(profile, protections)
+    if profile is Profile.OFF:
+        return [f"commands: {report['detail']}"]
+    spaces = [name for name in ("mount", "pid", "network") if getattr(protections, name)]
+    kind = " in a user namespace" if protections.user else " as root" if protections.root else ""
+    active = [f"{', '.join(spaces)} namespaces{kind}"] if spaces else []
+    active += [f"Landlock {protections.landlock}"] if protections.landlock else []
+    lines = [f"commands: profile {profile}, {report['status']}; active: {'; '.join(active) or 'nothing'}"]
+    lines += [f"commands: degraded: {problem}" for problem in protections.missing]
+    lines += [f"commands: to mend it, {protections.advice}"] if protections.missing and protections.advice else []
+    if protections.root:
+        lines.append(
+            "commands: the server runs as root, whose files protect does not keep from commands; run it as a user of its own"
+        )
+    return lines
 
 
 def open_confinement(

@@ -53,6 +53,8 @@ async def detailed_health(request: Request) -> HandlerResult:
         checks["state_db"] = {"status": "degraded", "detail": type(error).__name__}
     checks["config"] = {"status": "ok"}
     checks["model"] = {"status": "ok", "detail": front.public_model}
+    if front.confinement is not None:
+        checks["confinement"] = dict(front.confinement())
     checks["disk"] = _disk(front.home)
     checks["gateway"] = {"status": "degraded" if host.draining else "ok"}
     platforms: Mapping[str, Any] = {} if front.platforms is None else front.platforms()

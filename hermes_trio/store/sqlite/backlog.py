@@ -44,7 +44,8 @@ class SqliteBacklog(Verbs):
     """Counting what is not settled yet."""
 
     async def backlog(self) -> dict[str, int]:
-        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`."""
+        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`. Raises `StoreReplaced`."""
+        self._writer.check_file()
         return await self._read(count_backlog)
 
     async def completion_states(self, job_ids: Sequence[str]) -> dict[str, tuple[str, str]]:

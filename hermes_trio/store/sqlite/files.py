@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import apsw
 
-from hermes_trio.store.errors import StoreError, StoreInUse, translate
+from hermes_trio.store.errors import StoreError, StoreInUse, StoreReplaced, translate
 
 from .rows import Database
 
@@ -181,6 +181,35 @@ def enter_wal(db: Database, path: str) -> None:
     if mode != "wal" and path != MEMORY:
         raise StoreError(f"{path}: the file system does not support write-ahead logging; put it on a local disk")
     db.pragma("synchronous", "full")
+
+
+class DatabaseFile:
+    """The file that was opened, and its log, as they were then: both must still have their names while a server works on them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = _identity(path)
+        self._log: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise `StoreReplaced` unless the names still belong to the files that are open. Two system calls."""
+        log = _identity(f"{self._path}-wal")
+        if self._log is None:
+            self._log = log
+        if _identity(self._path) == self._file and log == self._log:
+            return
+        raise StoreReplaced(
+            f"{self._path} was removed or replaced while the server had it open: nothing is written any more;"
+            " put the file back, or stop the server and start it again"
+        )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found.st_nlink else None
 
 
 def connect_reader(path: str) -> Database:

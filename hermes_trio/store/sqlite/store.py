@@ -30,7 +30,7 @@ from .backlog import SqliteBacklog
 from .cron import SqliteCron
 from .cursors import SqliteCursors
 from .deliveries import SqliteDeliveries
-from .files import MEMORY, connect, connect_reader, enter_wal, owned
+from .files import MEMORY, DatabaseFile, connect, connect_reader, enter_wal, owned
 from .inbox import SqliteInbox
 from .jobs import SqliteJobs
 from .keys import SqliteKeys
@@ -204,7 +204,15 @@ async def open_store(
         threaded = not shared
         worker: Worker = ThreadWorker("hermes-trio store") if threaded else InlineWorker()
         signals = Signals()
-        writer = Writer(db, worker, name, slices=threaded, at_once=in_memory, signals=signals)
+        writer = Writer(
+            db,
+            worker,
+            name,
+            slices=threaded,
+            at_once=in_memory,
+            signals=signals,
+            file=None if in_memory else DatabaseFile(name),
+        )
         store = SqliteStore(
             path=name, writer=writer, reads=reads, signals=signals, retention=retention, clock=clock, token=token
         )

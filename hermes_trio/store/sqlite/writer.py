@@ -31,7 +31,7 @@ import trio
 from hermes_trio.store.errors import StoreClosed, StoreError, translate
 from hermes_trio.store.signals import Signals
 
-from .files import BUSY_MILLISECONDS
+from .files import BUSY_MILLISECONDS, DatabaseFile
 from .rows import Database
 
 __all__ = ["InlineWorker", "ThreadWorker", "Weight", "Worker", "Writer", "WriterStatistics", "run_now"]
@@ -190,8 +190,10 @@ class Writer:
         slices: bool,
         at_once: bool = False,
         signals: Signals | None = None,
+        file: DatabaseFile | None = None,
     ) -> None:
         self._db: Database = db
+        self._file: DatabaseFile | None = file
         self._signals: Signals = Signals() if signals is None else signals
         self._worker: Worker = worker
         self._path: str = path
@@ -402,6 +404,7 @@ class Writer:
 
     async def _begin(self) -> None:
         db = self._db
+        self.check_file()
         if db.in_transaction:  # a rollback failed before
             await self._do(self._roll_back)
         db.signals.clear()
@@ -416,6 +419,11 @@ class Writer:
         # A command beside us writes. Shielded: a transaction that is begun is ended by whoever began it.
         with trio.CancelScope(shield=True):
             await self._do(self._begin_waiting)
+
+    def check_file(self) -> None:
+        """Raise `StoreReplaced` if the file that is open is no longer the one that has its name. Does nothing for a database in memory."""
+        if self._file is not None:
+            self._file.check()
 
     def _begin_waiting(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
@@ -451,6 +459,7 @@ class Writer:
             if call.weight is Weight.BARE:
                 call.value = call.verb(db, *call.args)
                 return
+            self.check_file()
             db.execute("BEGIN IMMEDIATE")
             try:
                 call.value = call.verb(db, *call.args)

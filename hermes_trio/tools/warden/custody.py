@@ -40,6 +40,21 @@ INHERITED_VARIABLES = ("LD_LIBRARY_PATH",)
 """All that the warden needs of the server's environment: some interpreters do not start without it."""
 
 
+_wardens: set[int] = set()
+"""The processes that this one started itself."""
+
+_owns_every_child = False
+
+
+def claim_children() -> None:
+    """Say that this process starts nothing but wardens: any other child is an orphan of a command, whatever it looks like.
+
+    For a process that is a server and nothing else, like `hermes-trio serve`.
+    """
+    global _owns_every_child
+    _owns_every_child = True
+
+
 @final
 @attrs.define(eq=False)
 class Custody:
@@ -77,6 +92,7 @@ class Custody:
             except OSError as error:
                 ours.close()
                 raise SpawnFailed(f"the warden cannot be started: {error.strerror}") from error
+        _wardens.add(process.pid)
         return cls(token, process, trio.socket.from_stdlib_socket(ours))
 
     @property
@@ -148,6 +164,7 @@ class Custody:
                 self._process.returncode,
                 len(self._kept),
             )
+        _wardens.discard(self.pid)
         await self._sweep()
         self._control.close()
         for process in self._kept.values():
@@ -186,7 +203,12 @@ class Custody:
             await trio.sleep(SWEEP_PAUSE)
 
     def _left_behind(self, child: descent.Relative) -> bool:
-        """Whether a child of the server came from this warden: its keeper, of a command's session, or so marked."""
+        """Whether a child of the server came from this warden: its keeper, of a command's session, or so marked.
+
+        A server that has claimed its children asks none of that.
+        """
+        if _owns_every_child:
+            return child.pid not in _wardens
         for process in self._kept.values():
             if child.pid == process.keeper_pid or (process.pid and child.session == process.pid):
                 return True
