@@ -22,8 +22,8 @@ __all__ = [
     "CHAT_PARAMETERS",
     "MESSAGES_PARAMETERS",
     "RESPONSES_PARAMETERS",
-    "Parameter",
     "ParameterClass",
+    "RequestParameter",
     "chat_choice",
     "chat_tools",
     "check_parameters",
@@ -50,7 +50,7 @@ class ParameterClass(Enum):
     REFUSED = "refused"
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class RequestParameter(msgspec.Struct, frozen=True):
     """One parameter. `note` says what it does here; `neutral` are the values of a refused one that change nothing."""
 
     kind: ParameterClass
@@ -58,23 +58,23 @@ class Parameter(msgspec.Struct, frozen=True):
     neutral: tuple[Any, ...] = (None,)
 
 
-def _honoured(note: str) -> Parameter:
-    return Parameter(ParameterClass.HONOURED, note)
+def _honoured(note: str) -> RequestParameter:
+    return RequestParameter(ParameterClass.HONOURED, note)
 
 
-def _hint(note: str = "accepted, changes nothing") -> Parameter:
-    return Parameter(ParameterClass.HINT, note)
+def _hint(note: str = "accepted, changes nothing") -> RequestParameter:
+    return RequestParameter(ParameterClass.HINT, note)
 
 
-def _refused(note: str, *neutral: Any) -> Parameter:
-    return Parameter(ParameterClass.REFUSED, note, (None, *neutral))
+def _refused(note: str, *neutral: Any) -> RequestParameter:
+    return RequestParameter(ParameterClass.REFUSED, note, (None, *neutral))
 
 
-_SAMPLING: Final[Mapping[str, Parameter]] = {
+_SAMPLING: Final[Mapping[str, RequestParameter]] = {
     "temperature": _honoured("forwarded to every model call of the turn"),
     "top_p": _honoured("forwarded to every model call of the turn"),
 }
-_OPENAI_HINTS: Final[Mapping[str, Parameter]] = {
+_OPENAI_HINTS: Final[Mapping[str, RequestParameter]] = {
     "user": _hint(),
     "service_tier": _hint(),
     "prompt_cache_key": _hint(),
@@ -83,7 +83,7 @@ _OPENAI_HINTS: Final[Mapping[str, Parameter]] = {
     "safety_identifier": _hint(),
 }
 
-CHAT_PARAMETERS: Final[Mapping[str, Parameter]] = {
+CHAT_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
     "messages": _honoured("the conversation; messages of role `tool` bring the results of client tools"),
     "model": _honoured("a name of `/v1/models`; any other name gets the default model"),
     "stream": _honoured("chunks instead of one answer"),
@@ -120,7 +120,7 @@ CHAT_PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 """`POST /v1/chat/completions`."""
 
-RESPONSES_PARAMETERS: Final[Mapping[str, Parameter]] = {
+RESPONSES_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
     "input": _honoured("a text, or a list of messages and items, `function_call_output` among them"),
     "instructions": _honoured("the system prompt; inherited along `previous_response_id`"),
     "model": _honoured("a name of `/v1/models`; any other name gets the default model"),
@@ -154,7 +154,7 @@ RESPONSES_PARAMETERS: Final[Mapping[str, Parameter]] = {
 }
 """`POST /v1/responses`."""
 
-MESSAGES_PARAMETERS: Final[Mapping[str, Parameter]] = {
+MESSAGES_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
     "messages": _honoured("the conversation; `tool_result` blocks bring the results of client tools"),
     "model": _honoured("a name of `/v1/models`; any other name gets the default model"),
     "max_tokens": _honoured("required; the limit of each model call"),
@@ -185,7 +185,7 @@ MESSAGES_PARAMETERS: Final[Mapping[str, Parameter]] = {
 """`POST /v1/messages`."""
 
 
-def check_parameters(table: Mapping[str, Parameter], body: msgspec.Struct) -> None:
+def check_parameters(table: Mapping[str, RequestParameter], body: msgspec.Struct) -> None:
     """400 for a refused parameter whose value would change the answer."""
     for name, parameter in table.items():
         if parameter.kind is ParameterClass.REFUSED and (value := getattr(body, name)) not in parameter.neutral:
@@ -200,7 +200,10 @@ def check_parameters(table: Mapping[str, Parameter], body: msgspec.Struct) -> No
 
 
 async def read_plain_or_full(
-    request: Request, plain: msgspec.json.Decoder[T], full: msgspec.json.Decoder[T], table: Mapping[str, Parameter]
+    request: Request,
+    plain: msgspec.json.Decoder[T],
+    full: msgspec.json.Decoder[T],
+    table: Mapping[str, RequestParameter],
 ) -> T:
     """The body: by the decoder of a plain request, which most are, else by the full one, whose refused parameters are checked."""
     body = await request.body()

@@ -161,8 +161,8 @@ async def test_closing_while_a_connection_fails_raises_nothing(monkeypatch: pyte
     started: list[StdioServer] = []
 
     class Recorded(StdioServer):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
             started.append(self)
 
     monkeypatch.setattr(link_module, "StdioServer", Recorded)

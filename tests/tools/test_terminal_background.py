@@ -19,7 +19,7 @@ from hermes_trio.testing.fakes import FakeAdapter
 from hermes_trio.tools.terminal.watching import OutputWatch
 from hermes_trio.tools.warden import KeptProcess, KillHow, KillReport
 
-from .bench_of_tools import Bench, gone, open_bench, open_demo, running, until
+from .bench_of_tools import Bench, gone, open_bench, open_demo, running, tool_results, until
 
 ANYTHING = ApprovalSettings(mode=False)
 
@@ -129,7 +129,8 @@ async def test_routing_is_that_of_the_launching_turn() -> None:
     async with open_demo() as bench, FakeAdapter().connect(bench.runtime) as adapter:
         await adapter.say("!bg echo done", chat="7", thread_id="t3", user_id="u1", message_id="m9")
         first, second = await adapter.wait_for(2)
-        assert '"notify_on_complete":true' in first.text
+        (started,) = tool_results(await bench.runtime.store.load_history(first.context.session_id))
+        assert started["notify_on_complete"] is True
         assert "completed normally" in second.text
         assert second.context == first.context
         assert (second.context.chat_id, second.context.thread_id, second.context.message_id) == ("7", "t3", "m9")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
@@ -19,20 +18,16 @@ from hermes_trio.tools.settings import ToolSettings
 from .bench_of_tools import Bench, call, gone, open_bench, open_demo, tool_results, until
 
 
-def results(text: str) -> list[dict[str, Any]]:
-    """The tool results that the demo model repeats in fenced blocks."""
-    return [msgspec.json.decode(block) for block in re.findall(r"```json\n(.*?)\n```", text, re.DOTALL)]
-
-
 async def say(bench: Bench, text: str, *, session: str = "s1", stateless: bool = False) -> list[dict[str, Any]]:
     """A turn of the real agent; the results of its tools."""
     context = SessionContext(session_id=session, session_key=session, platform="test")
+    before = len(await bench.runtime.store.load_history(session))
     if stateless:
         outcome = await bench.runtime.stateless.run_turn(text, context)
     else:
         outcome = await bench.runtime.run_turn(text, context)
     assert outcome.ok, outcome
-    return results(outcome.text)
+    return tool_results((await bench.runtime.store.load_history(session))[before:])
 
 
 # -- the three gates of delivery -------------------------------------------------------------------------------------------------
@@ -62,7 +57,7 @@ async def test_gate_two_a_delivering_turn() -> None:
     async with open_demo() as bench, FakeAdapter().connect(bench.runtime) as adapter:
         await adapter.say("!bg echo finished", chat="42", thread_id="t1", user_id="u", message_id="m5")
         first, second = await adapter.wait_for(2)
-        (started,) = results(first.text)
+        (started,) = tool_results(await bench.runtime.store.load_history(first.context.session_id))
         assert started["notify_on_complete"] is True
         assert f"Background process {started['session_id']} completed normally (exit code 0)" in second.text
         assert "finished" in second.text
@@ -154,8 +149,7 @@ async def test_a_child_starts_in_its_parent_s_directory_and_goes_its_own_way() -
         await say(bench, "!run cd /usr; export A=parent")
         goal = "!run pwd; echo [$A]; cd /; export A=child"
         (delegated,) = await say(bench, f"!tool delegate_task {msgspec.json.encode({'goal': goal}).decode()}")
-        (inner,) = results(delegated["results"][0]["summary"])
-        assert inner["output"] == "/usr\n[]"
+        assert "/usr\n[]" in delegated["results"][0]["summary"]
         (after,) = await say(bench, "!run pwd; echo [$A]")
         assert after["output"] == "/usr\n[parent]"
         assert len(bench.box.shells) == 1
@@ -188,7 +182,8 @@ async def test_a_background_child_can_use_the_terminal_after_the_turn() -> None:
     async with open_demo() as bench, FakeAdapter().connect(bench.runtime) as adapter:
         await adapter.say("!delegate !run sleep 0.3; echo from the child")
         first, second = await adapter.wait_for(2)
-        assert results(first.text)[0]["status"] == "dispatched"
+        (dispatched,) = tool_results(await bench.runtime.store.load_history(first.context.session_id))
+        assert dispatched["status"] == "dispatched"
         assert "ASYNC DELEGATION COMPLETE" in second.text
         assert "from the child" in second.text
 
