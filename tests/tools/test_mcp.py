@@ -167,7 +167,7 @@ async def test_closing_while_a_connection_fails_raises_nothing(monkeypatch: pyte
 
     monkeypatch.setattr(link_module, "StdioServer", Recorded)
     async with open_bench() as bench:
-        async with open_links(stdio(), bench.box.warden, {"HOME": "/"}) as links:
+        async with open_links(stdio(), bench.box.warden, {"HOME": "/"}, bench.box.confinement.sandbox) as links:
             assert links.links["sample"].state is LinkState.READY
             started[0].ended.set()  # the owner's task raises in the same step in which its siblings are cancelled
         assert links.links["sample"].state is LinkState.CLOSED

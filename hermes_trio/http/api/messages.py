@@ -58,7 +58,7 @@ _MODES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "tool": "
 _SKIPPED_BLOCKS: Final = frozenset({"thinking", "redacted_thinking"})
 
 
-class SentMessage(msgspec.Struct):
+class MessagesInput(msgspec.Struct):
     """One message of a request: text, or content blocks."""
 
     role: str
@@ -68,7 +68,7 @@ class SentMessage(msgspec.Struct):
 class CountRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a count of tokens."""
 
-    messages: list[SentMessage]
+    messages: list[MessagesInput]
     model: str | None = None
     system: Any = None
     tools: Any = None
@@ -84,7 +84,7 @@ class CountRequest(msgspec.Struct, forbid_unknown_fields=True):
 class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a message. `docs/parameters.md` says which parameters are honoured, hints, or refused."""
 
-    messages: list[SentMessage]
+    messages: list[MessagesInput]
     max_tokens: int
     model: str | None = None
     system: Any = None
@@ -119,7 +119,7 @@ class MessageUsage(msgspec.Struct):
     cache_read_input_tokens: int = 0
 
 
-class MessageBody(msgspec.Struct):
+class MessagesBody(msgspec.Struct):
     """The answer."""
 
     id: str
@@ -188,7 +188,7 @@ def _result(block: dict[str, Any], place: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=_identity(block, "tool_use_id", place))
 
 
-def _read_messages(sent: list[SentMessage]) -> tuple[list[Message], list[str]]:
+def _read_messages(sent: list[MessagesInput]) -> tuple[list[Message], list[str]]:
     """The messages, and where each stands in the body."""
     messages: list[Message] = []
     places: list[str] = []
@@ -337,7 +337,7 @@ async def create_message(request: Request) -> HandlerResult:
     content += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)} for call in outcome.calls
     ]
-    answer = MessageBody(message_id, asked.model, content, _usage(outcome.usage), _stop_reason(outcome))
+    answer = MessagesBody(message_id, asked.model, content, _usage(outcome.usage), _stop_reason(outcome))
     return Response.of(answer, headers=session_headers(session_id, key, run_id))
 
 
@@ -368,7 +368,7 @@ async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: S
         def also(turn: Turn, outcome: Outcome) -> list[object]:
             return unseen_steps(request, asked, captured, turn, outcome)
 
-        start = MessageBody(message_id, asked.model, [], MessageUsage(0, 0))
+        start = MessagesBody(message_id, asked.model, [], MessageUsage(0, 0))
         events = _MessageEvents(start, writer, session_headers(session_id, key, run_id))
         await stream_turn(request, input, session_id, key, events, captured=captured, also=also, run_id=run_id)
 
@@ -376,7 +376,7 @@ async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: S
 class _MessageEvents:
     """Writes the events of a turn as those of the Messages API. Text that has not been written yet is joined."""
 
-    def __init__(self, start: MessageBody, writer: StreamWriter, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, start: MessagesBody, writer: StreamWriter, headers: list[tuple[bytes, bytes]]) -> None:
         self._start = start
         self._writer = writer
         self._headers = headers
@@ -486,7 +486,7 @@ def message_routes() -> list[Route]:
             streams=True,
             summary="Answer the last message of a conversation, in the format of Anthropic's Messages API",
             body=MessagesRequest,
-            answer=MessageBody,
+            answer=MessagesBody,
             errors=(400, 404, 424, 429, 502, 503),
             parameters=(ON_DISCONNECT,),
             tag="messages",
