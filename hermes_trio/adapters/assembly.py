@@ -5,7 +5,7 @@ Give `stage` to the Runtime (the senders outlive every turn), then open the asse
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from hermes_trio.agent.approvals import Approvals
+from hermes_trio.base.mounts import Mount
 from hermes_trio.base.settings import read_settings
 from hermes_trio.messaging.callbacks import CallbackEndpoint
 from hermes_trio.messaging.core import ConversationEnd
@@ -45,6 +46,8 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
     cron: CronScheduler | None
     endpoints: Mapping[str, CallbackEndpoint]
     """The addresses that platforms call, by their exact path."""
+    mounts: Sequence[Mount] = ()
+    """The addresses that people with a key use."""
 
     def mount(self, path: str) -> CallbackEndpoint | None:
         """Who answers requests for this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
@@ -99,6 +102,10 @@ class AdapterAssembly:
 
         `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
         """
+        for member in self.directory.members:
+            if hasattr(member.adapter, "mounts"):
+                # What was said is read from the store; everything that happens goes through the hub.
+                cast("Any", member.adapter).store = runtime.store
         gateway = MessageHub(runtime, self.directory, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gateway.open())
@@ -114,7 +121,12 @@ class AdapterAssembly:
             if self._cron is not None and self._cron.enabled:
                 cron = CronScheduler(gateway.desk, self._cron)
                 await stack.enter_async_context(cron.open())
-            yield OpenAdapters(hub=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints())
+            yield OpenAdapters(
+                hub=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints(), mounts=self._mounts()
+            )
+
+    def _mounts(self) -> list[Mount]:
+        return [mount for member in self.directory.members for mount in getattr(member.adapter, "mounts", ())]
 
     def _endpoints(self) -> dict[str, CallbackEndpoint]:
         found: dict[str, CallbackEndpoint] = {}

@@ -12,6 +12,7 @@ import msgspec
 
 from hermes_trio import __version__
 from hermes_trio.adapters.assembly import OpenAdapters, build_assembly
+from hermes_trio.adapters.web.adapter import web_member
 from hermes_trio.config import Config
 from hermes_trio.console.routes import console_routes
 from hermes_trio.http.app import make_app
@@ -26,6 +27,7 @@ from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 
 from .gateway import Gateway, open_gateway
+from .mounts import route_of
 
 __all__ = ["ApiGateway", "model_entries", "open_api_gateway"]
 
@@ -61,7 +63,9 @@ async def open_api_gateway(
     `agent` replaces the configured one. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
     """
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
-    assembly = build_assembly(tables, environment=config.environment, host=config.server.host, home=config.home)
+    assembly = build_assembly(
+        tables, environment=config.environment, host=config.server.host, home=config.home, members=[web_member()]
+    )
     async with open_gateway(config, assembly, agent=agent, in_memory=in_memory) as gateway:
         api = ApiCore(
             gateway.runtime,
@@ -94,6 +98,7 @@ def mounted_routes(adapters: OpenAdapters) -> list[Route]:
         _mounted(f"endpoint_{number}", path, endpoint)
         for number, (path, endpoint) in enumerate(adapters.endpoints.items())
     ]
+    routes += [route_of(mount) for mount in adapters.mounts]
     return routes
 
 

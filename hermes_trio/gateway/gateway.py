@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from hermes_trio.adapters.assembly import AdapterAssembly, OpenAdapters
+from hermes_trio.adapters.web.adapter import WebAdapter
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings, ModelReviewer
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
@@ -60,7 +61,7 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
     def directives(turn: Turn) -> bool:
         # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
         platform = turn.context.platform
-        return platform in allowed or (local and platform == PLATFORM)
+        return platform in allowed or (local and platform in (PLATFORM, WebAdapter.platform))
 
     return ModelAgent(routes, toolbox, settings=settings, history=store, directives=directives)
 

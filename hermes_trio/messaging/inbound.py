@@ -185,6 +185,7 @@ class Inbound:
             user_name=_one_line(source.user_name),
             session_key=key,
             message_id=anchor or "",
+            tenant=source.tenant or "",
         )
         return NewMessage(
             inbox=member.platform,

@@ -68,6 +68,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     parent_chat_id: str | None = None
     message_id: str | None = None
     profile: str | None = None
+    tenant: str | None = None
     is_bot: bool = False
 
     def __post_init__(self) -> None:

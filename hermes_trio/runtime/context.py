@@ -76,6 +76,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     cron_deliver_platform: str = ""
     cron_deliver_chat_id: str = ""
     cron_deliver_thread_id: str = ""
+    tenant: str = ""
+    """Whose work it is. It is kept with the routing, and is nobody else's business: no child process sees it."""
 
     def __post_init__(self) -> None:
         # One is made for each turn: if all fields together pass, each of them does.
@@ -119,9 +121,9 @@ ENVIRONMENT_NAMES: Final[Mapping[str, str]] = {
     "HERMES_CRON_AUTO_DELIVER_THREAD_ID": "cron_deliver_thread_id",
 }
 
-_FIELDS: Final = frozenset(ENVIRONMENT_NAMES.values())
+_FIELDS: Final = frozenset({*ENVIRONMENT_NAMES.values(), "tenant"})
 
-_values: Final = attrgetter(*ENVIRONMENT_NAMES.values())
+_values: Final = attrgetter(*ENVIRONMENT_NAMES.values(), "tenant")
 
 
 class Binding:

@@ -169,6 +169,7 @@ class Lanes:
             with waiting("the store: no session can be found for it"):
                 await trio.sleep(RETRY_SECONDS)
             return
+        lane.node.tenant = routing.tenant
         root = self._root(rows)
         if rows[0].kind is InboxKind.NOTICE:
             try:
@@ -181,6 +182,7 @@ class Lanes:
             context=msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id),
             agent=front.agent or core.agent,
             source=front.platform,
+            tenant=routing.tenant,
             budget=front.budget(rows) if rows[0].kind is InboxKind.MESSAGE else None,
             rows=tuple(rows),
             one_shot=front.one_shot,

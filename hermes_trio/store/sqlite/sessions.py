@@ -203,7 +203,14 @@ def resolve_session(db: Database, now: float, context: SessionContext, source: s
     create_session(
         db,
         now,
-        NewSession(id=made_id, source=source, session_key=key, user_id=context.user_id, routing=context),
+        NewSession(
+            id=made_id,
+            source=source,
+            tenant=context.tenant,
+            session_key=key,
+            user_id=context.user_id,
+            routing=context,
+        ),
     )
     return made_id
 

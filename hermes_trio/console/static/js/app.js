@@ -5,7 +5,9 @@ import { Asks } from "./asks.js";
 import { count, glyph, h, now, put, span, still } from "./dom.js";
 import { Samples } from "./samples.js";
 import { TreeStore } from "./store.js";
+import { Talks } from "./talks.js";
 import { approvals } from "./views/approvals.js";
+import { chat } from "./views/chat.js";
 import { health } from "./views/health.js";
 import { jobs } from "./views/jobs.js";
 import { keys } from "./views/keys.js";
@@ -21,6 +23,7 @@ const VIEWS = {
   tree: ["Tree", tree, "runs", ""],
   timeline: ["Timeline", timeline, "runs", ""],
   approvals: ["Approvals", approvals, "runs", ""],
+  chat: ["Chat", chat, "chat", "web"],
   sessions: ["Sessions", sessions, "sessions", ""],
   runs: ["Runs", runs, "runs", ""],
   jobs: ["Jobs", jobs, "admin", "jobs"],
@@ -37,7 +40,7 @@ const root = document.documentElement, alone = root.dataset.page === "chat";
 const main = document.querySelector("main"), rail = document.querySelector(".rail"), status = document.querySelector(".live");
 const store = new TreeStore(), link = { state: "connecting", at: 0, next: 0, word: "" };
 const ctx = {
-  store, link, me: null, samples: new Samples(store), asks: new Asks(),
+  store, link, me: null, samples: new Samples(store), asks: new Asks(), talks: null,
   go: (path) => { location.hash = "#/" + path; },
   announce: (words) => put(status, words),
   /** Say what went wrong, in the server's words. */
@@ -94,6 +97,7 @@ function showSignIn(problem) {
 }
 function signedOut() {
   follower?.close();
+  ctx.talks?.close();
   view?.leave?.();
   view = null;
   ctx.me = null;
@@ -117,6 +121,8 @@ function enter(me) {
     return may(scope) && (feature === "" || me.features.includes(feature)) && (!alone || name === "chat");
   });
   buildRail();
+  ctx.talks?.close();
+  ctx.talks = visible.includes("chat") ? new Talks(ctx) : null;
   follower?.close();
   if (may("runs") && !alone) follow();
   else link.state = "live";
@@ -226,6 +232,7 @@ function beat() {
   const waits = ctx.asks.pending.length;
   badge("tree", store.size, "");
   badge("approvals", waits, "hot");
+  badge("chat", ctx.talks?.unread ?? 0, "new");
   const lost = link.state === "lost";
   put(linkWords, link.state === "connecting" ? "connecting…" : lost ? "disconnected" : `live · ${location.host}`);
   linkDot.className = "dot " + (lost ? "bad" : link.state === "connecting" ? "off" : "beat");

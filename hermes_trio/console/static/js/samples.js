@@ -37,15 +37,15 @@ export class Samples {
   async _ask(sample) {
     const began = performance.now();
     try {
-      const answer = await fetch("/metrics", { cache: "no-store" });
-      if (!answer.ok) return;
+      const [answer, health] = await Promise.all([fetch("/metrics", { cache: "no-store" }), fetch("/health/detailed", { cache: "no-store" })]);
+      if (!answer.ok || !health.ok) return;
+      sample.outbox = (await health.json()).readiness.checks.background_queues.outbox ?? 0;
       const text = await answer.text(), took = performance.now() - began;
-      const read = readMetrics(text, ["hermes_trio_http_requests_total", "hermes_trio_outbox"]);
-      const total = read.hermes_trio_http_requests_total;
+      const read = readMetrics(text, ["hermes_http_requests_total"]);
+      const total = read.hermes_http_requests_total;
       if (this.metrics) sample.requests = Math.max(0, (total - this.metrics.total) / ((began - this.metrics.at) / 1000));
       this.metrics = { total, at: began };
       sample.lag = took;
-      sample.outbox = read.hermes_trio_outbox;
     } catch {
       // The next sample tries again.
     }

@@ -11,7 +11,7 @@ export function card(approval, answer) {
   const left = h("span", { class: "num" }), meter = h("i", { class: "meter" }), [where, chat] = place(approval.session_key || approval.run_id);
   const offered = CHOICES.filter(([choice]) => approval.choices.includes(choice));
   const el = h("article", { class: "card", "aria-label": `Approval ${approval.approval_id}`, tabindex: "0" },
-    h("header", null, glyph("person", "k-person"), h("strong", { class: "cut" }, [where, chat].filter(Boolean).join(" · ") || "a run"), approval.tenant ? h("span", { class: "chip" }, approval.tenant) : null, h("span", { class: "left" }, left)),
+    h("header", null, glyph("person", "k-person"), h("strong", { class: "cut" }, [where, chat].filter(Boolean).join(" · ") || "this conversation"), approval.tenant ? h("span", { class: "chip" }, approval.tenant) : null, h("span", { class: "left" }, left)),
     h("pre", null, approval.command),
     h("p", { class: "why" }, approval.description || "This command needs a person.", approval.pattern_keys.map((key) => [" ", h("span", { class: "chip warn" }, key)])), meter,
     h("footer", null, offered.map(([choice, words, key, look]) => h("button", { class: `btn ${look}`, onclick: () => choose(choice) }, words, h("kbd", null, key)))));

@@ -1,0 +1,70 @@
+// The web chat: conversations, streamed answers, folded tools, approvals in place, and notices that come back later.
+
+import { clock, glyph, h, put, span } from "../dom.js";
+import { css, look } from "../kinds.js";
+import { card } from "./approvals.js";
+
+const KINDS = { terminal: "process", process: "process", delegate_task: "delegation" };
+const hour = (at) => clock(new Date(1000 * at)).slice(0, 5);
+
+export function chat({ talks, head, body, rest, go, announce }) {
+  let open = talks.find(rest[0]) ?? null, drawn = "", wanted = rest[0] ?? "";
+  const people = h("ol", { class: "talks scroll", "aria-label": "Conversations" }), flow = h("ol", { class: "flow", "aria-label": "Messages", role: "log" });
+  const scroll = h("div", { class: "scroll talk", tabindex: "0", "data-home": "", "aria-label": "Conversation" }, flow);
+  const input = h("textarea", { rows: 1, placeholder: "Write a message, or /stop", "aria-label": "Message", onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); } } });
+  const stop = h("button", { class: "btn danger", type: "button", hidden: true, onclick: () => talks.say(open, "/stop") }, glyph("stop"), "Stop");
+  const bell = h("button", { class: "btn quiet", hidden: !("Notification" in globalThis) || Notification.permission !== "default", onclick: async () => { await Notification.requestPermission(); bell.hidden = Notification.permission !== "default"; } }, "Notify me");
+  head.append(h("span", { class: "sum wide" }, "what you start here comes back here, also when the tab was closed"), h("span", { class: "push" }), bell, h("button", { class: "btn", onclick: () => choose(talks.make()) }, "New conversation"));
+  body.append(people, h("section", { class: "room", "aria-label": "Messages" }, scroll, h("form", { class: "write", onsubmit: (event) => { event.preventDefault(); send(); } }, input, stop, h("button", { class: "btn primary" }, "Send"))));
+
+  async function send() {
+    const text = input.value.trim();
+    if (!text) return;
+    if (!open) choose(talks.make());
+    input.value = "";
+    if (!(await talks.say(open, text))) input.value = text;
+  }
+  function choose(one) {
+    open = one;
+    wanted = one.id;
+    talks.shown = one;
+    drawn = "";
+    history.replaceState(null, "", `#/chat/${one.id}`);
+    talks.saw(one);
+    if (!one.loaded || one.count > 0) talks.read(one);
+    tick();
+    input.focus();
+  }
+  function bubble(message) {
+    const when = h("time", { class: "num faint" }, hour(message.at));
+    if (message.who === "tool") {
+      const kind = KINDS[message.name] ?? "tool";
+      return h("li", { class: "did" }, h("details", null, h("summary", null, glyph("open", "turns"), glyph(look(kind)[0], css(kind)), h("span", null, message.name), h("code", { class: "cut" }, message.text), h("span", { class: "num faint" }, message.seconds === null ? "works…" : span(message.seconds))), h("pre", null, message.output || "no output yet")));
+    }
+    if (message.who === "notice") return h("li", { class: "notice" }, glyph("check"), h("div", null, h("details", null, h("summary", null, message.text.replace(/^\[IMPORTANT: /, "").split("\n")[0].replace(/\]$/, "")), h("pre", null, message.text))), h("span", { class: "chip good", title: "The notice was committed with the end of the work and has reached this conversation" }, "delivered ", when));
+    return h("li", { class: message.who }, h("p", null, message.text, message.live ? h("i", { class: "caret" }) : null), when);
+  }
+  function tick() {
+    if (open === null && talks.all.length > 0) { const first = talks.find(wanted) ?? (wanted ? null : talks.all[0]); if (first) return choose(first); }
+    const mark = `${open?.id}|${talks.version}|${talks.unread}`;
+    if (mark !== drawn) {
+      const near = !drawn.startsWith(`${open?.id}|`) || scroll.scrollTop + scroll.clientHeight > scroll.scrollHeight - 80;
+      drawn = mark;
+      people.replaceChildren(...talks.all.map((one) => {
+        const last = one.live.at(-1) ?? one.messages.at(-1), unread = talks.unreadOf(one);
+        return h("li", null, h("button", { class: "pick", "aria-current": one === open ? "true" : null, onclick: () => choose(one) }, h("span", { class: "cut" }, one.title || "New conversation"), h("span", { class: "faint cut" }, one.asks.length ? "waits for your answer" : last?.text ?? ""), unread > 0 ? h("span", { class: "count", "aria-label": `${unread} unread` }, String(unread)) : h("span", { class: "num faint" }, hour(one.at))));
+      }));
+      const shown = open ? [...open.messages, ...open.live] : [];
+      const opened = new Set([...flow.querySelectorAll("details[open]")].map((el) => el.closest("li").index));
+      flow.replaceChildren(...shown.map(bubble), ...(open?.asks ?? []).map((one) => h("li", null, card(one, (approval, choice) => { talks.answer(open, approval, choice); announce(`Answered: ${choice}`); }))));
+      [...flow.children].forEach((el, i) => { el.index = i; if (opened.has(i)) el.querySelector("details")?.setAttribute("open", ""); });
+      if (shown.length === 0 && (open?.asks.length ?? 0) === 0) flow.append(h("li", { class: "empty" }, glyph("chat"), h("h2", null, "Say something"), h("p", null, "Answers come as they are written. What the agent starts in the background comes back to this conversation when it ends.")));
+      stop.hidden = !open?.busy;
+      if (near) requestAnimationFrame(() => { scroll.scrollTop = scroll.scrollHeight; });
+    }
+    for (const el of flow.querySelectorAll(".card")) el.tick();
+  }
+  if (open) choose(open);
+  else if (wanted === "") tick();
+  return { tick, regain: () => talks.load(), leave: () => { talks.shown = null; } };
+}

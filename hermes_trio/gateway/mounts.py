@@ -1,0 +1,87 @@
+"""Addresses of adapters as routes of the server: the server authenticates, the adapter answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from hermes_trio.base.mounts import Mount, MountCaller, MountProblem, MountRequest, MountResponse, MountStream
+from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.errors import ApiError
+from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
+from hermes_trio.http.routing import Route
+from hermes_trio.http.streams import StreamWriter
+
+__all__ = ["route_of"]
+
+SESSION_CHECK_SECONDS: Final = 15.0
+"""How often a stream looks whether the browser session behind it is still in force."""
+
+
+def route_of(mount: Mount) -> Route:
+    """The route of an address that people with a key use. The adapter is told who calls, and never sees a credential."""
+
+    async def handle(request: Request) -> HandlerResult:
+        """Hand the request to the adapter that owns the address."""
+        caller = request.caller
+        given = MountRequest(
+            method=request.method,
+            path=request.path,
+            params=request.params,
+            query=request.query,
+            body=await request.body() if request.method == "POST" else b"",
+            caller=MountCaller(
+                key_id=caller.key_id, name=caller.name, tenant=caller.tenant, scopes=caller.scopes, admin=caller.admin
+            ),
+            last_event_id=request.header(b"last-event-id") or request.query("last_event_id"),
+        )
+        try:
+            answer = await mount.handler(given)
+        except MountProblem as problem:
+            raise ApiError(problem.status, str(problem), code=problem.code) from None
+        if isinstance(answer, MountResponse):
+            return Response.of(answer.body, answer.status)
+        return _streamed(answer, request)
+
+    return Route(
+        name=mount.name,
+        method=mount.method,
+        path=mount.path,
+        handler=handle,
+        access=RequiredScope(mount.scope),
+        streams=mount.streams,
+        summary=mount.summary,
+        answer=None if mount.streams else dict[str, Any],
+        status=mount.status,
+        media="text/event-stream" if mount.streams else "application/json",
+        body=mount.body,
+        errors=(400,),
+        tag=mount.tag,
+    )
+
+
+def _streamed(stream: MountStream, request: Request) -> EventStream:
+    async def run(writer: StreamWriter) -> None:
+        async def send(piece: bytes) -> None:
+            if not writer.opened:
+                await writer.open(piece)
+                return
+            writer.put(piece)
+            await writer.flush()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_with_session, request, nursery.cancel_scope)
+            await stream.run(send)
+            nursery.cancel_scope.cancel()
+
+    return EventStream(run)
+
+
+async def _end_with_session(request: Request, scope: trio.CancelScope) -> None:
+    """Cut a stream off when the browser session behind it is over."""
+    while True:
+        await trio.sleep(SESSION_CHECK_SECONDS)
+        if not await request.front.signin.still_signed_in(request):
+            break
+    scope.cancel()
