@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
 .PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
-	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-start bench-growth bench-embed \
+	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed \
 	bench-reference requirements clean
 
 help: ## Show this list
@@ -118,6 +118,9 @@ bench-serve: $(VENV)/.installed-dev ## The whole server against the reference, u
 
 bench-sse: $(VENV)/.installed-dev ## Event streams: first event, events a second, idle streams
 	@$(PY) -m bench.sse $(QUICKFLAG) $(ARGS)
+
+bench-readers: $(VENV)/.installed-dev ## 200 readers that stall: memory of the server, and the time of /health beside them
+	@$(PY) -m bench.readers $(QUICKFLAG) $(ARGS)
 
 bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, idle memory
 	@$(PY) -m bench.start $(QUICKFLAG) $(ARGS)

@@ -25,7 +25,7 @@ from hermes_trio.store.ports import Store
 from .api.approvals import ApprovalsPort, NoApprovals
 from .auth import Keyring
 from .idempotency import IdempotentReplies
-from .inputs import RateLimiter
+from .inputs import RateLimiter, ReaderLimit
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings
@@ -165,6 +165,7 @@ class ApiCore:
         self.keyring = Keyring(admin_key, store)
         self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home)
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
+        self.readers = ReaderLimit(limits.event_readers)
         self.turns = ApiTurns(host.stateless, store, limits)
         self.replies = IdempotentReplies(store)
         self.metrics = Metrics(host)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +15,7 @@ from .requests import Request
 
 __all__ = [
     "RateLimiter",
+    "ReaderLimit",
     "check_length",
     "detaches",
     "idempotency_key",
@@ -146,6 +150,34 @@ def idempotency_key(request: Request) -> str:
 class _Bucket(msgspec.Struct):
     tokens: float
     at: float
+
+
+class ReaderLimit:
+    """How many streams of run events a key reads at once. Each costs memory for as long as its reader stalls."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._reading: Counter[str] = Counter()
+        self.paging = trio.Lock()
+        """Held while a page of stored events is read and encoded: readers that catch up take turns, and everybody else comes in between."""
+
+    @contextmanager
+    def reading(self, key_id: str) -> Iterator[None]:
+        """One reader of this key for the body of the `with`; 429 if it has too many."""
+        if self._reading[key_id] >= self._most:
+            raise ApiError(
+                429,
+                f"This key follows {self._most} streams of run events already; close one of them first.",
+                code="too_many_readers",
+                headers=retry_after(1),
+            )
+        self._reading[key_id] += 1
+        try:
+            yield
+        finally:
+            self._reading[key_id] -= 1
+            if not self._reading[key_id]:
+                del self._reading[key_id]
 
 
 class RateLimiter:

@@ -54,6 +54,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """For each key, the admin key excepted."""
     burst: Count = 0
     """Requests that a key may make at once; 0 is a minute's worth."""
+    event_readers: Positive = 256
+    """Streams of run events that a key may follow at once."""
     turn_seconds: Annotated[float, Meta(ge=0)] = 0.0
     """How long a turn may take; 0 is as long as it likes."""
     wait_seconds: Seconds = 600.0

@@ -17,12 +17,20 @@ __all__ = ["DEFAULT_EVENTS", "EventCursor", "EventLog", "Gap", "LogEvent"]
 DEFAULT_EVENTS: Final = 10_000
 """Events kept in memory per log; older ones are read from the store."""
 
+DEFAULT_BYTES: Final = 8_388_608
+"""How much of a log's text is kept in memory, roughly; older events are read from the store."""
+
+BATCH_BYTES: Final = 131_072
+"""How much text a reader is given at once: what a reader that stalls keeps from being freed."""
+
 
 class LogEvent(msgspec.Struct, frozen=True):
     """An event and its number, from 1 on."""
 
     number: int
     data: Mapping[str, Any]
+    size: int = 0
+    """The length of its texts."""
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -33,11 +41,12 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """Events in order, at most `limit` of them. Closed by the scope that owns the run; closing wakes every reader."""
+    """Events in order, at most `limit` of them and about `DEFAULT_BYTES`. Closed by the scope that owns the run; closing wakes every reader."""
 
     def __init__(self, limit: int = DEFAULT_EVENTS, *, on_append: Callable[[LogEvent], None] | None = None) -> None:
-        self._events: deque[LogEvent] = deque(maxlen=limit)
+        self._events: deque[LogEvent] = deque()
         self._limit = limit
+        self._bytes = 0
         self._on_append = on_append
         self._wake: trio.Event | None = None
         self.last: int = 0
@@ -53,8 +62,12 @@ class EventLog:
         if self.closed:
             raise ValueError("the event log is closed; its terminal event has been written")
         self.last += 1
-        event = LogEvent(self.last, data)
+        size = sum([len(value) for value in data.values() if type(value) is str])
+        event = LogEvent(self.last, data, size)
         self._events.append(event)
+        self._bytes += size
+        while len(self._events) > self._limit or (self._bytes > DEFAULT_BYTES and len(self._events) > 1):
+            self._bytes -= self._events.popleft().size
         if self._on_append is not None:
             self._on_append(event)
         if self._wake is not None:
@@ -119,10 +132,20 @@ class EventCursor:
             if self.after + 1 < oldest and self.after < self._log.last:
                 found.append(Gap(self.after, oldest))
                 self.after = oldest - 1
-            events = self._log.since(self.after, limit)
+            events = _bounded(self._log.since(self.after, limit))
             if events:
                 self.after = events[-1].number
                 found.extend(events)
             if found or self._log.closed:
                 return found
             await self._log.changed()
+
+
+def _bounded(events: list[LogEvent]) -> list[LogEvent]:
+    """The first of these events, as many as make up one batch, and at least one."""
+    size = 0
+    for place, event in enumerate(events):
+        size += event.size
+        if size > BATCH_BYTES and place:
+            return events[:place]
+    return events

@@ -33,6 +33,12 @@ _ENDS: Final = {
     TurnState.FAILED: RunStatus.FAILED,
     TurnState.CANCELLED: RunStatus.CANCELLED,
 }
+DELTA_CHARACTERS: Final = 16_384
+"""The most text in one event; more is told in several, so that no reader has to take it in one piece."""
+
+TOLD_OUTPUT: Final = 65_536
+"""Characters of the output in the terminal event; the run itself has all of it."""
+
 _UNLOGGED: Final = frozenset({"message.delta"})
 
 
@@ -72,6 +78,10 @@ class Run:
         """The sink of the run's turn: numbers the event, or holds back text to join it with what follows."""
         name = event["event"]
         if name == "message.delta":
+            if len(event["delta"]) > DELTA_CHARACTERS:
+                self._delta.append(event["delta"])
+                self.flush()
+                return
             now = trio.current_time()
             if self._delta or now - self._delta_at < COALESCE_SECONDS:
                 self._delta.append(event["delta"])
@@ -92,7 +102,8 @@ class Run:
             text = "".join(self._delta)
             self._delta.clear()
             self._delta_at = trio.current_time()
-            self._append({"event": "message.delta", "delta": text})
+            for start in range(0, len(text), DELTA_CHARACTERS):
+                self._append({"event": "message.delta", "delta": text[start : start + DELTA_CHARACTERS]})
 
     def terminal_event(self, outcome: Outcome) -> dict[str, Any]:
         """The one terminal event, for an outcome."""
@@ -101,7 +112,8 @@ class Run:
             return self._event(
                 {
                     "event": "run.completed",
-                    "output": outcome.text,
+                    "output": outcome.text[:TOLD_OUTPUT],
+                    **({"output_truncated": True} if len(outcome.text) > TOLD_OUTPUT else {}),
                     "usage": {
                         "input_tokens": usage.input_tokens,
                         "output_tokens": usage.output_tokens,

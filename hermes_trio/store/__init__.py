@@ -25,6 +25,7 @@ from .errors import (
 )
 from .ports import Store
 from .records import (
+    LISTED_OUTPUT,
     AllowedUser,
     ApiKey,
     ApprovalChoice,
@@ -54,6 +55,7 @@ from .records import (
 from .sqlite.store import Runner, SqliteStore, open_store
 
 __all__ = [
+    "LISTED_OUTPUT",
     "AllowedUser",
     "AlreadyStarted",
     "ApiKey",

@@ -14,6 +14,7 @@ from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import EventRow, Message, NewMessage, NewReply, RuntimeStore
 
 from .records import (
+    EVENT_PAGE_BYTES,
     AllowedUser,
     ApiKey,
     ApprovalChoice,
@@ -205,11 +206,13 @@ class RunStore(Protocol):
         limit: int = 50,
         offset: int = 0,
     ) -> list[RunRow]:
-        """Runs, the newest first."""
+        """Runs, the newest first, each with the beginning of its output (`LISTED_OUTPUT` characters, and one more if there are more)."""
         ...
 
-    async def events_after(self, run_id: str, number: int = 0, *, limit: int = 500) -> list[EventRow]:
-        """The events of a run after a number, in order."""
+    async def events_after(
+        self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
+    ) -> list[EventRow]:
+        """The events of a run after a number, in order: a page of at most `limit` and `most_bytes`, and of at least one. Empty at the end."""
         ...
 
     async def event_epoch(self, run_id: str, number: int) -> str | None:

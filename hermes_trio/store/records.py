@@ -14,6 +14,8 @@ from hermes_trio.runtime.ports import Message
 
 __all__ = [
     "DAY",
+    "EVENT_PAGE_BYTES",
+    "LISTED_OUTPUT",
     "AllowedUser",
     "ApiKey",
     "ApprovalChoice",
@@ -211,6 +213,13 @@ class OutboxRow(msgspec.Struct, frozen=True):
     maybe_duplicate: bool
     created_at: float
     settled_at: float | None
+
+
+EVENT_PAGE_BYTES: Final = 262_144
+"""The most that a page of a run's events holds, unless its first event is larger."""
+
+LISTED_OUTPUT: Final = 2_000
+"""Characters of a run's output in a list of runs (and one more, which says that there are more)."""
 
 
 class ApprovalState(Enum):

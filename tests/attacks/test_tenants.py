@@ -17,7 +17,7 @@ from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import TurnState
 from hermes_trio.runtime.ports import NewRun, TurnFinish, TurnStart
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import CronJob, ForeignSession, NewSession, StoredResponse, open_store
+from hermes_trio.store import CronJob, ForeignSession, NewApproval, NewSession, StoredResponse, open_store
 from hermes_trio.store.errors import UnknownRecord
 from tests.http.gateway import Gateway, open_gateway
 from tests.http.test_discovery import _Cron  # pyright: ignore[reportPrivateUsage]
@@ -47,15 +47,23 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 CASES: Mapping[str, Case] = {
     **dict.fromkeys(("health", "health_v1", "health_detailed", "metrics", "models", "model", "capabilities"), SHARED),
-    **dict.fromkeys(("openapi", "docs"), SHARED),
+    **dict.fromkeys(("openapi", "docs", "docs_script"), SHARED),
     **dict.fromkeys(("drain_start", "drain", "keys", "key_create", "key_revoke"), OPERATOR),
     **dict.fromkeys(("jobs", "job_create", "job", "job_update", "job_delete"), OPERATOR),
-    **dict.fromkeys(("job_pause", "job_resume", "job_run"), OPERATOR),
+    **dict.fromkeys(("job_pause", "job_resume", "job_run", "outbox", "outbox_retry"), OPERATOR),
     "chat_completions": Case(
         "session",
         {"messages": MESSAGES},
         elsewhere=(({"messages": MESSAGES}, {"X-Hermes-Session-Id": "{id}"}),),
     ),
+    "messages": Case(
+        "session",
+        {"messages": MESSAGES, "max_tokens": 16},
+        elsewhere=(({"messages": MESSAGES, "max_tokens": 16}, {"X-Hermes-Session-Id": "{id}"}),),
+    ),
+    "count_tokens": Case("session", {"messages": MESSAGES}),
+    "approvals": Case("approval"),
+    "approval_answer": Case("approval", {"choice": "once"}, owner=(409,)),
     "responses": Case("response", {"input": "x"}, elsewhere=(({"input": "x", "previous_response_id": "{id}"}, {}),)),
     "response": Case("response"),
     "response_input_items": Case("response"),
@@ -100,6 +108,9 @@ async def make(gateway: Gateway, what: str, headers: dict[str, str], number: int
         return id
     if what == "response":
         return (await post("/v1/responses", json={"input": MARK}, headers=headers)).json()["id"]
+    if what == "approval":
+        asked = NewApproval(id="appr_1", scope="run_1", command=MARK, expires_at=9e9, tenant="owner")
+        return (await gateway.front.store.create_approval(asked)).id
     text = MARK if what == "run" else f"wait {MARK}"
     run_id = (await post("/v1/runs", json={"input": text}, headers=headers)).json()["run_id"]
     if what == "run":

@@ -99,3 +99,21 @@ async def test_a_run_is_found_by_its_idempotency_key(store: Store) -> None:
     assert found.run_id == "run_1"
     assert await store.find_run("u", "k") is None
     assert await store.find_run("t", "") is None
+
+
+async def test_a_page_of_events_is_bounded_in_bytes(store: Store) -> None:
+    """A page has as many events as fit, and one at least; the next page begins behind it."""
+    begun = start(run=run())
+    await store.begin_turn(begun)
+    sizes = (10, 10, 1000, 10)
+    await store.append_events(
+        [
+            EventRow(run_id="run_1", epoch="e", number=number, event={"event": "message.delta", "delta": "x" * size})
+            for number, size in enumerate(sizes, 1)
+        ]
+    )
+    pages, last = list[list[int]](), 0
+    while page := await store.events_after("run_1", last, most_bytes=200):
+        pages.append([row.number for row in page])
+        last = pages[-1][-1]
+    assert pages == [[1, 2], [3], [4]]

@@ -18,7 +18,7 @@ from hermes_trio.http.parameters import (
     CHAT_PARAMETERS,
     MESSAGES_PARAMETERS,
     RESPONSES_PARAMETERS,
-    Parameter,
+    RequestParameter,
 )
 from hermes_trio.http.requests import encode_json
 
@@ -46,7 +46,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """A body for each route that takes one, by the route's name; another route shows its required fields."""
 
-_NOTES: Final[Mapping[str, Mapping[str, Parameter]]] = {
+_NOTES: Final[Mapping[str, Mapping[str, RequestParameter]]] = {
     "chat_completions": CHAT_PARAMETERS,
     "responses": RESPONSES_PARAMETERS,
     "messages": MESSAGES_PARAMETERS,
@@ -200,7 +200,7 @@ def _resolved(schema: Mapping[str, Any], described: Mapping[str, Any]) -> Mappin
     return described["components"]["schemas"][reference.rpartition("/")[2]] if reference else schema
 
 
-def _fields(schema: Mapping[str, Any], notes: Mapping[str, Parameter]) -> str:
+def _fields(schema: Mapping[str, Any], notes: Mapping[str, RequestParameter]) -> str:
     required = schema.get("required", ())
     rows: list[tuple[str, str, str]] = []
     for name, field in schema.get("properties", {}).items():

@@ -28,7 +28,9 @@ Render = Callable[[Mapping[str, Any]], bytes]
 
 TERMINAL: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 SETTLED: Final = "run.settled"
-PAGE: Final = 500
+PAGE: Final = 128
+PAGE_BYTES: Final = 131_072
+"""What one reader holds of the store's events at a time: all that a reader that stalls costs, beside one send."""
 COMMIT_SECONDS: Final = 0.1
 COMMIT_TRIES: Final = 3
 """Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
@@ -84,19 +86,25 @@ class _Reader:
     async def read_stored(self, before: int | None = None) -> None:
         """Send what the store has behind `number` (and below `before`)."""
         while not self.done:
-            rows = await self._front.store.events_after(self._run_id, self.number, limit=PAGE)
-            for row in rows:
-                if before is not None and row.number >= before:
-                    return
-                if row.number != self.number + 1:
-                    if before is not None:
-                        return
-                    self.resync("gap")
-                self.put(row.epoch, row.number, row.event)
+            async with self._front.readers.paging:
+                more = await self._take_page(before)
             if self._writer.is_full:
                 await self._writer.flush()
-            if len(rows) < PAGE:
+            if not more:
                 return
+
+    async def _take_page(self, before: int | None) -> bool:
+        """Put the next page of stored events; False if there is nothing more to read."""
+        rows = await self._front.store.events_after(self._run_id, self.number, limit=PAGE, most_bytes=PAGE_BYTES)
+        for row in rows:
+            if before is not None and row.number >= before:
+                return False
+            if row.number != self.number + 1:
+                if before is not None:
+                    return False
+                self.resync("gap")
+            self.put(row.epoch, row.number, row.event)
+        return bool(rows)
 
     async def follow_live(self, run: Run, epoch: str) -> None:
         """Send the live log from `number` on, until the run's end."""
@@ -125,6 +133,8 @@ class _Reader:
                     await self._close_gap(item.oldest)
                 else:
                     self.put(epoch, item.number, item.data)
+                    if self._writer.is_full:
+                        await self._writer.flush()
             await self._writer.flush()
 
     async def _close_gap(self, oldest: int) -> None:

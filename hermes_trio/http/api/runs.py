@@ -20,10 +20,11 @@ from hermes_trio.http.inputs import idempotency_key, loose_bool, path_safe_id, s
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
+from hermes_trio.http.streams import StreamWriter
 from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus, StopReceipt
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.runtime.run import Run
-from hermes_trio.store import AlreadyStarted, ApprovalChoice, RunRow
+from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunRow
 
 from .approvals import describe
 from .responses import previous_response
@@ -86,6 +87,7 @@ class RunBody(msgspec.Struct, omit_defaults=True):
     last_event: str | None = None
     ended_at: float | None = None
     output: str | None = None
+    output_truncated: bool = False
     usage: UsageBody | None = None
     error: str | None = None
     error_code: str | None = None
@@ -328,6 +330,14 @@ def _seconds(request: Request) -> float:
     return seconds
 
 
+def _listed(body: RunBody) -> RunBody:
+    """A run as a list shows it: with the beginning of its output."""
+    if body.output is not None and len(body.output) > LISTED_OUTPUT:
+        body.output = body.output[:LISTED_OUTPUT]
+        body.output_truncated = True
+    return body
+
+
 async def list_runs(request: Request) -> HandlerResult:
     """The caller's runs, the newest first."""
     front = request.front
@@ -351,7 +361,7 @@ async def list_runs(request: Request) -> HandlerResult:
             and request.caller.owns(run.record.tenant)
             and session_id in (None, run.record.session_id)
         ]
-        data = [await _describe(request, run) for run in found[offset : offset + limit]]
+        data = [_listed(await _describe(request, run)) for run in found[offset : offset + limit]]
         more = len(found) > offset + limit
     else:
         rows = await front.store.list_runs(
@@ -362,7 +372,7 @@ async def list_runs(request: Request) -> HandlerResult:
             offset=offset,
         )
         more = len(rows) > limit
-        data = [await _describe(request, live.find(row.run_id) or row) for row in rows[:limit]]
+        data = [_listed(await _describe(request, live.find(row.run_id) or row)) for row in rows[:limit]]
     return Response.of(RunList(data, limit, offset, more))
 
 
@@ -375,11 +385,12 @@ async def run_events(request: Request) -> HandlerResult:
     run_id = run.id if isinstance(run, Run) else run.run_id
     last = request.header(b"last-event-id") or request.query("last_event_id")
     after = parse_event_id(last) if last else None
-    return EventStream(
-        lambda writer: follow(
-            request.front, run_id, writer, after=after, unknown=bool(last) and after is None, until=until
-        )
-    )
+
+    async def stream(writer: StreamWriter) -> None:
+        with request.front.readers.reading(request.caller.key_id):
+            await follow(request.front, run_id, writer, after=after, unknown=bool(last) and after is None, until=until)
+
+    return EventStream(stream)
 
 
 # -- approving and stopping --------------------------------------------------------------------------------------------------------

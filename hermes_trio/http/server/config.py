@@ -51,7 +51,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout: float = 30.0
     """How long a write may go without the reader taking a byte."""
     drain_timeout: float = 5.0
-    """How long the rest of a body is waited for after an answer that did not need it."""
+    """How long the rest of a body is read and dropped after an answer that did not need it, so that the answer arrives."""
     linger_timeout: float = 1.0
     """How long input is read and dropped before a refused connection closes, so that the refusal arrives."""
 

@@ -392,9 +392,10 @@ class Connection:
         """
         config = self.worker.config
         self._phase = ConnectionPhase.LINGERING
-        self.due = self.worker.patience.now + config.linger_timeout
+        # A client that is still uploading reads the answer when its body is gone: that is bounded by time, however much it is.
+        seconds, left = (config.drain_timeout, inf) if self._linger else (config.linger_timeout, config.drain_bytes)
+        self.due = self.worker.patience.now + seconds
         self._scope = trio.CancelScope()
-        left = config.drain_bytes
         view = self.worker.buffer
         with self._scope:
             try:

@@ -10,8 +10,8 @@ shielded, for a bounded time.
 
 **Early answer.** An answer before the request body has arrived (401, 404, 413, 429) leaves Hypercorn's h11 state
 machine between two requests, and its reader blocked on an application queue that nobody reads: the next request is
-never answered. Remedy: before the last send, the rest of the body is waited for, bounded in bytes and time; a body
-known to be longer than that is answered with `connection: close`.
+never answered. Remedy: before the last send, the rest of the body is waited for, bounded in time, so that a client that
+is still uploading reads the answer; a body known to be long is answered with `connection: close`.
 
 **Stalled reader.** `TCPServer.protocol_send` shields every write without a limit, so one client that stops reading
 blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
@@ -142,7 +142,6 @@ class GuardedExchange:
         self._http1 = str(scope["http_version"]).startswith("1")
         self._length = next((int(value) for name, value in scope["headers"] if name == b"content-length"), None)
         self._received = 0
-        self._drained = 0
         self._start: Message | None = None
         self._answering = False
         self._disconnected = False
@@ -221,9 +220,7 @@ class GuardedExchange:
             size = len(message.get("body", b""))
             more = message.get("more_body", False)
             self._received += size
-            if self._answering:
-                self._drained += size
-            if not more or self._drained > self._drain_bytes:
+            if not more:
                 self._settled.set()
             self._waiting.append(message)
             self._notify()

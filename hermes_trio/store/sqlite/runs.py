@@ -8,7 +8,7 @@ from typing import Any, Final
 from hermes_trio.runtime.outcome import RunStatus, Usage
 from hermes_trio.runtime.ports import EventRow, NewRun, TurnFinish, TurnStart
 from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
-from hermes_trio.store.records import RunRow
+from hermes_trio.store.records import EVENT_PAGE_BYTES, LISTED_OUTPUT, RunRow
 
 from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, many, one, write, write_many
@@ -156,23 +156,32 @@ def find_run(db: Database, tenant: str, idempotency_key: str) -> RunRow | None:
 def list_runs(
     db: Database, status: str | None, session_id: str | None, tenant: str | None, limit: int, offset: int
 ) -> list[RunRow]:
-    """Runs, the newest first."""
+    """Runs, the newest first, each with the beginning of its output."""
     where = ["1"]
     bindings: list[object] = []
     for column, value in (("status", status), ("session_id", session_id), ("tenant", tenant)):
         if value is not None:
             where.append(f"{column} = ?")
             bindings.append(value)
-    sql = f"SELECT {_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ? OFFSET ?"
+    columns = _COLUMNS.replace(" output,", f" substr(output, 1, {LISTED_OUTPUT + 1}),")
+    sql = f"SELECT {columns} FROM runs WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ? OFFSET ?"
     return [run_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
 
 
-def events_after(db: Database, run_id: str, number: int, limit: int) -> list[EventRow]:
-    """The events of a run with larger numbers, in order."""
-    sql = "SELECT run_id, epoch, number, event FROM events WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
+def events_after(db: Database, run_id: str, number: int, limit: int, most_bytes: int) -> list[EventRow]:
+    """The events of a run with larger numbers, in order: at least one, and no more than fit into `most_bytes`."""
+    # The sizes stand in the rows' headers: nothing of what is not sent is read.
+    sql = "SELECT number, octet_length(event) FROM events WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
+    last, size = 0, 0
+    for count, length in many(db, sql, (run_id, number, limit)):
+        size += length
+        if last and size > most_bytes:
+            break
+        last = count
+    sql = "SELECT run_id, epoch, number, event FROM events WHERE run_id = ? AND number > ? AND number <= ? ORDER BY number"
     return [
         EventRow(run_id=run, epoch=epoch, number=count, event=load_mapping(event))
-        for run, epoch, count, event in many(db, sql, (run_id, number, limit))
+        for run, epoch, count, event in many(db, sql, (run_id, number, last))
     ]
 
 
@@ -213,9 +222,11 @@ class SqliteRuns(Verbs):
         """Runs, the newest first."""
         return await self._scan(list_runs, status.value if status else None, session_id, tenant, limit, offset)
 
-    async def events_after(self, run_id: str, number: int = 0, *, limit: int = 500) -> list[EventRow]:
-        """The events of a run after a number, in order."""
-        return await self._read(events_after, run_id, number, limit)
+    async def events_after(
+        self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
+    ) -> list[EventRow]:
+        """The events of a run after a number, in order: a page of at most `limit` and `most_bytes`, and of at least one. Empty at the end."""
+        return await self._read(events_after, run_id, number, limit, most_bytes)
 
     async def event_epoch(self, run_id: str, number: int) -> str | None:
         """The epoch in which an event was written, or None if it is not kept: how a reader's `Last-Event-ID` is checked."""
