@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .runtime.tree import Node, Tree, waiting, working
     from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
     from .store import Store, open_store
+    from .tracing.stage import Tracing
 
 __version__ = "0.2.0"
 
@@ -108,6 +109,7 @@ __all__ = [
     "Store",
     "Supervisor",
     "TooBusy",
+    "Tracing",
     "Tree",
     "Turn",
     "TurnInput",
@@ -188,6 +190,7 @@ __getattr__ = lazy_attributes(
         ".runtime.tree": ["Node", "Tree", "waiting", "working"],
         ".runtime.turn": ["DeliveringTurn", "Owner", "StatelessTurn", "Turn"],
         ".store": ["Store", "open_store"],
+        ".tracing.stage": ["Tracing"],
     },
 )
 

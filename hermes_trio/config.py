@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from hermes_trio.base.settings import SettingsError, explain, near
 from hermes_trio.http.settings import KEY_FILE, Limits, ServerSettings
+from hermes_trio.tracing.settings import TracingSettings
 
 __all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config", "loose_modes"]
 
@@ -74,6 +75,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
     retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
     models: Table = msgspec.field(default_factory=dict[str, Any])
     agent: Table = msgspec.field(default_factory=dict[str, Any])
     approvals: Table = msgspec.field(default_factory=dict[str, Any])

@@ -294,7 +294,7 @@ class _Work:
         finished = Finished()
         # A run keeps its events: it gets one for all of an answer's reasoning, not one a piece.
         whole = turn.plan.run is not None
-        with _ModelCall(turn, self.model.name) as asked:
+        with _ModelCall(turn, self.model, request) as asked:
             async with self.model.stream(request) as stream:
                 async for event in stream:
                     match event:
@@ -370,6 +370,8 @@ class _Work:
         try:
             with stopping.scope, working("tool", call.id, call.name, stopping.scope, stopping) as stopping.node:
                 result = await self._call(tool, call)
+                if stopping.node is not None and (tracer := stopping.node.tree.tracer) is not None:
+                    tracer.note(stopping.node, call=call, result=result, failed=_is_error(result))
             if stopping.scope.cancelled_caught:
                 result = partial_result(turn, call.id) or error_result(f"this call was stopped ({stopping.cause})")
             failed = _is_error(result)
@@ -461,32 +463,38 @@ class _Work:
 
 
 class _ModelCall:
-    """`with _ModelCall(turn, name) as asked`: a node and two events around one call of a model."""
+    """`with _ModelCall(turn, model, request) as asked`: a node and two events around one call of a model."""
 
-    __slots__ = ("_began", "_id", "_model", "_turn", "_working", "finished")
+    __slots__ = ("_began", "_id", "_model", "_node", "_request", "_turn", "_working", "finished")
 
-    def __init__(self, turn: Turn, model: str) -> None:
+    def __init__(self, turn: Turn, model: Model, request: ModelRequest) -> None:
         self._turn = turn
         self._model = model
+        self._request = request
         self._id = turn.core.ids.make("req_", 12)
-        self._working = working("model", self._id, model)
+        self._node: Node | None = None
+        self._working = working("model", self._id, model.name)
         self._began = 0.0
         self.finished: Finished | None = None
 
     def __enter__(self) -> Self:
-        self._working.__enter__()
+        self._node = self._working.__enter__()
+        if self._node is not None and (tracer := self._node.tree.tracer) is not None:
+            tracer.note(self._node, model=self._model, request=self._request)
         if self._turn.sink is not None:
             self._began = trio.current_time()
-            self._turn.emit("model.started", model=self._model, request_id=self._id)
+            self._turn.emit("model.started", model=self._model.name, request_id=self._id)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._node is not None and (tracer := self._node.tree.tracer) is not None:
+            tracer.note(self._node, finished=self.finished, error=error)
         self._working.__exit__(kind, error, tb)
         if self._turn.sink is not None:
             usage = Usage() if self.finished is None else self.finished.usage
             self._turn.emit(
                 "model.completed",
-                model=self._model,
+                model=self._model.name,
                 request_id=self._id,
                 duration=round(trio.current_time() - self._began, 3),
                 error=error is not None,

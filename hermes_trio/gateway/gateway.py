@@ -34,6 +34,7 @@ from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import Toolbox, open_toolbox
+from hermes_trio.tracing.stage import configured_tracing
 
 __all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
 
@@ -104,6 +105,7 @@ async def open_gateway(
     consent = read_settings(config.approvals, ApprovalSettings, "approvals")
     mcp = McpSettings.read(config.mcp, config.environment)
     confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
+    tracing = [configured_tracing(config.tracing)] if config.tracing.enabled else []
     brokers: list[Approvals] = []
     boxes: list[Toolbox] = []
 
@@ -135,7 +137,7 @@ async def open_gateway(
         agent=agent or _unassembled,
         store=open_store(None if in_memory else database or config.database, retention=retention_of(config)),
         settings=RuntimeSettings(max_turns=config.limits.concurrent_turns),
-        stages=[assemble, assembly.stage],
+        stages=[*tracing, assemble, assembly.stage],
     )
     async with runtime, assembly.open(runtime, brokers[0], ends=boxes[0].end_conversation) as adapters:
         yield Gateway(

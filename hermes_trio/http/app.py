@@ -124,6 +124,14 @@ class ApiApp:
         if scope["type"] != "http":
             await self._carry(scope, receive, send)
             return
+        tracer = self._front.host.tree.tracer
+        if tracer is None:
+            await self._admit(scope, receive, send)
+        else:
+            with tracer.received(scope["headers"]):
+                await self._admit(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"origin":

@@ -85,6 +85,8 @@ class _Plan(msgspec.Struct):
 class DemoModel:
     """See the module."""
 
+    provider: Final = "demo"
+
     def __init__(self, name: str = "demo", context_window: int = DEFAULT_CONTEXT_WINDOW) -> None:
         self._name = name
         self._context_window = context_window

@@ -33,7 +33,7 @@ from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.net.dial import ConnectFailed, Origin, parse_base_url
 from hermes_trio.net.http1 import ClientConnection, ConnectionPool, ResponseBroken
 from hermes_trio.net.sse import EventReader, EventTooLarge, ServerEvent
-from hermes_trio.runtime.tree import waiting
+from hermes_trio.runtime.tree import trace_headers, waiting
 
 from .failures import response_error
 from .network_switch import check_network_allowed
@@ -261,6 +261,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
             ("Accept-Encoding", "identity"),
             ("User-Agent", "hermes-trio"),
             *endpoint.headers,
+            *trace_headers().items(),
         ]
         fresh = False
         while True:

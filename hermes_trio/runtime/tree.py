@@ -8,8 +8,8 @@ describes each once when it is read, however often it changed. Without watchers 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from types import TracebackType
 from typing import Any, Final, Protocol, cast
@@ -26,11 +26,13 @@ __all__ = [
     "Stoppable",
     "Tree",
     "TreeDifference",
+    "TreeTracer",
     "TreeWatcher",
     "current_node",
     "split_cancelled",
     "stop_node",
     "stop_work",
+    "trace_headers",
     "waiting",
     "working",
 ]
@@ -39,6 +41,8 @@ EMPTY_CONTEXT: Final = SessionContext()
 
 WATCHER_BUFFER: Final = 20_000
 """Nodes that may have changed for one watcher between two reads; beyond that it is told to take a snapshot."""
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 REMEMBERED_ENDS: Final = 4096
 """Ended nodes that the tree remembers, so that a reader that was away for a moment learns how they ended."""
@@ -348,6 +352,30 @@ class TreeWatcher:
         return self._tree._difference(dirty, known, now, self._tenant)
 
 
+class TreeTracer(Protocol):
+    """Makes spans of the nodes of a tree, for as long as it is in `Tree.tracer`. Its methods never wait and never raise."""
+
+    def mark(self, node: Node) -> None:
+        """A node was opened, changed or closed."""
+        ...
+
+    def note(self, node: Node, **facts: object) -> None:
+        """Add what the tree does not know to the span of a node, before the node closes."""
+        ...
+
+    def headers(self, node: Node) -> Mapping[str, str]:
+        """The trace context that a request made by this node carries."""
+        ...
+
+    def attached(self, node: Node) -> AbstractContextManager[None]:
+        """Make the span of `node` the current one of this task for the body of the `with`, for libraries that send it along by themselves."""
+        ...
+
+    def received(self, headers: Iterable[tuple[bytes, bytes]]) -> AbstractContextManager[None]:
+        """Make the trace context of a request the current one of this task for the body of the `with`."""
+        ...
+
+
 class Tree:
     """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to.
 
@@ -359,7 +387,11 @@ class Tree:
         self.epoch = epoch
         self.version: int = 0
         self.runtime: object = None
+        self.tracer: TreeTracer | None = None
+        """What makes spans of the nodes; see `trace`."""
         self._watchers: list[TreeWatcher] = []
+        self._told: tuple[TreeWatcher | TreeTracer, ...] = ()
+        """The watchers and the tracer: everything that is told of a change."""
         self._ended: deque[tuple[int, int, str, str]] = deque(maxlen=REMEMBERED_ENDS)
         """Version, key, how it ended, and tenant of the nodes that ended last."""
         self.root: Node = Node(self, None, "runtime", "runtime", "", "", None)
@@ -436,10 +468,28 @@ class Tree:
         """Follow the changes for the body of the `with`: from `version` on, or from now."""
         watcher = TreeWatcher(self, tenant, self.version if version is None else version)
         self._watchers.append(watcher)
+        self._collect_told()
         try:
             yield watcher
         finally:
             self._watchers.remove(watcher)
+            self._collect_told()
+
+    @contextmanager
+    def trace(self, tracer: TreeTracer) -> Iterator[None]:
+        """Make spans of the nodes for the body of the `with`. Raises `ValueError` if the tree has a tracer already."""
+        if self.tracer is not None:
+            raise ValueError("this tree is traced already; give the runtime one Tracing only")
+        self.tracer = tracer
+        self._collect_told()
+        try:
+            yield
+        finally:
+            self.tracer = None
+            self._collect_told()
+
+    def _collect_told(self) -> None:
+        self._told = (*self._watchers, *(() if self.tracer is None else (self.tracer,)))
 
     @property
     def watchers(self) -> int:
@@ -448,7 +498,7 @@ class Tree:
 
     def _opened(self, node: Node) -> None:
         self.size += 1
-        if self._watchers:
+        if self._told:
             self._tell(node)
 
     def _did_close(self, node: Node) -> None:
@@ -459,12 +509,12 @@ class Tree:
     def _changed(self, node: Node) -> None:
         """The one place through which every change of a node goes."""
         self.version = node.version = self.version + 1
-        if self._watchers:
+        if self._told:
             self._tell(node)
 
     def _tell(self, node: Node) -> None:
-        for watcher in self._watchers:
-            watcher.mark(node)
+        for told in self._told:
+            told.mark(node)
 
 
 def _describe_for(node: Node, now: float, tenant: str) -> dict[str, Any]:
@@ -514,6 +564,14 @@ def current_node() -> Node | None:
     """The node that this task works for, or None outside any."""
     binding = _binding.get()
     return None if binding is None else binding.node
+
+
+def trace_headers() -> Mapping[str, str]:
+    """The trace context that a request of this task carries; empty where nothing is traced."""
+    node = current_node()
+    if node is None or node.tree.tracer is None:
+        return _NO_HEADERS
+    return node.tree.tracer.headers(node)
 
 
 class waiting:  # noqa: N801 - reads as a word: `with waiting("approval 7")`

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from .agents import as_reply
+from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from .outcome import CancelCause, Cause, Outcome, TurnState
@@ -62,7 +63,13 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
             if outcome is not None and failure is not None:
                 logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
         if outcome is None:
-            outcome = await _end(core, turn, start, reply, failure, outside, began)
+            token = _binding.set(Binding(turn.context, turn, turn.node))
+            try:
+                outcome = await _end(core, turn, start, reply, failure, outside, began)
+            finally:
+                _binding.reset(token)
+        if core.tree.tracer is not None:
+            core.tree.tracer.note(turn.node, outcome=outcome)
         how = outcome.state.value
         _count_delivered(core, turn, outcome)
         if turn.plan.source == SUBAGENT:

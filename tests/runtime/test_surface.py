@@ -15,7 +15,7 @@ def test_public_names_are_exactly_these():
         "NewReply", "Outcome", "Owner", "Reply", "Run", "RunStatus", "Runtime", "RuntimeClosed", "RuntimeProblem",
         "RuntimeStore", "SessionContext", "RuntimeSettings", "StatelessEntry", "StatelessTurn", "StopReceipt", "Supervisor",
         "TooBusy", "Tree", "Turn", "TurnInput", "TurnState", "UnknownJob", "Usage", "__version__",
-        "AgentSettings", "AsyncioRuntime", "ModelAgent", "Store", "open_store", "trio_agent",
+        "AgentSettings", "AsyncioRuntime", "ModelAgent", "Store", "Tracing", "open_store", "trio_agent",
         "async_delivery_supported", "asyncio_agent", "bind", "current_context", "current_runtime", "current_turn",
         "get_session_env", "sync_agent", "waiting", "working",
     }  # fmt: skip

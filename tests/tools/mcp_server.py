@@ -45,6 +45,12 @@ def environment(name: str) -> str:
     return os.environ.get(name, "(unset)")
 
 
+@server.tool()
+def traced(context: Context) -> str:
+    """The trace context that came with the call."""
+    return str(context.request_context.meta)
+
+
 @server.tool(name="odd name/with:marks")
 def odd() -> str:
     """A tool whose name no provider would take."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
@@ -117,6 +117,15 @@ class SqliteStore(
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""
         return self._signals.subscribe(topic, wake, key)
+
+    @contextmanager
+    def observe_writes(self, around: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
+        """Enter `around(name of the verb)` around every write that a caller waits for, for the body of the `with`."""
+        before, self._writer.around = self._writer.around, around
+        try:
+            yield
+        finally:
+            self._writer.around = before
 
     def statistics(self) -> WriterStatistics:
         """What the writer has done since the store was opened."""

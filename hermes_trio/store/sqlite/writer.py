@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from enum import Enum
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -192,6 +192,8 @@ class Writer:
         signals: Signals | None = None,
         file: DatabaseFile | None = None,
     ) -> None:
+        self.around: Callable[[str], AbstractContextManager[object]] | None = None
+        """Entered, with the verb's name, around every write that a caller waits for."""
         self._db: Database = db
         self._file: DatabaseFile | None = file
         self._signals: Signals = Signals() if signals is None else signals
@@ -224,6 +226,12 @@ class Writer:
 
         Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
         """
+        if self.around is not None:
+            with self.around(getattr(verb, "__name__", "write")):
+                return await self._submit(verb, args, weight)
+        return await self._submit(verb, args, weight)
+
+    async def _submit(self, verb: Callable[..., T], args: tuple[object, ...], weight: Weight) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         calm = self._calm and (self._verbs + 1) % CALM_VERBS and not self._queue and self._sleeper is not None
         if calm and weight is Weight.LIGHT:

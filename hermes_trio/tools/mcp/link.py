@@ -11,7 +11,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -21,7 +21,7 @@ import trio
 
 from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import error_result
-from hermes_trio.runtime.tree import Node, waiting, working
+from hermes_trio.runtime.tree import Node, current_node, waiting, working
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.tools.terminal.output import mask_secrets
@@ -74,6 +74,8 @@ class _Call:
         self.scope = trio.CancelScope()
         self.over = trio.Event()
         self.result = ""
+        self.node = current_node()
+        """Whose call it is: the owner sends the trace context of this node along."""
 
     def answer(self, result: str) -> None:
         if not self.over.is_set():
@@ -300,7 +302,10 @@ class McpLink:
 
         try:
             with call.scope:
-                call.answer(_result_of(await client.call_tool(call.tool, dict(call.arguments))))
+                node = call.node
+                tracer = None if node is None else node.tree.tracer
+                with nullcontext() if node is None or tracer is None else tracer.attached(node):
+                    call.answer(_result_of(await client.call_tool(call.tool, dict(call.arguments))))
         except MCPError as error:
             said = mask_secrets(error.message)
             if error.code == CONNECTION_CLOSED or "Session terminated" in error.message:

@@ -1,0 +1,106 @@
+"""`Tracing`: a stage of the runtime that makes spans while it is open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+import trio
+
+from hermes_trio.base.settings import SettingsError
+
+from .settings import TracingSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+    from opentelemetry.trace import TracerProvider
+
+    from hermes_trio.runtime.runtime import Runtime
+
+__all__ = ["ObservableStore", "Tracing", "TracingProblem", "configured_tracing"]
+
+EXPORTERS: Final = "opentelemetry_traces_exporter"
+"""The entry-point group in which the packages of OpenTelemetry name their exporters."""
+
+
+class TracingProblem(SettingsError):
+    """Tracing cannot be switched on as it was asked for; the text says what is missing."""
+
+
+@runtime_checkable
+class ObservableStore(Protocol):
+    """A store whose writes can be observed. Writes of another store make no spans."""
+
+    def observe_writes(self, around: Callable[[str], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+        """Enter `around(name of the verb)` around every write that a caller waits for, for the body of the `with`."""
+        ...
+
+
+class Tracing:
+    """Make spans of a runtime's turns, model calls, tools, processes, jobs and writes: `Runtime(agent=…, stages=[Tracing()])`.
+
+    Without a `provider` the spans go to the program's global one. With `content` attributes carry what was said; without it they carry names, ids,
+    counts and how the work ended. Opening raises `TracingProblem` where OpenTelemetry is not installed.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None, *, content: bool = False) -> None:
+        self._provider = provider
+        self._content = content
+
+    @asynccontextmanager
+    async def __call__(self, runtime: Runtime) -> AsyncIterator[None]:
+        """Trace `runtime` for the body of the `async with`."""
+        try:
+            from .tracer import SpanTracer
+        except ImportError as error:
+            raise TracingProblem(
+                f"tracing needs OpenTelemetry ({error}); install it with `pip install hermes-trio[otel]`"
+            ) from None
+        tracer = SpanTracer(self._provider, content=self._content)
+        with ExitStack() as stack:
+            stack.enter_context(runtime.tree.trace(tracer))
+            if isinstance(runtime.store, ObservableStore):
+                stack.enter_context(runtime.store.observe_writes(tracer.write))
+            yield
+
+
+def configured_tracing(settings: TracingSettings) -> Callable[[Runtime], AbstractAsyncContextManager[None]]:
+    """The stage that `[tracing]` asks for: a provider of its own, whose last spans are sent when the runtime has ended. Raises `TracingProblem`."""
+    provider = _make_provider(settings)
+
+    @asynccontextmanager
+    async def stage(runtime: Runtime) -> AsyncIterator[None]:
+        try:
+            async with Tracing(provider, content=settings.content)(runtime):
+                yield
+        finally:
+            # Blocks until the exporter has sent what it has, within its own time limit.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(provider.shutdown)
+
+    return stage
+
+
+def _make_provider(settings: TracingSettings) -> SdkTracerProvider:
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise TracingProblem(
+            f"tracing.enabled needs OpenTelemetry ({error}); install it with `pip install hermes-trio[otel]`"
+        ) from None
+    found = {entry.name: entry for entry in entry_points(group=EXPORTERS)}
+    entry = found.get(settings.exporter)
+    if entry is None:
+        known = ", ".join(sorted(found)) or "none"
+        raise TracingProblem(
+            f"tracing.exporter is {settings.exporter!r}, which is not installed; installed are {known}."
+            " `pip install opentelemetry-exporter-otlp-proto-http` brings otlp_proto_http"
+        )
+    exporter: Any = entry.load()
+    provider = TracerProvider(resource=Resource.create({"service.name": settings.service_name}), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter()))
+    return provider
