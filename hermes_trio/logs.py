@@ -86,8 +86,10 @@ def add_identity(entry: MutableMapping[str, Any]) -> None:
         if turn.root.id.startswith("run_"):
             entry.setdefault("run", turn.root.id)
     node = binding.node
-    if node is not None and node.kind == "job":
-        entry.setdefault("job", node.id)
+    while node is not None and node.parent is not None:
+        if node.parent.kind == "session":
+            entry.setdefault("job", node.id)
+        node = node.parent
 
 
 class EntryFormatter(logging.Formatter):

@@ -146,19 +146,29 @@ async def run_server(
     draining: Callable[[Serving], None],
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Serve until a signal, then end as the module says. `draining` is called when the drain begins; `report` gets what it found."""
+    """Serve until a signal, then end as the module says. `draining` is called when the drain begins; `report` gets what it found.
+
+    Later signals are heard until everything is closed.
+    """
+    failure: Exception | None = None
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
-            settle_heap()
-            await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
-            announce(serving)
-            await _until_asked(signals, serving)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_abort_on_signal, signals, serving)
-                draining(serving)
-                report(await serving.gateway.api.drain.run(config.server.drain_seconds))
-                await serving.close()
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as listeners:
+            try:
+                async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
+                    settle_heap()
+                    await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
+                    announce(serving)
+                    await _until_asked(signals, serving)
+                    # Until everything is closed, and not only the server: an operator may lose patience with a job that does not end.
+                    listeners.start_soon(_abort_on_signal, signals, serving)  # noqa: ASYNC111
+                    draining(serving)
+                    report(await serving.gateway.api.drain.run(config.server.drain_seconds))
+                    await serving.close()
+            except Exception as error:  # raised below as it is, not in a group
+                failure = error
+            listeners.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 async def _until_asked(signals: AsyncIterator[int], serving: Serving) -> None:
@@ -184,4 +194,3 @@ async def _abort_on_signal(signals: AsyncIterator[int], serving: Serving) -> Non
         logger.warning("received %s again: cancelling everything", signal.Signals(number).name)
         serving.closing.set()
         serving.gateway.runtime.abort()
-        return

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from hermes_trio.base.redaction import redact
-from hermes_trio.runtime.errors import Draining, InvalidContext, RuntimeClosed, TooBusy
+from hermes_trio.runtime.errors import Draining, InvalidContext, OutcomeUnknown, RuntimeClosed, TooBusy
 from hermes_trio.store import (
     ConversationMoved,
     IdempotencyConflict,
@@ -150,6 +150,8 @@ def translate(error: BaseException) -> ApiError | None:
             return ApiError(404, str(error), code="session_not_found")
         case InvalidTitle():
             return ApiError(400, str(error), code="invalid_title", param="title")
+        case OutcomeUnknown():
+            return ApiError(503, str(error), code="outcome_unknown", headers=retry_after(1))
         case StoreError():
             return ApiError(
                 503,

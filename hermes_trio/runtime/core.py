@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import trio
 
 from .admission import Admission, SessionLocks
 from .asyncio_loop import AsyncioLoop
@@ -81,6 +82,9 @@ class RuntimeCore:
         self.admission = Admission(settings.max_turns)
         self.roots = Settlements()
         self.live_turns: dict[str, Turn] = {}
+        """Every turn from the moment it is made, so that a drain sees what is about to begin."""
+        self.starting: set[trio.Event] = set()
+        """Runs whose rows are being written; each event is set when that is over."""
         self.draining: bool = False
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
@@ -108,7 +112,15 @@ class RuntimeCore:
         else:
             turn = DeliveringTurn(self, plan, node, id=id, root=root, allowance=allowance, channel=channel)
         root.turns += 1
+        self.live_turns[id] = turn
         return turn
+
+    def drop_turn(self, turn: Turn) -> None:
+        """A turn that was made will not be conducted."""
+        del self.live_turns[turn.id]
+        turn.node.close("cancelled")
+        turn.root.turns -= 1
+        turn.root.changed()
 
     def make_child(
         self,

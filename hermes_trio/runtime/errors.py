@@ -13,6 +13,7 @@ __all__ = [
     "JobRefused",
     "MailboxFull",
     "NoRuntime",
+    "OutcomeUnknown",
     "RuntimeClosed",
     "RuntimeProblem",
     "TooBusy",
@@ -39,6 +40,10 @@ class InvalidContext(RuntimeProblem, ValueError):
 
 class NoRuntime(RuntimeProblem):
     """Something that needs an open Runtime was asked for outside of one."""
+
+
+class OutcomeUnknown(RuntimeProblem):
+    """Whether something was done is not known yet. Asking again tells: under the same id or idempotency key it is not done twice."""
 
 
 class RuntimeClosed(RuntimeProblem):

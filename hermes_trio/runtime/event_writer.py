@@ -37,6 +37,8 @@ class EventWriter:
         self._runs: dict[str, Run] = {}
         self._waiting: dict[str, list[EventRow]] = {}
         self._dirty: set[Run] = set()
+        self._failed: bool = False
+        """The last batch was refused: the next is written run by run, so that one run's events cannot hold up the others'."""
         self._wake = trio.Event()
 
     def open(self, run: Run) -> None:
@@ -86,15 +88,25 @@ class EventWriter:
         for run in list(self._dirty):
             run.flush()
         self._dirty.clear()
-        rows = [row for waiting in self._waiting.values() for row in waiting]
-        self._waiting.clear()
-        if not rows:
+        waiting, self._waiting = self._waiting, {}
+        if not waiting:
             return
-        try:
-            await self._core.store.append_events(rows)
-        except Exception as error:
-            logger.warning("%d events could not be written down yet: %s", len(rows), error)
+        batches = list(waiting.values()) if self._failed else [[row for rows in waiting.values() for row in rows]]
+        refused: list[tuple[list[EventRow], Exception]] = []
+        for rows in batches:
+            try:
+                await self._core.store.append_events(rows)
+            except Exception as error:
+                refused.append((rows, error))
+        self._failed = bool(refused)
+        for rows, error in refused:
+            if len(refused) < len(batches):
+                # The store works, and refuses these: they stay in the live log alone.
+                logger.error("%d events of run %s are not kept: %s", len(rows), rows[0].run_id, error)
+                continue
+            logger.warning("%d events could not be written down, trying again: %s", len(rows), error)
             for row in reversed(rows):
                 self._waiting.setdefault(row.run_id, []).insert(0, row)
+        if self._waiting and refused:
             await trio.sleep(RETRY_SECONDS)
             self._wake.set()

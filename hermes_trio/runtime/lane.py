@@ -112,6 +112,15 @@ class Lanes:
             self._lanes[inbox, session_key] = lane
             self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
 
+    async def let_go(self) -> None:
+        """For a drain: wake every lane, so that those that linger leave, and wait for those that have no turn. What waits for them keeps waiting."""
+        for lane in list(self._lanes.values()):
+            lane.flag = True
+            lane.wake.set()
+        for lane in list(self._lanes.values()):
+            if lane.current is None:
+                await lane.node.wait_closed()
+
     async def _live(self, lane: Lane) -> None:
         """The lane's task: take, run, repeat; leave when nothing waits."""
         how = "failed"
@@ -124,7 +133,7 @@ class Lanes:
                 if rows:
                     assert delivery is not None
                     await self._run(lane, delivery, rows)
-                elif lane.root is not None and lane.root.promised > 0 and delivery is not None:
+                elif lane.root is not None and lane.root.promised > 0 and delivery and not self._core.draining:
                     await self._linger(lane, delivery.front)
                 elif not lane.flag:
                     how = "finished"
@@ -200,11 +209,14 @@ class Lanes:
         try:
             lane.root = root if front.one_shot else None
             lane.context_session = session_id
-            lane.current = core.make_turn(plan, delivery.channel, root=root, below=lane.node)
+            turn = lane.current = core.make_turn(plan, delivery.channel, root=root, below=lane.node)
             try:
-                await front.on_turn_start(lane.current)
+                await front.on_turn_start(turn)
             except Exception:
                 logger.exception("the hook before a turn of %s failed", lane.key)
+            except BaseException:
+                core.drop_turn(turn)
+                raise
             await run_turn(core, lane.current)
         finally:
             lane.current = None
@@ -240,7 +252,7 @@ class Lanes:
             lane.wake = trio.Event()
             with (
                 trio.move_on_after(seconds) as bound,
-                waiting(f"{lane.root.promised} watched jobs of a one-shot session"),
+                waiting(f"{lane.root.promised} watched jobs of a one-shot session", lane.node),
             ):
                 await lane.wake.wait()
             if not bound.cancelled_caught:

@@ -5,9 +5,11 @@ It is its own small state machine with one writer. It leaves memory when it has 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from .core import RuntimeCore
@@ -20,6 +22,8 @@ from .turn import Turn, TurnSpec
 from .turn_lifecycle import run_turn
 
 __all__ = ["Run", "Runs"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.run")
 
 
 _LEGAL: Final[Mapping[RunStatus, frozenset[RunStatus]]] = {
@@ -63,6 +67,8 @@ class Run:
         self._delta: list[str] = []
         self._delta_at: float = float("-inf")
         self._approvals: int = 0
+        self._held: list[Mapping[str, Any]] = []
+        """Events that came while the end was being written down: the terminal event has its number already."""
 
     @property
     def model(self) -> str:
@@ -134,7 +140,11 @@ class Run:
         return {"event": event["event"], "run_id": self.id, "timestamp": self._core.clock(), **event}
 
     def _append(self, event: Mapping[str, Any]) -> None:
+        if self.terminal is not None and not self.ended.is_set():
+            self._held.append(event)
+            return
         if event["event"] not in _UNLOGGED:
+            event = _as_json(event, self.id)
             self.last_event = event["event"]
             self.updated_at = self._core.clock()
         self.log.append(self._event(event))
@@ -185,13 +195,18 @@ class Run:
         if self.ended.is_set():
             return
         self.outcome = outcome
-        self.flush()
+        if self.terminal is None:
+            self.flush()
         self.move(_ENDS[outcome.state])
         # What is stored is what is shown, unless it could not be stored.
         event = self.terminal if outcome.committed and self.terminal is not None else self.terminal_event(outcome)
         self.last_event = event["event"]
         self.log.append(event)
         self.ended.set()
+        held, self._held = self._held, []
+        for late in held:
+            self._append(late)
+        self.flush()
 
     def _settle(self, root: Settlement) -> None:
         if not self.ended.is_set() or self.settled.is_set():
@@ -200,6 +215,16 @@ class Run:
         self.log.close()
         self.settled.set()
         self._core.journal.close(self)
+
+
+def _as_json(event: Mapping[str, Any], run_id: str) -> Mapping[str, Any]:
+    """The event, or, if it cannot be written as JSON, one that says so: it costs neither the log nor other runs anything."""
+    try:
+        msgspec.json.encode(event)
+    except Exception as error:
+        logger.error("event %r of run %s is not JSON and is not kept: %s", event["event"], run_id, error)
+        return {"event": str(event["event"]), "problem": f"this event is not JSON: {type(error).__name__}"}
+    return event
 
 
 class Runs:

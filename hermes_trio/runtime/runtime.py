@@ -54,6 +54,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int
     threads: int
     cancelled: int
+    stopped_jobs: int = 0
     seconds: float
     backlog: dict[str, int]
     remaining: tuple[str, ...] = ()
@@ -96,10 +97,8 @@ class Runtime:
         self._binding_token: Any = None
         self._closing = trio.Event()
         self._cut_off: set[str] = set()
-        self._aborting = False
         self._turns: trio.Nursery | None = None
         self._receivers: trio.Nursery | None = None
-        self._scopes: list[trio.CancelScope] = []
         self._core: RuntimeCore | None = None
         self._lanes: Lanes
         self._completions: Completions
@@ -141,8 +140,7 @@ class Runtime:
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         """The tree, outermost first. Shielded: it ends in its own order, whoever is cancelled."""
-        with trio.CancelScope(shield=True) as everything:
-            self._scopes.append(everything)
+        with trio.CancelScope(shield=True):
             token = _binding.set(Binding(EMPTY_CONTEXT, None, None))
             try:
                 async with self._open_store() as store, AsyncExitStack() as stages:
@@ -277,6 +275,7 @@ class Runtime:
             where = msgspec.structs.replace(where, session_key=where.session_id)
         await core.admission.admit()
         try:
+            self.stateless.check()
             plan = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
@@ -290,7 +289,7 @@ class Runtime:
             )
             turn = core.make_turn(plan, self._completions.channel)
             if on_start is not None:
-                on_start(turn)
+                self.stateless.announce(turn, on_start)
             return await run_turn(core, turn)
         finally:
             core.admission.release()
@@ -370,6 +369,8 @@ class Runtime:
         began = trio.current_time()
         core.draining = True
         cut_before = len(self._cut_off)
+        for starting in list(core.starting):
+            await starting.wait()
         spared = _family(core, asking)
 
         def others() -> list[Turn]:
@@ -386,9 +387,12 @@ class Runtime:
                 self._cut(turn, why)
             for turn in turns:
                 await turn.node.wait_closed()
-        await core.supervisor.stop_all(why)
+        with trio.move_on_after(core.settings.finish_seconds):
+            await self._lanes.let_go()
+        stopped = len(await core.supervisor.stop_all(why))
         report = DrainReport(
             turns=len(others()),
+            stopped_jobs=stopped,
             jobs=len(core.supervisor),
             threads=sum(node.kind == "thread" for node in core.tree.abandoned.children or ()),
             cancelled=len(self._cut_off) - cut_before,

@@ -6,15 +6,18 @@ to see of the runtime.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
+import attrs
+import outcome
 import trio
 
 from .budget import Budget
 from .context import SessionContext, check_id
 from .core import RuntimeCore
-from .errors import Draining, RuntimeClosed
+from .errors import Draining, OutcomeUnknown, RuntimeClosed
 from .outcome import CancelCause, Cause, Outcome
 from .ports import Agent, NewRun, TurnInput, TurnStart
 from .run import Run, Runs
@@ -22,6 +25,22 @@ from .turn import EventSink, Turn, TurnSpec
 from .turn_lifecycle import run_turn
 
 __all__ = ["StatelessEntry"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""Between two attempts to learn whether a run was written."""
+
+
+@attrs.define(eq=False)
+class _Written:
+    """How the writing of a run's row ended, for the caller that waits for it."""
+
+    over: trio.Event = attrs.field(factory=trio.Event)
+    result: outcome.Value[Run] | outcome.Error = attrs.field(
+        factory=lambda: outcome.Error(RuntimeClosed("the runtime was cancelled while the run was being written down"))
+    )
 
 
 class StatelessEntry:
@@ -50,6 +69,14 @@ class StatelessEntry:
             raise RuntimeClosed("the runtime is closed; open one with `async with Runtime(...)` before starting turns")
         if self._core.draining:
             raise Draining()
+
+    def announce(self, turn: Turn, on_start: Callable[[Turn], None]) -> None:
+        """Tell whoever starts a turn about it. If that fails, the turn is not conducted."""
+        try:
+            on_start(turn)
+        except BaseException:
+            self._core.drop_turn(turn)
+            raise
 
     async def run_turn(
         self,
@@ -89,7 +116,7 @@ class StatelessEntry:
             )
             turn = core.make_turn(plan, None)
             if on_start is not None:
-                on_start(turn)
+                self.announce(turn, on_start)
             return await run_turn(core, turn)
         finally:
             core.admission.release()
@@ -112,7 +139,8 @@ class StatelessEntry:
     ) -> Run:
         """Start a run that survives its client. It is durable when this returns.
 
-        The run belongs to the runtime. If this call is cancelled while the row is being written, the run is not started, and the next boot ends its row.
+        The run belongs to the runtime: if this call is cancelled while the row is being written, the run starts all the same. Raises `OutcomeUnknown` if
+        the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key leads to it.
         """
         self.check()
         core = self._core
@@ -140,25 +168,61 @@ class StatelessEntry:
                 also=also,
                 on_end=on_end,
             )
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
-                await core.store.begin_turn(
-                    TurnStart(
-                        turn_id="",
-                        context=context,
-                        source=plan.source,
-                        tenant=tenant,
-                        model=input.model,
-                        run=run_record,
-                    )
-                )
-            if bound.cancelled_caught:
-                raise TimeoutError(f"the run could not be written down within {core.settings.finish_seconds:g} s")
+            start = TurnStart(
+                turn_id="", context=context, source=plan.source, tenant=tenant, model=input.model, run=run_record
+            )
             nursery = self._nursery()
-            if nursery is None:
-                raise RuntimeClosed("the runtime closed while the run was being written down; the next start ends it")
+            assert nursery is not None
+            written = _Written()
+            core.starting.add(written.over)
+            core.base_context.copy().run(nursery.start_soon, self._begin, plan, start, written)
         except BaseException:
             core.admission.release()
             raise
-        run = self.runs.make(plan)
-        core.base_context.copy().run(nursery.start_soon, self.runs.live, run)
-        return run
+        with trio.move_on_after(core.settings.finish_seconds):
+            await written.over.wait()
+            return written.result.unwrap()
+        raise OutcomeUnknown(
+            f"run {run_record.run_id} could not be written down within {core.settings.finish_seconds:g} s and may still start;"
+            " ask for it by its id, or repeat the request with the same idempotency key"
+        )
+
+    async def _begin(self, plan: TurnSpec, start: TurnStart, written: _Written) -> None:
+        """The task of a run: write its row down, tell the caller if it still waits, and live."""
+        core = self._core
+        run: Run | None = None
+        try:
+            await self._write_down(start)
+            if self._nursery() is None:
+                raise RuntimeClosed("the runtime closed while the run was being written down; the next start ends it")
+            run = self.runs.make(plan)
+            written.result = outcome.Value(run)
+        except Exception as error:
+            written.result = outcome.Error(error)
+        finally:
+            if run is None:
+                core.admission.release()
+            core.starting.discard(written.over)
+            written.over.set()
+        if run is None:
+            return
+        for _ in range(2):  # the caller, which has been woken, comes first: it may stop the run before the run begins
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        await self.runs.live(run)
+
+    async def _write_down(self, start: TurnStart) -> None:
+        """Begin the turn of a run. An outcome that is not known is asked for until it is: written twice, it changes nothing."""
+        unknown = False
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._core.store.begin_turn(start)
+                return
+            except Exception as error:
+                unknown = unknown or isinstance(error, OutcomeUnknown)
+                if not unknown or self._core.draining:
+                    raise
+                assert start.run is not None
+                logger.warning("whether run %s was written is not known, asking again: %s", start.run.run_id, error)
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)

@@ -22,7 +22,7 @@ from .core import RuntimeCore
 from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
-from .tree import Node, stop_node
+from .tree import Node, split_cancelled, stop_node
 from .turn import EventSink, Owner
 from .turn_lifecycle import first_cause, run_turn
 
@@ -320,25 +320,23 @@ class Supervisor:
         core = self._core
         token = _binding.set(Binding(job.context, None, job.node))
         state: JobState | None = None
-        recorded = False
         try:
             try:
                 await core.store.start_job(self._row(job))
-                recorded = True
                 with job.scope:
                     async with trio.open_nursery() as nursery:
                         job.nursery = nursery
                         state = await job.spec.run(job) or JobState.EXITED
             except BaseException as error:  # noqa: ASYNC103 - the end of a job is recorded; what ends the program goes on
                 job.error = first_cause(error)
-                if not isinstance(error, Exception):
-                    if isinstance(error, trio.Cancelled):
-                        job.cause = job.cause or Cause(CancelCause.DRAIN)
-                    else:
-                        raise
+                cancelled, rest = split_cancelled(error)
+                if rest is not None and not isinstance(rest, Exception):
+                    raise
+                if cancelled is not None and rest is None:
+                    job.cause = job.cause or Cause(CancelCause.DRAIN)
             self._decide(job, state)
-            if recorded:
-                await self._finish(job)
+            # Also after a start whose outcome is not known: the end of a job that has no row changes nothing.
+            await self._finish(job)
         finally:
             _binding.reset(token)
             self._forget(job)

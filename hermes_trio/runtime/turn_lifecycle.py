@@ -39,7 +39,6 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     outcome: Outcome | None = None
     locked = False
     session_id = turn.context.session_id
-    core.live_turns[turn.id] = turn
     start = _start_of(turn)
     how = "failed"
     try:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import apsw
 
-from hermes_trio.runtime.errors import RuntimeProblem
+from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
 
 __all__ = [
     "AlreadyStarted",
@@ -40,7 +40,7 @@ class StoreError(RuntimeProblem):
     """The base of all errors of the store. A write that raised one was not made, not even in part; `CommitUncertain` is the exception."""
 
 
-class CommitUncertain(StoreError):
+class CommitUncertain(StoreError, OutcomeUnknown):
     """Whether the write was made is not known: the connection or the disk failed during its commit. Read the row, or write it again."""
 
     told: ClassVar[str] = "the store refused it; the server's log has the details"

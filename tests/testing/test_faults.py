@@ -129,7 +129,7 @@ async def test_a_full_store_reads_and_works_again_when_healed():
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "file-inline"])
 async def test_a_slow_write_is_made_although_its_caller_left_and_later_writes_wait_behind_it(
-    on_disk: bool, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    on_disk: bool, tmp_path: Path, virtual_clock: trio.testing.MockClock
 ):
     """As in a real store: cancelling abandons the wait, never the write, and writes keep their order. Works on virtual time."""
     faults = StoreFaults()
@@ -151,7 +151,7 @@ async def test_a_slow_write_is_made_although_its_caller_left_and_later_writes_wa
     assert trio.current_time() - began == 90
 
 
-async def test_a_runtime_runs_on_it(autojump_clock: trio.testing.MockClock):
+async def test_a_runtime_runs_on_it(virtual_clock: trio.testing.MockClock):
     """The wrapped store is a store like any other: a turn's end that cannot be written is an error of that turn, and the next one works."""
     faults = StoreFaults()
 

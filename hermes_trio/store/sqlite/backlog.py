@@ -14,7 +14,7 @@ _COUNTS: Final = """
 SELECT (SELECT count(*) FROM inbox WHERE state = 'pending'),
        (SELECT count(*) FROM outbox WHERE settled_at IS NULL),
        (SELECT count(*) FROM approvals WHERE state = 'pending'),
-       (SELECT count(*) FROM runs WHERE status NOT IN ('completed', 'failed', 'cancelled')),
+       (SELECT count(*) FROM runs WHERE ended_at IS NULL),
        (SELECT count(*) FROM jobs WHERE ended_at IS NULL)
 """
 

@@ -13,6 +13,7 @@ import msgspec
 
 from hermes_trio.store.records import DAY, MaintenanceReport, Retention
 
+from .files import BUSY_MILLISECONDS
 from .rows import Database, changed, many, one, write
 from .search import SqliteSearch
 from .sessions import IDLE
@@ -21,7 +22,8 @@ from .writer import Weight
 
 __all__ = ["Prune", "SqliteMaintenance", "expired_counts", "prune_some"]
 
-MESSAGES_A_STEP: Final = 2_000
+ROWS_A_STEP: Final = 2_000
+"""How many rows one transaction removes at most: a turn's commit waits for one of them."""
 PAGES_A_STEP: Final = 256
 MERGE_PAGES: Final = 64
 MERGE_STEPS: Final = 10_000
@@ -54,7 +56,7 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
     """
     where, bindings = prune.where()
     sql = f"SELECT n, id FROM sessions WHERE {where} ORDER BY ended_at LIMIT ?"
-    room = MESSAGES_A_STEP
+    room = ROWS_A_STEP
     removed = 0
     found = many(db, sql, (*bindings, batch))
     for number, session_id in found:
@@ -112,10 +114,16 @@ class _Rule(msgspec.Struct, frozen=True):
     age: Callable[[Retention], float | None]
     count: Callable[[Retention], int] | None = None
     condition: str = "1"
+    key: str = "rowid"
+    parts: str = ""
+    """A table with rows that belong to one of these and go first, `ROWS_A_STEP` at a time. Both tables have the column `key`."""
 
+
+_RUN_SETTLED: Final = "NOT EXISTS (SELECT 1 FROM jobs j WHERE j.root_id = runs.run_id AND j.ended_at IS NULL)"
+"""A run whose jobs are alive has events to come."""
 
 _RULES: Final = (
-    _Rule("runs", "ended_at", lambda r: r.runs, lambda r: r.run_count),
+    _Rule("runs", "ended_at", lambda r: r.runs, lambda r: r.run_count, _RUN_SETTLED, "run_id", "events"),
     _Rule("jobs", "ended_at", lambda r: r.jobs, lambda r: r.job_count),
     _Rule("inbox", "settled_at", lambda r: r.inbox, lambda r: r.inbox_count),
     _Rule("outbox", "settled_at", lambda r: r.outbox, lambda r: r.outbox_count, "state = 'sent'"),
@@ -133,7 +141,7 @@ def _expired(rule: _Rule, now: float, retention: Retention) -> list[tuple[str, t
     """Selections of row ids that a rule removes, without a limit."""
     selections: list[tuple[str, tuple[object, ...]]] = []
     age = rule.age(retention)
-    base = f"SELECT rowid FROM {rule.table} WHERE {rule.ended} IS NOT NULL AND {rule.condition}"
+    base = f"SELECT {rule.key} FROM {rule.table} WHERE {rule.ended} IS NOT NULL AND {rule.condition}"
     if age is not None:
         selections.append((f"{base} AND {rule.ended} < ? ORDER BY {rule.ended}", (now - age,)))
     if rule.count is not None:
@@ -141,13 +149,27 @@ def _expired(rule: _Rule, now: float, retention: Retention) -> list[tuple[str, t
     return selections
 
 
-def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) -> int:
-    """Remove a few rows that a rule no longer keeps."""
+def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) -> tuple[int, bool]:
+    """Remove a few rows that a rule no longer keeps; return how many, and whether there may be more."""
     removed = 0
+    more = False
+    room = ROWS_A_STEP
     for selection, bindings in _expired(rule, now, retention):
-        sql = f"DELETE FROM {rule.table} WHERE rowid IN (SELECT rowid FROM ({selection}) LIMIT ?)"
-        removed += changed(db, sql, (*bindings, retention.batch))
-    return removed
+        found = many(db, f"SELECT {rule.key} FROM ({selection}) LIMIT ?", (*bindings, min(retention.batch, room)))
+        more = more or bool(found)
+        for (key,) in found:
+            if rule.parts:
+                room -= changed(
+                    db,
+                    f"DELETE FROM {rule.parts} WHERE ({rule.key}, number) IN"
+                    f" (SELECT {rule.key}, number FROM {rule.parts} WHERE {rule.key} = ? LIMIT ?)",
+                    (key, room),
+                )
+            if room <= 0:
+                return removed, True
+            room -= changed(db, f"DELETE FROM {rule.table} WHERE {rule.key} = ?", (key,))
+            removed += 1
+    return removed, more
 
 
 def remove_rest(db: Database, now: float, retention: Retention) -> int:
@@ -176,7 +198,7 @@ def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, 
         found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
         counts["sessions"] = found[0] if found else 0
     for rule in _RULES:
-        ids: set[int] = set()
+        ids: set[int | str] = set()
         for selection, bindings in _expired(rule, now, retention):
             ids.update(number for (number,) in many(db, selection, bindings))
         counts[rule.table] = counts.get(rule.table, 0) + len(ids)
@@ -208,8 +230,12 @@ def give_back(db: Database, pages: int) -> int:
 
 
 def checkpoint(db: Database) -> None:
-    """Move the log into the file and cut the log to nothing, unless a reader is still using it."""
-    many(db, "PRAGMA wal_checkpoint(TRUNCATE)")
+    """Move the log into the file and cut the log to nothing. While a reader (a backup, `doctor`) uses the log, that is left to the next round."""
+    db.set_busy_timeout(0)
+    try:
+        many(db, "PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        db.set_busy_timeout(BUSY_MILLISECONDS)
 
 
 class SqliteMaintenance(SqliteSearch, Verbs):
@@ -275,7 +301,9 @@ class SqliteMaintenance(SqliteSearch, Verbs):
 
     async def _remove(self, rule: _Rule, now: float) -> int:
         total = 0
-        while removed := await self._write_heavily(remove_expired, rule, now, self.retention):
+        more = True
+        while more:
+            removed, more = await self._write_heavily(remove_expired, rule, now, self.retention)
             total += removed
         return total
 

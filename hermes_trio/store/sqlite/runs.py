@@ -53,18 +53,19 @@ def usage_text(usage: Usage) -> str:
 
 
 def begin_run(db: Database, now: float, run: NewRun, start: TurnStart) -> None:
-    """Make a run's row; one whose idempotency key is known is not made again."""
+    """Make a run's row; one whose idempotency key is known is not made again. Written twice, it changes nothing."""
     if run.idempotency_key:
         sql = "SELECT run_id, fingerprint FROM runs WHERE tenant = ? AND idempotency_key = ?"
         found = one(db, sql, (run.tenant, run.idempotency_key))
         if found is not None:
             if found[1] != run.fingerprint:
                 raise IdempotencyConflict(run.idempotency_key)
-            raise AlreadyStarted(found[0])
+            if found[0] != run.run_id:
+                raise AlreadyStarted(found[0])
     write(
         db,
         "INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint,"
-        " status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?)",
+        " status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?) ON CONFLICT (run_id) DO NOTHING",
         (
             run.run_id,
             run.session_id,
@@ -107,10 +108,11 @@ def finish_run(db: Database, now: float, run: NewRun, finish: TurnFinish) -> Non
 
 
 def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
-    """Append to run logs; an event that is there already is left alone, so a batch may be written again."""
+    """Append to run logs; an event that is there already is left alone, so a batch may be written again. A run that was removed has no log."""
     write_many(
         db,
-        "INSERT INTO events (run_id, number, epoch, event) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO events (run_id, number, epoch, event) SELECT ?1, ?2, ?3, ?4"
+        " WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ?1) ON CONFLICT DO NOTHING",
         [(event.run_id, event.number, event.epoch, dump(event.event)) for event in events],
     )
 
