@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import trio
+
+from tests.http.gateway import KEY as ADMIN_KEY
+from tests.http.test_repeated_requests import tool_then, world
 
 from .server_process import server_process
 
@@ -73,21 +77,25 @@ const late = await patient.chat.completions.create({ model: "demo", messages: [{
 assert.equal(late.choices[0].message.content, "You said: Hello");
 done.push("retry");
 
-const defaults = new OpenAI({ baseURL: process.env.BASE, apiKey: process.env.KEY });
-const doing = { model: "demo", messages: [{ role: "user", content: `!run echo once >> ${process.env.NOTES}\n!fail afterwards` }] };
-await assert.rejects(defaults.chat.completions.create(doing), (error) => error.status === 424);
-done.push("no repetition");
-
 console.log(JSON.stringify(done));
 """
 
+REPEATING = """
+import OpenAI from "openai";
+import assert from "node:assert/strict";
 
-def test_the_node_client(tmp_path: Path) -> None:
-    """Chat, streams, responses with accumulated output, chaining, deletion, models, error classes and the automatic retry."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
+const client = new OpenAI({ baseURL: process.env.BASE, apiKey: process.env.KEY });
+const asked = { model: "demo", messages: [{ role: "user", content: "do it" }] };
+await assert.rejects(client.chat.completions.create(asked), (error) => error.status === 424);
+"""
+
+
+def project_of(folder: Path, script: str) -> Path:
+    """A project with the client from npm and this script."""
+    npm = shutil.which("npm")
+    if shutil.which("node") is None or npm is None:
         pytest.skip("node and npm are not installed")
-    project = tmp_path / "project"
+    project = folder / "project"
     project.mkdir()
     (project / "package.json").write_text('{"type": "module", "private": true}')
     installed = subprocess.run(
@@ -100,19 +108,41 @@ def test_the_node_client(tmp_path: Path) -> None:
     )
     if installed.returncode != 0:
         pytest.skip(f"the npm registry cannot be reached: {installed.stderr.strip()[-200:]}")
-    (project / "client.js").write_text(SCRIPT)
+    (project / "client.js").write_text(script)
+    return project
+
+
+async def test_the_node_client_does_not_repeat_what_was_done(tmp_path: Path) -> None:
+    """With its default of two repetitions, a turn that fails after a tool has run is asked for once: the tool has run once."""
+    project = await trio.to_thread.run_sync(project_of, tmp_path, REPEATING)
+    async with world(tool_then(503)) as served:
+        ran = await trio.run_process(
+            ["node", "client.js"],
+            cwd=project,
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env={**os.environ, "BASE": f"{served.gateway.url}/v1", "KEY": ADMIN_KEY},
+        )
+        assert ran.returncode == 0, ran.stderr.decode()
+        assert served.ran == ["once"]
+
+
+def test_the_node_client(tmp_path: Path) -> None:
+    """Chat, streams, responses with accumulated output, chaining, deletion, models, error classes and the automatic retry."""
+    project = project_of(tmp_path, SCRIPT)
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text("[limits]\nconcurrent_turns = 1\n")
     with server_process(home) as server:
         ran = subprocess.run(
-            [node, "client.js"],
+            ["node", "client.js"],
             cwd=project,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            env={**os.environ, "BASE": f"{server.url}/v1", "KEY": server.key, "NOTES": str(tmp_path / "notes")},
+            env={**os.environ, "BASE": f"{server.url}/v1", "KEY": server.key},
         )
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout) == [
@@ -123,6 +153,4 @@ def test_the_node_client(tmp_path: Path) -> None:
             "models",
             "errors",
             "retry",
-            "no repetition",
         ]
-        assert (tmp_path / "notes").read_text() == "once\n"
