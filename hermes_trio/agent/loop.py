@@ -211,7 +211,8 @@ class _Work:
                         timestamp=now,
                     )
                 )
-        history[:] = with_results([*history, *self.brought])
+        if history:
+            history[:] = with_results([*history, *self.brought])
         if turn.input.prompt or not results:
             self.said.append(
                 Message(

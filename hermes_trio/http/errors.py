@@ -24,6 +24,7 @@ from hermes_trio.store import (
 )
 
 __all__ = [
+    "NOT_AGAIN",
     "ApiError",
     "anthropic_error_type",
     "body_too_large",
@@ -39,6 +40,10 @@ _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<field>.*)`$")
 _encode: Final = msgspec.json.Encoder().encode
+
+
+NOT_AGAIN: Final = (b"x-should-retry", b"false")
+"""Tells the official clients not to repeat a request by themselves."""
 
 
 class ApiError(Exception):

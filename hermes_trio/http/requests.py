@@ -85,6 +85,11 @@ class Request:
                     self._query.setdefault(key, value)
         return self._query.get(name, default)
 
+    @property
+    def read_body(self) -> bytes:
+        """The body as far as it has been read: all of it, or nothing."""
+        return self._body or b""
+
     async def body(self) -> bytes:
         """The whole body, read once. Raises 413 as soon as it is longer than the limit."""
         if self._body is None:

@@ -126,6 +126,22 @@ async def test_the_client_of_messages_does_not_repeat_it_either() -> None:
         assert w.ran == ["once"]
 
 
+async def test_a_client_that_gave_up_waiting_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own time is over while the turn goes on: it leaves, repeats the request by itself, and is refused; the tool has run once."""
+
+    def answer(call: ScriptedCall) -> ScriptedAnswer:
+        if call.body["messages"][-1]["role"] == "tool":
+            return ScriptedAnswer(text="too late", gate=trio.Event())
+        return ScriptedAnswer(tool_calls=(tool_call("note", text="once"),))
+
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    async with world(answer) as w, w.client() as client:
+        with pytest.raises(openai.APIStatusError, match="repeats it now") as refused:
+            await client.with_options(timeout=1.0).chat.completions.create(model="m", messages=MESSAGES)
+        assert refused.value.status_code == 424
+        assert w.ran == ["once"]
+
+
 async def test_what_nothing_was_done_for_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure before any tool ran is a 502, which clients repeat; one that would come again is not repeated."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)

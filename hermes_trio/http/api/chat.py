@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -21,7 +22,7 @@ from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.client_calls import client_calls, kept_steps, restore_steps, split_results
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
-from hermes_trio.http.errors import ApiError, redact_text, retry_after
+from hermes_trio.http.errors import NOT_AGAIN, ApiError, redact_text, retry_after
 from hermes_trio.http.inputs import (
     detaches,
     idempotency_key,
@@ -39,6 +40,7 @@ from hermes_trio.http.parameters import (
     stop_option,
     word_option,
 )
+from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool, MessageContent
@@ -54,7 +56,6 @@ from hermes_trio.runtime.turn import Turn
 from .run_events import TERMINAL
 
 __all__ = [
-    "NOT_AGAIN",
     "AskedTurn",
     "chat_routes",
     "failure_of",
@@ -234,7 +235,18 @@ def _read(body: PlainChatRequest, public_model: str) -> AskedTurn:
     text = text_of(prompt)
     first = next((text_of(content) for role, content in kept if role == "user"), text) if kept else text
     history = tuple([Message(role=role, content=content) for role, content in kept]) if kept else ()
-    return _asked(body, public_model, "\n".join(system), prompt, first, history)
+    instructions = "\n".join(system)
+    if type(body) is not PlainChatRequest or body.stream_options is not None:
+        return _asked(body, public_model, instructions, prompt, first, history)
+    input = TurnInput(
+        text=text,
+        content="" if isinstance(prompt, str) else prompt,
+        history=history,
+        instructions=instructions,
+        model=body.model or "",
+    )
+    stream = body.stream is not False and loose_bool(body.stream, False)
+    return AskedTurn(input, f"{instructions}\n{first}", body.model or public_model, stream, None, False)
 
 
 def _read_with_calls(body: PlainChatRequest, public_model: str) -> AskedTurn:
@@ -355,12 +367,15 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     run_id = request.front.ids.make("run_") if detaches(request) else ""
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, key, writer, run_id))
+    await refuse_repetition(request)
     once_key = idempotency_key(request)
     named = session_id_header(request)
     if not once_key and not named and not asked.tools and not run_id:
         # Most requests: no context that is not needed is opened for them.
         with request.front.turns.derived(request.caller, asked.opening) as session_id:
-            outcome = await request.front.turns.run(request.caller, asked.input, session_id, key)
+            outcome = await request.front.turns.run(
+                request.caller, asked.input, session_id, key, also=partial(note_departure, request)
+            )
         return _render(request, asked, outcome, session_headers(session_id, key))
     route = f"chat {named} {key}"
     async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
@@ -373,7 +388,8 @@ async def create_chat_completion(request: Request) -> HandlerResult:
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 rendered.append(_render(request, asked, outcome, headers))
-                return once.record(rendered[0]) + unseen_steps(request, asked, captured, turn, outcome)
+                records = once.record(rendered[0]) + unseen_steps(request, asked, captured, turn, outcome)
+                return records + note_departure(request, turn, outcome)
 
             if run_id:
                 outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)
@@ -384,7 +400,7 @@ async def create_chat_completion(request: Request) -> HandlerResult:
                     session_id,
                     key,
                     captured=captured,
-                    also=also if once_key or asked.tools else None,
+                    also=also,
                 )
     if rendered and outcome.committed:
         return rendered[0]
@@ -435,9 +451,6 @@ def finish_reason_of(outcome: Outcome) -> str:
         return "length" if outcome.error_code == "output_truncated" else "error"
     return outcome.finish_reason or "stop"
 
-
-NOT_AGAIN: Final = (b"x-should-retry", b"false")
-"""Tells the official clients not to repeat a request by themselves."""
 
 _HOPELESS: Final = frozenset({"model_auth", "model_bad_request", "model_context_overflow", "model_content_filter"})
 """Failures that the same request would meet again."""

@@ -27,6 +27,7 @@ from hermes_trio.http.parameters import (
     stop_option,
     word_option,
 )
+from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool
@@ -314,11 +315,13 @@ async def create_message(request: Request) -> HandlerResult:
     message_id = request.front.ids.make("msg_", 24)
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, message_id, writer, run_id))
+    await refuse_repetition(request)
     captured = Captured()
     async with turn_session(request, asked) as (session_id, input):
 
         def also(turn: Turn, outcome: Outcome) -> list[object]:
-            return unseen_steps(request, asked, captured, turn, outcome)
+            steps = unseen_steps(request, asked, captured, turn, outcome)
+            return steps + note_departure(request, turn, outcome)
 
         if run_id:
             outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)

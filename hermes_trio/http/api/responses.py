@@ -22,7 +22,7 @@ from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.client_calls import split_results
 from hermes_trio.http.content import Content, has_content, normalise, text_of
-from hermes_trio.http.errors import ApiError, not_found, redact_text, translate
+from hermes_trio.http.errors import NOT_AGAIN, ApiError, not_found, redact_text, translate
 from hermes_trio.http.inputs import detaches, idempotency_key, loose_bool, session_key_header, whole_number
 from hermes_trio.http.parameters import (
     RESPONSES_PARAMETERS,
@@ -33,6 +33,7 @@ from hermes_trio.http.parameters import (
     response_choice,
     word_option,
 )
+from hermes_trio.http.repetitions import note_departure, refuse_repetition
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import (
@@ -52,7 +53,7 @@ from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import ConversationMoved, RunRow, StoredResponse
 
-from .chat import NOT_AGAIN, failure_of, run_detached, session_headers, stream_turn
+from .chat import failure_of, run_detached, session_headers, stream_turn
 from .response_input import input_items_of, read_items
 from .response_items import Items, OutputItem
 from .run_events import TERMINAL, follow
@@ -543,6 +544,7 @@ async def create_response(request: Request) -> HandlerResult:
     run = background or detaches(request)
     if loose_bool(body.stream, False):
         return EventStream(lambda writer: _stream(request, body, key, writer, run=run))
+    await refuse_repetition(request)
     once_key = idempotency_key(request)
     tenant = request.caller.tenant
     async with request.front.replies.once(tenant, f"responses {key}", once_key, await request.body()) as once:
@@ -556,7 +558,8 @@ async def create_response(request: Request) -> HandlerResult:
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 records = writing.stored(turn, outcome)
-                return records + once.record(_answer(writing, outcome, headers))
+                records += once.record(_answer(writing, outcome, headers))
+                return records + note_departure(request, turn, outcome)
 
             if run:
                 outcome = await run_detached(

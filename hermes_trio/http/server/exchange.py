@@ -197,7 +197,11 @@ class Exchange:
         """The whole answer that says `fault`, closing the connection."""
         self.keep_alive = False
         self.answer = _STARTED
-        self._start = {"status": fault.status, "headers": [(b"content-type", b"application/json")]}
+        headers = [(b"content-type", b"application/json")]
+        if fault.status >= 500:
+            # What the application had done by then is not known here: no client is to repeat it by itself.
+            headers.append((b"x-should-retry", b"false"))
+        self._start = {"status": fault.status, "headers": headers}
         return self._open(fault.body(), False)
 
     async def _departure(self) -> Message:

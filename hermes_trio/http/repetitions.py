@@ -1,0 +1,61 @@
+"""Requests that a client repeats by itself after it has given up waiting.
+
+A client that leaves cancels its turn. The official clients then send the same request again, and say so in `x-stainless-retry-count`. If tools had run in the
+turn that was cut off, that is written down with the turn's end, and the repetition is refused: it would do the same work again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hermes_trio.runtime.outcome import CancelCause, Outcome
+from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import IdempotentReply
+
+from .errors import NOT_AGAIN, ApiError
+from .idempotency import fingerprint_of
+from .requests import Request
+
+__all__ = ["note_departure", "refuse_repetition"]
+
+ROUTE: Final = "turns whose client left"
+REMEMBERED_SECONDS: Final = 3600.0
+
+
+def note_departure(request: Request, turn: Turn, outcome: Outcome) -> list[object]:
+    """What commits with a turn: that its client left after tools had run, if that is how it ended."""
+    if outcome.cause is None or outcome.cause.kind is not CancelCause.CLIENT_GONE or not outcome.usage.tool_calls:
+        return []
+    return [
+        IdempotentReply(
+            tenant=request.caller.tenant,
+            route=ROUTE,
+            key=_key(request),
+            fingerprint="",
+            status=424,
+            headers=(),
+            body=turn.context.session_id.encode(),
+            ttl=REMEMBERED_SECONDS,
+        )
+    ]
+
+
+async def refuse_repetition(request: Request) -> None:
+    """424 for a request that its client repeats by itself although tools had run when it left. The body must have been read."""
+    count = request.raw_header(b"x-stainless-retry-count")
+    if count is None or count == b"0":
+        return
+    found = await request.front.store.get_reply(request.caller.tenant, ROUTE, _key(request), "")
+    if found is not None:
+        raise ApiError(
+            424,
+            "The client left while this turn was made, and repeats it now. Tools had run in it by then: what they did is in the session"
+            f" {found.body.decode()!r}. Allow the request more time, or detach it (X-Hermes-On-Disconnect: detach).",
+            code="agent_incomplete",
+            kind="server_error",
+            headers=(NOT_AGAIN,),
+        )
+
+
+def _key(request: Request) -> str:
+    return f"{request.path} {fingerprint_of(request.read_body)}"
