@@ -18,7 +18,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
-from hermes_trio.http.server.hypercorn_fixes import SendBound, bounded_send, remedied
+from hermes_trio.http.server.hypercorn_fixes import SendBound, SlowClient, bound_stream_buffers, bounded_send, remedied
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.core import ServerCore
@@ -88,7 +88,9 @@ class HypercornSide:
 
     def __init__(self, worker: ServerCore) -> None:
         config = worker.config
-        remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout)
+        bound_stream_buffers()
+        slow = SlowClient(config.body_timeout, config.body_rate, config.write_timeout)
+        remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout, slow=slow)
         self.worker = worker
         self.app = ASGIWrapper(cast("Any", remedy))
         self.context = WorkerContext(None)

@@ -17,6 +17,10 @@ is still uploading reads the answer; a body known to be long is answered with `c
 blocks the shutdown for ever. Remedy: `bounded_send`; `bound_stock_sends()` puts it into Hypercorn's class for servers
 that we do not start ourselves.
 
+**No window.** `StreamBuffer.pop` lets the sender of an HTTP/2 stream go on after every small piece, also after an empty one, so that the buffer of a
+reader that gives no window grows without a limit. Remedy: `bound_stream_buffers()`; the sender waits until the buffer has room, and a wait that
+lasts too long ends the request, as does a body that comes too slowly.
+
 **Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with
 something else goes on for nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
 
@@ -36,11 +40,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+import msgspec
 import trio
 from hypercorn.events import Closed, Event, RawData
 
 from hermes_trio.http.server.asgi import ASGIApp, Message, Receive, Scope, Send
-from hermes_trio.http.server.endings import EXCHANGE_EXTENSION, Ending, RequestFate
+from hermes_trio.http.server.endings import (
+    EXCHANGE_EXTENSION,
+    FAULT_OF_ENDING,
+    Ending,
+    ProtocolFault,
+    RequestFate,
+)
 
 if TYPE_CHECKING:
     from hypercorn.trio.tcp_server import TCPServer
@@ -102,6 +113,7 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
     """
     from hypercorn.trio.tcp_server import TCPServer
 
+    bound_stream_buffers()
     stock = TCPServer.protocol_send
 
     async def protocol_send(self: TCPServer, event: Event) -> None:
@@ -115,6 +127,33 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
 
     TCPServer.protocol_send = protocol_send
     return undo
+
+
+class SlowClient(msgspec.Struct, frozen=True):
+    """How long a client may keep a request waiting: see `ServerConfig`."""
+
+    body_timeout: float = 30.0
+    body_rate: float = 1024.0
+    write_timeout: float = WRITE_TIMEOUT
+
+
+PATIENT = SlowClient()
+
+
+def bound_stream_buffers() -> None:
+    """Let the senders of every HTTP/2 stream in this process wait while its reader gives no window. Calling it again changes nothing."""
+    from hypercorn.protocol.h2 import BUFFER_LOW_WATER, StreamBuffer
+
+    async def pop(self: StreamBuffer, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[: len(data)]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()  # pyright: ignore[reportPrivateUsage]
+        if not self.buffer:
+            await self._is_empty.set()  # pyright: ignore[reportPrivateUsage]
+        return data
+
+    StreamBuffer.pop = pop
 
 
 @final
@@ -133,9 +172,13 @@ class GuardedExchange:
         *,
         drain_bytes: int = DRAIN_BYTES,
         drain_timeout: float = DRAIN_TIMEOUT,
+        slow: SlowClient = PATIENT,
     ) -> None:
         self._receive = receive
         self._send = send
+        self._slow = slow
+        self._body_since: float | None = None
+        self._body_read = False
         self._drain_bytes = drain_bytes
         self._drain_timeout = drain_timeout
         self._method: str = scope["method"]
@@ -144,6 +187,7 @@ class GuardedExchange:
         self._received = 0
         self._start: Message | None = None
         self._answering = False
+        self._begun = False
         self._disconnected = False
         self._settled = trio.Event()
         self._waiting: list[Message] = []
@@ -160,15 +204,45 @@ class GuardedExchange:
             nursery.start_soon(self._watch)
             with self._scope:
                 await app(self.receive, self.send)
+            if self.fate.ending is Ending.SLOW_BODY and not self._begun:
+                await self._refuse(FAULT_OF_ENDING[Ending.SLOW_BODY])
             nursery.cancel_scope.cancel()
+
+    async def _refuse(self, fault: ProtocolFault) -> None:
+        """Say why the request ends, in place of an answer that has not begun."""
+        body = fault.body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        with trio.move_on_after(self._slow.write_timeout):
+            await self._send({"type": "http.response.start", "status": fault.status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    def _end(self, ending: Ending) -> None:
+        """Cancel the application's side, for this reason."""
+        if self.fate.ending is None:
+            self.fate.ending = ending
+        self._scope.cancel(reason=ending.value)
 
     async def receive(self) -> Message:
         """The next message, or `http.disconnect` once there can be no other. Cancellation loses no message."""
         while not self._waiting:
             if self._disconnected:
                 return {"type": "http.disconnect"}
-            await self._changed.wait()
+            if self._body_read:
+                await self._changed.wait()
+                continue
+            if self._body_since is None:
+                self._body_since = trio.current_time()
+            slow = self._slow
+            with trio.CancelScope(
+                deadline=self._body_since + slow.body_timeout + self._received / slow.body_rate
+            ) as bound:
+                await self._changed.wait()
+            if bound.cancelled_caught:
+                self._end(Ending.SLOW_BODY)
+                await trio.lowlevel.checkpoint()
         message = self._waiting.pop(0)
+        if not message.get("more_body", False):
+            self._body_read = True
         self._notify()
         return message
 
@@ -183,9 +257,15 @@ class GuardedExchange:
         more = bool(message.get("more_body", False))
         if self._start is not None:
             start, self._start = self._start, None
+            self._begun = True
             await self._send(self._complete_head(start, None if more else len(message.get("body", b""))))
         if message["type"] != "http.response.body" or more:
-            await self._send(message)
+            with trio.move_on_after(self._slow.write_timeout) as bound:
+                await self._send(message)
+            if bound.cancelled_caught:
+                # Over HTTP/2 a reader that gives no window stalls the stream, and the connection's own bound does not see it.
+                self._end(Ending.SLOW_READER)
+                await trio.lowlevel.checkpoint()
             return
         with trio.move_on_after(self._patience, shield=True) as self._last_send:
             self._answering = True
@@ -260,12 +340,20 @@ def is_guarded(scope: Scope) -> bool:
     return EXCHANGE_EXTENSION in scope.get("extensions", {})
 
 
-def remedied(app: ASGIApp, *, drain_bytes: int = DRAIN_BYTES, drain_timeout: float = DRAIN_TIMEOUT) -> ASGIApp:
+def remedied(
+    app: ASGIApp,
+    *,
+    drain_bytes: int = DRAIN_BYTES,
+    drain_timeout: float = DRAIN_TIMEOUT,
+    slow: SlowClient = PATIENT,
+) -> ASGIApp:
     """The application with the remedies that act between server and application."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_guarded(scope):
-            exchange = GuardedExchange(scope, receive, send, drain_bytes=drain_bytes, drain_timeout=drain_timeout)
+            exchange = GuardedExchange(
+                scope, receive, send, drain_bytes=drain_bytes, drain_timeout=drain_timeout, slow=slow
+            )
             await exchange.run(partial(app, scope))
         elif scope["type"] == "websocket":
             await app(scope, receive, checkpointed_send(send))

@@ -23,7 +23,8 @@ from cryptography.x509.oid import NameOID
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Request, TextMessage
 
-from hermes_trio.http.server import Ending
+from hermes_trio.http.server.asgi import Receive, Scope, Send
+from hermes_trio.http.server.endings import Ending, ending_of
 
 from .loopback import RawClient, RunningServer, request, running
 from .sample_app import SampleApp
@@ -216,3 +217,41 @@ async def test_quic_is_refused_with_a_word() -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="quic_bind"), flatten_subgroups=True):
         async with running(SampleApp(), quic_bind=["127.0.0.1:0"]):
             raise AssertionError("it started")
+
+
+async def test_a_slow_body_ends_over_http2(fast: bool) -> None:
+    """A request whose body does not come is answered with 408; it does not wait for ever."""
+    async with running(SampleApp(), fast=fast, body_timeout=0.3) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "POST"), (":path", "/echo"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers)
+        assert (await exchange_http2(client, connection, 1))[0] == 408
+
+
+async def test_a_reader_that_gives_no_window_ends_over_http2(fast: bool) -> None:
+    """A stream whose reader takes nothing is ended, and its application is told why."""
+    endings: list[Ending | None] = []
+    ended = trio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        finally:
+            endings.append(ending_of(scope))
+            ended.set()
+
+    async with running(app, fast=fast, write_timeout=0.3, lifespan=False) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "GET"), (":path", "/"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers, end_stream=True)
+        await client.send(connection.data_to_send())
+        await ended.wait()
+    assert endings == [Ending.SLOW_READER]
