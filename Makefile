@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
 .PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
-	bench bench-isolation bench-runtime bench-store bench-stop bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed \
+	bench bench-isolation bench-runtime bench-store bench-stop bench-spawn bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed \
 	bench-reference requirements clean
 
 help: ## Show this list
@@ -105,6 +105,9 @@ bench-store: $(VENV)/.installed-dev ## Durable commits, the cost of a turn's wri
 
 bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processes takes
 	@$(PY) -m bench.stop $(QUICKFLAG) $(ARGS)
+
+bench-spawn: $(VENV)/.installed-dev ## What the confinement of a command costs
+	@$(PY) -m bench.spawn $(QUICKFLAG) $(ARGS)
 
 bench-model: $(VENV)/.installed-dev ## What a model call costs at 32, 256 and 1,000 at once
 	@$(PY) -m bench.model $(QUICKFLAG) $(ARGS)

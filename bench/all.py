@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.report import RESULTS
 
-NAMES = ("isolation", "runtime", "store", "stop", "model", "serve", "sse", "start", "growth", "soak")
+NAMES = ("isolation", "runtime", "store", "stop", "spawn", "model", "serve", "sse", "start", "growth", "soak")
 """In the order of the page."""
 
 VARIANTS = {"isolation-sabotage": ("isolation", "--sabotage")}

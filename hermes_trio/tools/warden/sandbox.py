@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -42,13 +42,17 @@ DEVICES: Final = (
 )  # fmt: skip
 
 HELPERS: Final = (
-    "/run/dbus", "/run/systemd/private", "/run/systemd/io.systemd.*", "/run/systemd/machine", "/run/systemd/journal/socket",
-    "/run/docker.sock", "/run/docker", "/run/containerd", "/run/podman", "/run/crio", "/run/buildkit", "/run/snapd*.socket",
-    "/run/libvirt", "/run/lxd*", "/run/incus*", "/run/screen", "/run/atd.pid", "/run/pcscd", "/run/udisks2",
-    "/tmp/tmux-*", "/tmp/ssh-*", "/tmp/screens", "/tmp/emacs*", "/tmp/.X11-unix", "/tmp/.ICE-unix", "/tmp/vscode-ipc-*",
-    "/tmp/dbus-*", "/tmp/agent.*", "/var/spool/cron", "/var/spool/at", "/var/spool/anacron", "/var/spool/cups",
+    "/run/dbus", "/run/systemd/private", "/run/systemd/machine", "/run/systemd/journal/socket", "/run/docker.sock", "/run/docker",
+    "/run/containerd", "/run/podman", "/run/crio", "/run/buildkit", "/run/snapd.socket", "/run/snapd-snap.socket", "/run/libvirt",
+    "/run/lxd", "/run/lxd.socket", "/run/incus", "/run/screen", "/run/pcscd", "/run/udisks2",
+    "/var/spool/cron", "/var/spool/at", "/var/spool/anacron", "/var/spool/cups",
 )  # fmt: skip
 """Sockets and folders through which a process outside would act for a command: hidden."""
+
+TEMPORARY_HELPERS: Final = (
+    "tmux-", "ssh-", "screens", "emacs", ".X11-unix", ".ICE-unix", "vscode-ipc-", "dbus-", "agent.",
+)  # fmt: skip
+"""How the names of those begin that lie in /tmp."""
 
 HELPER_VARIABLES: Final = ("SSH_AUTH_SOCK", "TMUX_TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "GPG_AGENT_INFO")
 
@@ -275,6 +279,7 @@ class Sandbox:
             landlock=protections.landlock > 0,
             no_tcp=offered == "no-tcp",
             guards_kernel=protections.root and protections.mount,
+            guards_devices=protections.root and protections.mount and self._has_block_devices,
         )
         if profile is Profile.OFFLINE and offered != "no-tcp":
             made.spaces |= Spaces.NETWORK
@@ -321,9 +326,13 @@ class Sandbox:
             found += [
                 part.partition("=")[2] or part for part in value.removeprefix("unix://").split(",") if "/" in part
             ]
-        for pattern in HELPERS:
-            found += glob.glob(pattern) if "*" in pattern else [pattern]
+        found += HELPERS
+        found += [f"/tmp/{name}" for name in _listed("/tmp") if name.startswith(TEMPORARY_HELPERS)]
         return [path for path in dict.fromkeys(found) if path.startswith("/") and path != "/" and os.path.exists(path)]
+
+    @cached_property
+    def _has_block_devices(self) -> bool:
+        return any(stat.S_ISBLK(os.lstat(f"/dev/{name}").st_mode) for name in _listed("/dev"))
 
     @cached_property
     def _read_only(self) -> list[str]:
@@ -385,6 +394,13 @@ def _around(secrets: Iterable[str]) -> list[str]:
                 kept.append(path)
         allowed = kept
     return allowed
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _entries(folder: str) -> list[str]:

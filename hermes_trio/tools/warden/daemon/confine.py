@@ -43,20 +43,20 @@ _NET_BIND, _NET_CONNECT = 1, 2
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 
 DEVICES = (
-    "null",
-    "zero",
-    "full",
-    "random",
-    "urandom",
-    "tty",
-    "ptmx",
-    "pts",
-    "shm",
-    "mqueue",
-    "fuse",
-    "net",
-    "kvm",
-    "dri",
+    b"null",
+    b"zero",
+    b"full",
+    b"random",
+    b"urandom",
+    b"tty",
+    b"ptmx",
+    b"pts",
+    b"shm",
+    b"mqueue",
+    b"fuse",
+    b"net",
+    b"kvm",
+    b"dri",
 )
 """What a command of root keeps of /dev where there are block devices, which uid 0 may read without any capability."""
 
@@ -185,6 +185,7 @@ def arrange(plan: Confinement) -> None:
     if plan.guards_kernel:
         for folder in KERNEL_FOLDERS:
             _rebind(folder.encode(), read_only=True)
+    if plan.guards_devices:
         _limit_devices()
 
 
@@ -262,29 +263,22 @@ def _hide(path: bytes, shown: list[tuple[bytes, int]]) -> None:
 
 
 def _limit_devices() -> None:
-    """Leave block devices out of /dev, if it has any."""
-    if not any(_is_block_device(entry) for entry in os.scandir("/dev")):
-        return
-    kept = [(name, _clone(b"/dev/" + name.encode())) for name in DEVICES]
-    kinds = {name: os.path.isdir(f"/dev/{name}") for name in DEVICES}
+    """Leave everything out of /dev that is not in `DEVICES`, block devices above all."""
+    kept = [
+        (name, tree, stat.S_ISDIR(os.fstat(tree).st_mode))
+        for name in DEVICES
+        if (tree := _clone(b"/dev/" + name)) is not None
+    ]
     _mount(b"none", b"/dev", b"tmpfs", _MS_NOSUID | _MS_NOEXEC, b"mode=0755")
-    for name, tree in kept:
-        if tree is None:
-            continue
-        path = f"/dev/{name}"
-        if kinds[name]:
+    for name, tree, is_folder in kept:
+        path = b"/dev/" + name
+        if is_folder:
             os.mkdir(path)
         else:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-        _attach(tree, path.encode())
+        _attach(tree, path)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")
-
-
-def _is_block_device(entry: "os.DirEntry[str]") -> bool:
-    if entry.is_symlink() or entry.is_dir() or entry.is_file():
-        return False
-    return stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------------------

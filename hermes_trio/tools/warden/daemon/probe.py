@@ -23,7 +23,7 @@ def possible(spaces: Spaces) -> bool:
     if pid == 0:
         try:
             confine.settle(spaces, uid, gid)
-            plan = Confinement(spaces=spaces, guards_kernel=uid == 0)
+            plan = Confinement(spaces=spaces, guards_kernel=uid == 0, guards_devices=uid == 0)
             plan.hidden = [b"/mnt"]
             plan.read_only = [b"/usr"]
             confine.arrange(plan)

@@ -101,6 +101,7 @@ class Confinement:
         "binds",
         "devices",
         "file_bytes",
+        "guards_devices",
         "guards_kernel",
         "hidden",
         "landlock",
@@ -120,6 +121,7 @@ class Confinement:
         "landlock",
         "no_tcp",
         "guards_kernel",
+        "guards_devices",
         "processes",
         "file_bytes",
         "open_files",
@@ -134,13 +136,16 @@ class Confinement:
         landlock: bool = False,
         no_tcp: bool = False,
         guards_kernel: bool = False,
+        guards_devices: bool = False,
     ) -> None:
         self.spaces = spaces
         self.landlock = landlock
         self.no_tcp = no_tcp
         """Landlock refuses TCP connections and listening."""
         self.guards_kernel = guards_kernel
-        """What changes the machine is read-only, and there are no block devices: for commands of root."""
+        """What changes the machine is read-only: for commands of root."""
+        self.guards_devices = guards_devices
+        """There are no block devices: for commands of root."""
         self.hidden: list[bytes] = []
         """In their place the command sees an empty folder, or the null device."""
         self.shown: list[bytes] = []
