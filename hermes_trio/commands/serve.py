@@ -56,7 +56,7 @@ async def serve(
         left = ", ".join(f"{count} {name}" for name, count in found["backlog"].items() if count) or "nothing"
         _say(
             f"drained in {found['seconds']:.1f} s: {found['turns']} turns, {found['jobs']} jobs, {found['threads']} threads left;"
-            f" {found['cancelled']} turns were cancelled; waiting in the store: {left}"
+            f" {found['cancelled']} turns were cancelled, {found['stopped_jobs']} jobs were stopped; waiting in the store: {left}"
         )
 
     await run_server(settings, key, announce=announce, draining=draining, report=report)

@@ -143,3 +143,28 @@ async def test_a_stopped_server_tells_what_it_interrupted_and_refuses_meanwhile(
         assert await served.stop() == 0
         await telegram.wait_for_message(chat_id=42, containing="interrupted", timeout=30)
         assert ends(tmp_path) == ["webhook_complete"]
+
+
+async def test_a_signal_ends_a_route_that_waits_for_its_process_and_the_chat_is_told_once(tmp_path: Path) -> None:
+    """A route that lingers for `sleep 600` does not keep the server alive: it exits within the drain time and a little, says that it stopped a job, and
+    after the next start the chat gets exactly one message about it."""
+    async with open_fake_telegram() as telegram:
+        telegram.add_private_chat(42)
+        async with open_served(tmp_path, config(telegram, linger=3600)) as served:
+            await accepted(served, "!bg sleep 600")
+            await telegram.wait_for_message(chat_id=42, containing="process started")
+            began = trio.current_time()
+            with trio.fail_after(20):
+                assert await served.stop() == 0
+            assert trio.current_time() - began < 1 + 5
+            await trio.sleep(0.1)  # until the last of its output is read
+            assert "0 jobs, 0 threads left; 0 turns were cancelled, 1 jobs were stopped" in served.output
+            assert "1 inbox" in served.output
+        before = len(telegram.messages)
+        async with open_served(tmp_path, config(telegram, linger=3600)):
+            with trio.fail_after(20):
+                while len(telegram.messages) == before:  # noqa: ASYNC110 - another process sends it
+                    await trio.sleep(0.05)
+            await trio.sleep(1)
+        assert len(telegram.messages) == before + 1
+        assert ends(tmp_path) == ["webhook_complete"]
