@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+CLIENTS := .clients-venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps
 QUICK ?=
@@ -42,6 +43,16 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
+$(CLIENTS)/.installed: requirements-clients.txt tests/clients/package.json | $(VENV)/.installed-dev
+	@echo "installing the client libraries of test-clients into $(CLIENTS) (once)"
+	@$(VENV)/bin/uv venv --quiet --clear --python $(PY) $(CLIENTS)
+	@$(VENV)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python --require-hashes --no-deps -r requirements-clients.txt
+	@if command -v npm >/dev/null; then npm install --prefix tests/clients --no-package-lock --no-audit --no-fund --silent; \
+		else echo "npm is not installed: the clients for Node.js are skipped"; fi
+	@touch $@
+
+clients: $(CLIENTS)/.installed ## Install the client libraries of test-clients into .clients-venv and tests/clients/node_modules
+
 install: $(VENV)/.installed ## Install hermes-trio into .venv
 
 requirements: $(VENV)/.installed-dev ## Make the hashed requirement files anew from pyproject.toml
@@ -49,6 +60,8 @@ requirements: $(VENV)/.installed-dev ## Make the hashed requirement files anew f
 		pyproject.toml --extra mcp --extra build -o requirements.txt
 	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		pyproject.toml --all-extras -o requirements-dev.txt
+	@$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		tests/clients/requirements.in -o requirements-clients.txt
 
 # -- running ------------------------------------------------------------------------------------------------------------------
 
@@ -63,8 +76,15 @@ chat: $(VENV)/.installed ## Chat with the agent in this terminal
 test: $(VENV)/.installed-dev ## Run the tests
 	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
 
-test-slow: $(VENV)/.installed-dev ## Run the long tests: crash, orphans, growth, fuzz, Node
+test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed ## Run the long tests: crash, orphans, growth, fuzz, clients
 	@$(PYTEST) -q -m slow -n $(WORKERS) $(ARGS)
+
+.PHONY: clients clients-table test-clients
+test-clients: $(CLIENTS)/.installed ## Run ten unmodified client libraries against the server
+	@$(PYTEST) -q -rs -m slow tests/clients $(ARGS)
+
+clients-table: $(CLIENTS)/.installed ## The same, and write the table in docs/clients.md
+	@$(PY) -m tests.clients.table
 
 test-crash: $(VENV)/.installed-dev ## Kill a writer at random points, a hundred times and more
 	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
@@ -135,5 +155,5 @@ bench-embed: $(VENV)/.installed-dev ## What a turn costs from asyncio beside one
 	@$(PY) -m bench.embed $(QUICKFLAG) $(ARGS)
 
 clean: ## Remove everything that was made here
-	@rm -rf $(VENV) .bench-venv .pytest_cache .ruff_cache .hypothesis dist *.egg-info
+	@rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .bench-venv .pytest_cache .ruff_cache .hypothesis dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
