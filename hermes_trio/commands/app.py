@@ -47,7 +47,10 @@ app.command(
 app.command(
     "hermes_trio.commands.sessions:doctor",
     name="doctor",
-    help="Look at the database: integrity, sizes, what is stuck, what retention will remove.",
+    help="Look at the database: integrity, sizes, what is stuck, what retention will remove; and at the MCP servers.",
+)
+app.command(
+    "hermes_trio.commands.tools:tools", name="tools", help="The tools that the agent has, and where each comes from."
 )
 
 

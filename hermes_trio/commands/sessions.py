@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final
 
 import cyclopts
 import msgspec
-import trio
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
@@ -415,11 +414,13 @@ def backup(
         Console().print(f"{path}: {_bytes(size)}, checked", markup=False, highlight=False)
 
 
-def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: ConfigOption = None) -> int:
-    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Say how commands are confined on this machine.
+async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: ConfigOption = None) -> int:
+    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Name the MCP servers, and say how commands are confined.
 
     Exit code 1 if the store is not sound.
     """
+    from hermes_trio.commands.tools import mcp_health
+
     settings = _config(home, config)
     path = _path(home, config)
     db = connect_reader(path)
@@ -430,7 +431,8 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
     finally:
         db.close()
     loose = loose_modes(settings)
-    profile, protections = _confinement(settings)
+    profile, protections = await _confinement(settings)
+    servers = await mcp_health(settings)
     if as_json:
         _print_json(
             {
@@ -438,6 +440,7 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
                 "sound": found.sound,
                 "healthy": found.healthy,
                 "loose_modes": loose,
+                "mcp": servers,
                 "confinement": confinement_report(profile, protections),
             }
         )
@@ -445,12 +448,15 @@ def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: Conf
         _print_diagnosis(found)
         for problem in (*loose, *confinement_lines(profile, protections)):
             Console().print(problem, markup=False, highlight=False)
+        for name, one in servers.items():
+            why = f": {one['error']}" if one.get("error") else ""
+            Console().print(f"MCP server {name}: {one['state']}{why}", markup=False, highlight=False)
     return 0 if found.sound else 1
 
 
-def _confinement(settings: Config) -> tuple[Profile, Protections]:
+async def _confinement(settings: Config) -> tuple[Profile, Protections]:
     """The profile of commands, and what this machine offers for it to the user who asks."""
-    return ToolSettings.read(settings.tools).confinement.profile, trio.run(probe_protections)
+    return ToolSettings.read(settings.tools).confinement.profile, await probe_protections()
 
 
 def _retention(settings: Config) -> Retention:

@@ -78,6 +78,7 @@ async def open_api_gateway(
             cron=gateway.adapters.cron,
             platforms=gateway.adapters.hub.health,
             confinement=gateway.toolbox.confinement.describe,
+            mcp=gateway.toolbox.links.health,
             version=__version__,
             home=config.home,
         )

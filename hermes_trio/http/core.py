@@ -138,6 +138,7 @@ class ApiCore:
         cron: CronPort | None = None,
         platforms: Callable[[], Mapping[str, Any]] | None = None,
         confinement: Callable[[], Mapping[str, Any]] | None = None,
+        mcp: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None,
         version: str = "",
         home: Path | None = None,
     ) -> None:
@@ -153,6 +154,7 @@ class ApiCore:
         self.platforms = platforms
         self.confinement = confinement
         """How commands are confined: `status` is ok or degraded."""
+        self.mcp = mcp
         """How the adapters are, for the health report."""
         self.version = version
         self.home = home

@@ -125,6 +125,10 @@ class Tools:
             raise ValueError(f"there are two tools named {one.spec.name!r}; rename one of them")
         self._tools[one.spec.name] = one
 
+    def own(self) -> Iterable[Tool]:
+        """The tools that are there for every turn, without those of MCP servers."""
+        return self._tools.values()
+
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
         """What this turn may use: all, or for a child what its role allows."""
         found = dict(self._tools)

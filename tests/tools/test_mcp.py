@@ -109,6 +109,27 @@ async def test_a_server_that_dies_is_an_error_and_comes_back() -> None:
         assert (await use(bench, "mcp_sample_add", a=1, b=1))["result"] == "2"
 
 
+async def test_lost_and_recovered_is_logged_and_shown_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Connected, lost and back are log lines with the server's name, and the tree and the health report say the same."""
+    caplog.set_level("INFO", logger="hermes_trio.tools.mcp")
+    async with open_bench(mcp=stdio()) as bench:
+        link = bench.box.links.links["sample"]
+        notes = [node.note for node in bench.runtime.tree.root.walk() if node.id == "mcp_sample"]
+        assert notes == [f"ready, {len(link.tools)} tools"]
+        assert bench.box.links.health()["sample"]["state"] == "ready"
+        await use(bench, "mcp_sample_die")
+        await until(lambda: link.state is LinkState.BROKEN)
+        assert bench.box.links.health()["sample"]["error"]
+        assert "lost: " in next(node.note for node in bench.runtime.tree.root.walk() if node.id == "mcp_sample")
+        await until(lambda: link.state is LinkState.READY, 20)
+    said = [record.message for record in caplog.records]
+    assert [line.split(":")[0].split(",")[0].split(" after")[0] for line in said] == [
+        "MCP server sample is connected",
+        "MCP server sample was lost",
+        "MCP server sample is back",
+    ]
+
+
 async def test_a_call_to_a_dead_server_is_answered_at_once(tmp_path: Path) -> None:
     """While a server is down its tools answer with what is wrong, its last words included; nothing waits."""
     flag = tmp_path / "down"

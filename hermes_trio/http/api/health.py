@@ -60,6 +60,10 @@ async def detailed_health(request: Request) -> HandlerResult:
     platforms: Mapping[str, Any] = {} if front.platforms is None else front.platforms()
     if platforms.get("status", "ok") != "ok":
         checks["gateway"]["status"] = "degraded"
+    servers: Mapping[str, Mapping[str, Any]] = {} if front.mcp is None else front.mcp()
+    if servers:
+        lost = [name for name, server in servers.items() if server["state"] != "ready"]
+        checks["mcp"] = {"status": "degraded", "detail": f"not ready: {', '.join(lost)}"} if lost else {"status": "ok"}
     runs = host.stateless.runs.all()
     checks["background_queues"] = {
         "status": "ok",
@@ -77,6 +81,7 @@ async def detailed_health(request: Request) -> HandlerResult:
             "version": front.version,
             "gateway_state": "draining" if host.draining else "running",
             "platforms": platforms.get("platforms", {}),
+            "mcp": servers,
             "active_agents": active,
             "gateway_busy": active > 0,
             "gateway_drainable": not host.draining,

@@ -10,6 +10,7 @@ import importlib
 import logging
 import math
 import random
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from enum import Enum
@@ -127,6 +128,8 @@ class McpLink:
         self.state: LinkState = LinkState.CONNECTING
         self.problem: str = ""
         self.connections: int = 0
+        self.since: float = time.time()
+        """The wall-clock time of the last change of `state`."""
         self.tools: tuple[McpTool, ...] = ()
         self._server = server
         self._warden = warden
@@ -185,24 +188,54 @@ class McpLink:
                         await self._connect(node)
                     except* Exception as error:
                         # Closing can meet a connection that is failing: then the group holds both, and only the cancellation goes on.
-                        self._break(error)
+                        self._break(error, node)
                     if trio.current_time() - began > STEADY:
                         pause = FIRST_PAUSE
                     with waiting(f"{pause:g} s before it is connected again"):
                         await trio.sleep(pause * random.uniform(0.8, 1.2))
                     pause = min(pause * 2, LONGEST_PAUSE)
-                    self.state = LinkState.CONNECTING if not self.connections else LinkState.BROKEN
             finally:
-                self.state, self.problem = LinkState.CLOSED, "the gateway is closing"
+                self._move(LinkState.CLOSED, "the gateway is closing")
                 self._refuse_waiting()
 
-    def _break(self, error: Exception) -> None:
+    def _move(self, state: LinkState, problem: str = "") -> None:
+        if state is not self.state:
+            self.since = time.time()
+        self.state, self.problem = state, problem
+
+    def _break(self, error: Exception, node: Node | None) -> None:
         cause = first_cause(error)
-        self.problem = mask_secrets(self._without_secrets(str(cause) or type(cause).__name__))
-        self.state = LinkState.BROKEN
+        was_ready = self.state is LinkState.READY
+        self._move(LinkState.BROKEN, mask_secrets(self._without_secrets(str(cause) or type(cause).__name__)))
         self._settled.set()
         self._refuse_waiting()
-        logger.warning("MCP server %s: %s", self.name, self.problem)
+        if node is not None:
+            node.note = f"lost: {self.problem}" if self.connections else f"not reached: {self.problem}"
+        what = "was lost" if was_ready else "cannot be reached"
+        logger.warning("MCP server %s %s: %s; it is tried again by itself", self.name, what, self.problem)
+
+    def _connected(self, node: Node | None) -> None:
+        again = self.connections > 0
+        lost_for = time.time() - self.since
+        self._move(LinkState.READY)
+        self.connections += 1
+        self._settled.set()
+        if node is not None:
+            node.note = f"ready, {len(self.tools)} tools"
+        if again:
+            logger.info("MCP server %s is back after %.0f s, with %d tools", self.name, lost_for, len(self.tools))
+        else:
+            logger.info("MCP server %s is connected, with %d tools", self.name, len(self.tools))
+
+    def health(self) -> dict[str, Any]:
+        """One line of the health report."""
+        return {
+            "state": self.state.value,
+            "since": self.since,
+            "tools": len(self.tools),
+            "connections": self.connections,
+            "error": self.problem or None,
+        }
 
     def _without_secrets(self, text: str) -> str:
         for value in (*self._server.headers.values(), *self._server.env.values()):
@@ -231,11 +264,7 @@ class McpLink:
             ):
                 await self._list(client)
                 scope.deadline = math.inf
-                self.state, self.problem = LinkState.READY, ""
-                self.connections += 1
-                self._settled.set()
-                if node is not None:
-                    node.note = f"{len(self.tools)} tools"
+                self._connected(node)
                 await self._serve(client, ended)
         raise _Broken(f"no connection within {self._server.connect_timeout:g} s")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 import trio
@@ -25,6 +25,10 @@ class McpLinks(msgspec.Struct, frozen=True):
     """All links, by name."""
 
     links: Mapping[str, McpLink]
+
+    def health(self) -> dict[str, dict[str, Any]]:
+        """How every server is, by its name, for `/health/detailed`."""
+        return {name: link.health() for name, link in self.links.items()}
 
     def tools(self, turn: Turn, profile: Profile) -> Iterator[McpTool]:
         """The tools of the servers that a turn may use, as far as they have ever been reached: those of a broken link answer with its error.
