@@ -21,7 +21,7 @@ from .errors import ApiError
 from .idempotency import ReplyStore
 from .requests import encode_json
 
-__all__ = ["client_calls", "kept_steps", "restore_steps", "split_results"]
+__all__ = ["client_calls", "kept_steps", "opening_of", "restore_steps", "split_results"]
 
 ROUTE: Final = "steps before client tools"
 KEPT_SECONDS: Final = 7 * 86_400.0
@@ -51,7 +51,21 @@ class _SentCall(msgspec.Struct):
 
 
 def _key(opening: str, call: ToolCall) -> str:
-    return sha256(f"{opening}\0{call.id}\0{call.name}\0{call.arguments}".encode("utf-8", "replace")).hexdigest()
+    told = f"{opening}\0{call.id}\0{call.name}\0".encode("utf-8", "replace")
+    return sha256(told + _canonical(call.arguments)).hexdigest()
+
+
+def _canonical(arguments: str) -> bytes:
+    """Arguments as they are whatever client wrote them again: spaces, and the order of keys, are the client's own."""
+    try:
+        return msgspec.json.encode(msgspec.json.decode(arguments or "{}"), order="sorted")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments.encode("utf-8", "replace")
+
+
+def opening_of(history: Sequence[Message], prompt: str) -> str:
+    """How a conversation that a client brings begins: the text of its first message of a person."""
+    return next((message.text for message in history if message.role == "user"), prompt)
 
 
 def kept_steps(tenant: str, opening: str, messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[object]:
@@ -80,14 +94,16 @@ def kept_steps(tenant: str, opening: str, messages: Sequence[Message], calls: Se
 async def restore_steps(store: ReplyStore, tenant: str, opening: str, history: Sequence[Message]) -> list[Message]:
     """The history with the steps that were kept in the place of the messages that the client saw of them."""
     restored: list[Message] = []
+    brought = {call.id for message in history for call in message.tool_calls}
     for message in history:
         found: IdempotentReply | None = None
         if message.tool_calls:
             found = await store.get_reply(tenant, ROUTE, _key(opening, message.tool_calls[0]), "")
-        if found is None:
-            restored.append(message)
-        else:
-            restored.extend(_messages.decode(found.body))
+        steps = [] if found is None else _messages.decode(found.body)
+        known = {call.id for call in message.tool_calls}
+        unseen = {call.id for step in steps for call in step.tool_calls} - known
+        # A client that brings the server's steps itself needs none of them twice.
+        restored.extend(steps if unseen and unseen.isdisjoint(brought) else [message])
     return restored
 
 

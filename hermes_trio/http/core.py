@@ -152,10 +152,11 @@ class ApiCore:
         self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
         self.cron = cron
         self.platforms = platforms
+        """How the adapters are, for the health report."""
         self.confinement = confinement
         """How commands are confined: `status` is ok or degraded."""
         self.mcp = mcp
-        """How the adapters are, for the health report."""
+        """How the MCP servers are, by name."""
         self.version = version
         self.home = home
         self.routes: list[Route] = []

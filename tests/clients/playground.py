@@ -58,7 +58,7 @@ CLIENTS = (
     Client("instructor", "instructor_client.py"),
     Client("pydantic-ai", "pydantic_ai_client.py"),
     Client("Vercel AI SDK", "vercel_ai.mjs"),
-    # anthropic
+    Client("anthropic (Python)", "anthropic_sdk.py"),
 )
 
 

@@ -140,7 +140,8 @@ async def test_both_kinds_in_one_answer(streamed: bool) -> None:
                 {
                     "id": "call_w",
                     "type": "function",
-                    "function": {"name": "weather", "arguments": '{"city":"Rome"}'},
+                    # Written again by the client, as many do.
+                    "function": {"name": "weather", "arguments": '{ "city" : "Rome" }'},
                 }
             ],
         }
@@ -289,6 +290,27 @@ async def test_responses_with_both_kinds(streamed: bool, chained: bool) -> None:
             ("tool", "22 degrees"),
         ]
         assert all(well_formed(request) for request in w.model.requests)
+
+
+async def test_a_client_need_not_bring_the_servers_items_back() -> None:
+    """A client that keeps its own history and leaves the server's items out of it goes on with them all the same; nothing runs twice."""
+    both = [tool_call("note", "call_n", text="first"), tool_call("weather", "call_w", city="Rome")]
+    async with world(both, ["Done."]) as w:
+        question: dict[str, Any] = {"role": "user", "content": "Do both"}
+        await w.client.responses.create(model="m", input=[question], tools=[FLAT], store=False)
+        given: list[Any] = [
+            question,
+            {"type": "function_call", "name": "weather", "arguments": '{"city": "Rome"}', "call_id": "call_w"},
+            {"type": "function_call_output", "call_id": "call_w", "output": "22 degrees"},
+        ]
+        final = await w.client.responses.create(model="m", input=given, tools=[FLAT], store=False)
+        assert (final.output_text, w.ran) == ("Done.", ["first"])
+        assert w.sent() == [
+            ("user", "Do both"),
+            ("assistant", "note+weather"),
+            ("tool", '{"noted":"first"}'),
+            ("tool", "22 degrees"),
+        ]
 
 
 async def test_items_can_be_referred_to() -> None:

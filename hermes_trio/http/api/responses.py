@@ -20,7 +20,7 @@ from msgspec import Meta
 from hermes_trio.agent.loop import with_results
 from hermes_trio.agent.model import ModelOptions, TurnOptions
 from hermes_trio.http.auth import RequiredScope
-from hermes_trio.http.client_calls import split_results
+from hermes_trio.http.client_calls import kept_steps, opening_of, restore_steps, split_results
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import NOT_AGAIN, ApiError, not_found, redact_text, translate
 from hermes_trio.http.inputs import detaches, idempotency_key, loose_bool, session_key_header, whole_number
@@ -340,6 +340,9 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
     prompt = "" if last is None else cast("Content", last.content)
     if not results and not has_content(prompt):
         raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
+    if results and chain is None:
+        # A client that brings its history need not bring back what the server's own tools did.
+        found = await restore_steps(front.store, request.caller.tenant, opening_of(found, text_of(prompt)), found)
     history = tuple(found[-AUTO_TRUNCATION:] if body.truncation == "auto" else found)
     instructions = body.instructions if body.instructions is not None else (chain.instructions if chain else "")
     return _Asked(
@@ -442,11 +445,14 @@ class _Writing:
         self.items.finish(outcome)
         status = _status(outcome, background=self.asked.background)
         self.final = _body(self.asked, status, self.items.output, outcome)
+        opening = opening_of(self.asked.history, text_of(self.asked.prompt))
+        unseen = kept_steps(self.tenant, opening, self.captured.messages(turn, outcome), outcome.calls)
         if not self.asked.store:
-            return []
+            return unseen
         transcript = [*self.asked.history, *self.captured.messages(turn, outcome)]
         moved = self.asked.conversation and self.final.status != "failed"
         return [
+            *unseen,
             StoredResponse(
                 id=self.asked.id,
                 tenant=self.tenant,
@@ -456,7 +462,7 @@ class _Writing:
                 conversation=self.asked.conversation if moved else "",
                 expected_previous=self.asked.previous if moved else None,
                 created_at=self.asked.created_at,
-            )
+            ),
         ]
 
     def snapshot(self) -> StoredResponse:
