@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
 .PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
-	bench bench-isolation bench-runtime bench-store bench-stop bench-spawn bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed \
+	bench bench-isolation bench-runtime bench-store bench-stop bench-spawn bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed bench-console screenshots \
 	bench-reference requirements clean
 
 help: ## Show this list
@@ -74,6 +74,8 @@ chat: $(VENV)/.installed ## Chat with the agent in this terminal
 # -- checking -----------------------------------------------------------------------------------------------------------------
 
 test: $(VENV)/.installed-dev ## Run the tests
+	@test -n "$$CHROMIUM" || command -v chromium chromium-browser google-chrome >/dev/null || \
+		echo "the browser tests are left out: no Chromium on the PATH (apt-get install chromium, or CHROMIUM=path)"
 	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed ## Run the long tests: crash, orphans, growth, fuzz, clients
@@ -131,6 +133,12 @@ bench-spawn: $(VENV)/.installed-dev ## What the confinement of a command costs
 
 bench-model: $(VENV)/.installed-dev ## What a model call costs at 32, 256 and 1,000 at once
 	@$(PY) -m bench.model $(QUICKFLAG) $(ARGS)
+
+bench-console: $(VENV)/.installed-dev ## 10,000 nodes, 1,000 changes a second: frames of the page, CPU of the server for one viewer
+	@$(PY) -m bench.console $(ARGS)
+
+screenshots: $(VENV)/.installed-dev ## Make the pictures in docs/images from a scripted scene
+	@$(PY) -m bench.screenshots $(ARGS)
 
 bench-reference: ## Put the reference into a venv of its own, for bench-serve
 	@$(PYTHON) -m venv .bench-venv

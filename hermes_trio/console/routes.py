@@ -100,6 +100,7 @@ class CallerBody(msgspec.Struct):
     version: str
     epoch: str
     features: list[str]
+    signed_in: bool = True
     object: str = "hermes.console.session"
 
 
@@ -165,9 +166,17 @@ async def sign_in(request: Request) -> HandlerResult:
 
 
 async def who(request: Request) -> HandlerResult:
-    """Who is signed in."""
-    found = await request.front.signin.find(request)
-    return Response.of(_caller(request, None if found is None else found[1]))
+    """Who is signed in. Nobody is no error: a page asks before there is anybody."""
+    front = request.front
+    if request.raw_header(b"authorization") is not None:
+        request.caller = await front.keyring.identify(request)
+        return Response.of(_caller(request, None))
+    found = await front.signin.find(request)
+    if found is None:
+        return Response.of({"signed_in": False, "object": "hermes.console.session"})
+    front.signin.check_page(request)
+    request.caller = found[0]
+    return Response.of(_caller(request, found[1]))
 
 
 async def sign_out(request: Request) -> HandlerResult:
@@ -227,7 +236,7 @@ def console_routes() -> list[Route]:
             answer=CallerBody,
             errors=(400, 401, 403, 421),
         ),
-        session("console_who", "GET", own, who, RequiredScope.ANY, "Who is signed in", answer=CallerBody),
+        session("console_who", "GET", own, who, RequiredScope.OPEN, "Who is signed in", answer=dict[str, Any]),
         session("console_sign_out", "DELETE", own, sign_out, RequiredScope.ANY, "Sign out", answer=dict[str, bool]),
         session(
             "console_code",

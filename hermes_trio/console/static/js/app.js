@@ -81,10 +81,11 @@ async function begin() {
     }
   }
   try {
-    enter(await get("/v1/console/session"));
+    const me = await get("/v1/console/session");
+    if (me.signed_in) enter(me);
+    else showSignIn("");
   } catch (error) {
-    if (error instanceof Problem && error.status === 401) showSignIn("");
-    else if (error instanceof Problem) showSignIn(error.message);
+    if (error instanceof Problem) showSignIn(error.message);
     else setTimeout(begin, 2000);
   }
 }

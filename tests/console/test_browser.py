@@ -1,0 +1,334 @@
+"""The console in a real browser: signing in, the live tree, stop with receipt, approvals, chat, tenants, a killed server, attacks, accessibility."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from tests.e2e.server_process import KEY, ServerProcess, server_process
+
+from .browser import link, needs_chromium, open_browser, visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = needs_chromium()
+
+COMMAND = (sys.executable, "-m", "hermes_trio", "serve", "--port")
+
+MARKUP = "<b>bold</b><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this module; each has a context of its own."""
+    with open_browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests of this module."""
+    with server_process(tmp_path_factory.mktemp("home")) as one:
+        yield one
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx2.Client]:
+    """A client with the admin key."""
+    with httpx2.Client(base_url=server.url, headers=server.headers, trust_env=False, timeout=30) as client:
+        yield client
+        for run in client.get("/v1/runs?status=running").json()["data"]:
+            client.post(f"/v1/runs/{run['run_id']}/stop?wait=true")
+
+
+def row(page: Page, text: str) -> Any:
+    """The visible row of the tree that has this text."""
+    return page.locator(".row:not([hidden])", has_text=text).first
+
+
+def start(http: httpx2.Client, text: str) -> str:
+    """Start a run."""
+    return http.post("/v1/runs", json={"input": text}).raise_for_status().json()["run_id"]
+
+
+def test_signing_in_by_link_and_by_key_and_out(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:
+    """A link works once and leaves no code behind; a wrong key says so; scripts cannot read the cookie; signing out shows the way in again."""
+    path = link(http)
+    with visitor(browser, server.url) as one:
+        page = one.open(path)
+        page.get_by_role("heading", name="Tree").wait_for()
+        assert "sign-in" not in page.url
+        assert page.evaluate("document.cookie") == ""
+        [cookie] = one.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("textbox", name="API key").wait_for()
+    with visitor(browser, server.url) as other:
+        other.allowed = ["401"]
+        page = other.open(path)
+        page.get_by_text("This link was used before").wait_for()
+        page.get_by_role("textbox", name="API key").fill("not-the-key")
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_text("This key is not in force.").wait_for()
+        page.get_by_role("textbox", name="API key").fill(KEY)
+        page.keyboard.press("Enter")
+        page.get_by_role("treegrid", name="Task tree").wait_for()
+
+
+def test_a_tree_that_grows_and_shrinks_and_a_stop_with_its_receipt(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """Rows come and go with the work; two presses stop it, and the receipt has a line for each node."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("treegrid").wait_for()
+        start(http, "!run sleep 7777")
+        row(page, "fg_").wait_for()
+        row(page, "!run sleep 7777").click()
+        page.get_by_role("button", name=re.compile("^Stop turn and 2 below")).click()
+        page.get_by_role("button", name=re.compile("^Press again to stop 3 nodes")).click()
+        receipt = page.get_by_role("log", name="Receipt of the stop")
+        receipt.get_by_text("Stopped · 3 nodes · empty").wait_for()
+        assert receipt.locator("li").count() == 3
+        assert "SIGTERM" in receipt.inner_text() or "cancelled" in receipt.inner_text()
+        row(page, "fg_").wait_for(state="hidden")
+
+
+def test_an_approval_is_answered_by_a_click_while_the_command_waits(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """It comes by itself, shows the exact command, and the run goes on with the answer."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("link", name=re.compile("Approvals")).click()
+        page.get_by_text("Nothing waits for you").wait_for()
+        run = start(http, "!run rm -rf ./build-of-a-test")
+        card = page.locator(".card", has_text="rm -rf ./build-of-a-test")
+        card.get_by_role("button", name="Allow once").click()
+        ended = http.get(f"/v1/runs/{run}?wait=ended&timeout=20").json()
+        assert "approved by the user (once)" in ended["output"]
+        page.get_by_text("Allowed once").first.wait_for()
+        card.wait_for(state="hidden")
+
+
+def test_background_work_comes_back_to_a_closed_tab_and_to_a_second_browser(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """The chat starts something, its tab is closed, and both a new tab and another browser find what came of it."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.goto(server.url + "/#/chat")
+        page.get_by_role("button", name="New conversation").click()
+        page.get_by_label("Message", exact=True).fill("!bg sleep 2; echo all-is-baked")
+        page.keyboard.press("Enter")
+        page.get_by_text("Background process started").first.wait_for()
+        place = page.url
+        page.close()
+        time.sleep(2.5)
+        page = one.open(place.removeprefix(server.url))
+        page.locator(".notice", has_text="completed normally").wait_for()
+        assert page.locator(".flow").inner_text().count("Background process started") == 1
+        with visitor(browser, server.url) as two:
+            other = two.open(link(http))
+            other.goto(place)
+            other.locator(".notice", has_text="completed normally").wait_for()
+
+
+def test_a_tenants_key_sees_only_its_own(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:
+    """Neither the rows nor the views of others: what the key may not do is not shown."""
+    made = http.post("/admin/keys", json={"name": "dev", "tenant": "acme", "scopes": ["runs", "chat"]}).json()
+    start(http, "!run sleep 6666")
+    with visitor(browser, server.url) as one:
+        page = one.open()
+        page.get_by_role("textbox", name="API key").fill(made["key"])
+        page.keyboard.press("Enter")
+        page.get_by_role("treegrid").wait_for()
+        names = page.locator(".rail a .word").all_inner_texts()
+        assert names == ["Tree", "Timeline", "Approvals", "Chat", "Runs", "Health"]
+        mine = {"Authorization": f"Bearer {made['key']}"}
+        http.post("/v1/runs", json={"input": "!run sleep 5555"}, headers=mine).raise_for_status()
+        row(page, "sleep 5555").wait_for()
+        assert "sleep 6666" not in page.locator(".list").inner_text()
+        http.delete(f"/admin/keys/{made['id']}").raise_for_status()
+
+
+def test_stored_markup_is_text_wherever_it_is_shown(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """In messages, tool output and names: nothing is ever put into the page as HTML."""
+    session = "markup-session"
+    http.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": MARKUP}]},
+        headers={"X-Hermes-Session-Id": session},
+    ).raise_for_status()
+    run = start(http, f"!run echo '{MARKUP.replace(chr(39), '')}'")
+    http.get(f"/v1/runs/{run}?wait=ended&timeout=20")
+    http.post("/admin/keys", json={"name": MARKUP[:90], "scopes": ["chat"]}).raise_for_status()
+    http.post("/v1/web/conversations/markup/messages", json={"text": MARKUP}).raise_for_status()
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("treegrid").wait_for()
+        for view in (f"sessions/{session}", f"runs/{run}", f"timeline/{run}", "keys", "chat/markup"):
+            page.goto(f"{server.url}/#/{view}")
+            page.get_by_text("<b>bold</b>").first.wait_for()
+            assert page.locator("main img[src='x'], main b:text('bold'), main script").count() == 0
+            assert "owned" not in page.title()
+
+
+@pytest.mark.slow
+def test_no_page_can_frame_it_and_no_site_can_use_its_cookie(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """Clickjacking and forged requests, tried by a real browser from another origin."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("treegrid").wait_for()
+        other = server.url.replace("127.0.0.1", "localhost")
+        evil = one.context.new_page()
+        evil.goto(other + "/health")
+        outcome = evil.evaluate(
+            """async (url) => {
+                try { return (await fetch(url + "/admin/drain", {method: "POST", credentials: "include", mode: "no-cors"})).type }
+                catch (error) { return String(error) }
+            }""",
+            server.url,
+        )
+        assert outcome
+        assert http.get("/admin/drain").json()["draining"] is False
+        frame = evil.evaluate(
+            """(url) => new Promise((done) => {
+                const frame = document.createElement("iframe");
+                frame.onload = () => { try { done(frame.contentDocument === null ? "blocked" : frame.contentDocument.title) } catch { done("blocked") } };
+                frame.src = url + "/"; document.body.append(frame);
+            })""",
+            other,
+        )
+        assert frame in ("blocked", "")
+
+
+VIEWS = ("tree", "timeline", "approvals", "chat", "sessions", "runs", "jobs", "outbox", "keys", "health")
+
+UNNAMED = """() => [...document.querySelectorAll("button, a, input, textarea, select, [role=button], [tabindex='0']")]
+  .filter((el) => el.offsetParent !== null && !el.closest("[aria-hidden=true]"))
+  .filter((el) => !(el.getAttribute("aria-label") || el.textContent.trim() || el.title || (el.labels && el.labels.length)))
+  .map((el) => el.outerHTML.slice(0, 200))"""
+
+PALE = """() => {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const rgba = (text) => {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = text;
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (el) => {
+    for (let up = el; up; up = up.parentElement) {
+      const colour = rgba(getComputedStyle(up).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const el = walker.currentNode.parentElement, text = walker.currentNode.data.trim();
+    if (!text || el.offsetParent === null) continue;
+    if (el.closest("[hidden], .faded, .gone, .live, noscript, dialog:not([open])")) continue;
+    const style = getComputedStyle(el);
+    if (style.visibility === "hidden" || Number(style.opacity) < 1) continue;
+    const [one, two] = [light(rgba(style.color)), light(ground(el))].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (two + 0.05);
+    if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${el.className} ${text.slice(0, 40)}`);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_every_view_can_be_read_and_reached(
+    browser: Browser, server: ServerProcess, http: httpx2.Client, theme: str
+) -> None:
+    """Each control has a name, each view a heading and landmarks, text has a contrast of 4.5 to 1, and Tab reaches every control that is there."""
+    start(http, "!run sleep 4444")
+    with visitor(browser, server.url, color_scheme=theme) as one:
+        page = one.open(link(http))
+        row(page, "sleep 4444").wait_for()
+        for view in VIEWS:
+            page.goto(f"{server.url}/#/{view}")
+            page.wait_for_timeout(500)
+            assert page.locator("main h1").count() == 1, view
+            assert page.get_by_role("navigation", name="Console").count() == 1
+            assert page.evaluate(UNNAMED) == [], view
+            assert page.evaluate(PALE) == [], view
+            assert page.locator("[aria-current='page']").count() == 1
+        page.goto(f"{server.url}/#/keys")
+        page.wait_for_timeout(300)
+        wanted = page.locator("main button:visible, main input:visible, .rail a:visible, .rail button:visible").count()
+        page.evaluate("document.activeElement.blur()")
+        reached = set()
+        for _ in range(wanted + 8):
+            page.keyboard.press("Tab")
+            reached.add(
+                page.evaluate(
+                    "() => { const el = document.activeElement; return `${el.tagName} ${el.className} ${el.name ?? ''} ${el.textContent}` }"
+                )
+            )
+        assert len(reached) >= wanted
+
+
+def test_a_stop_needs_only_the_keyboard(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:
+    """Search, choose, stop twice, and read the receipt, without a pointer."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("treegrid").wait_for()
+        start(http, "!run sleep 3333")
+        row(page, "fg_").wait_for()
+        for _ in range(12):
+            page.keyboard.press("j")
+            if "sleep 3333" in (page.locator(".row[aria-selected=true]").get_attribute("aria-label") or ""):
+                break
+        page.keyboard.press("x")
+        page.keyboard.press("x")
+        page.get_by_text(re.compile("Stopped · .* · empty")).wait_for()
+
+
+@pytest.mark.slow
+def test_a_killed_server_that_is_started_again_shows_as_one(browser: Browser, tmp_path: Path) -> None:
+    """SIGKILL under an open page: it says that the connection is lost, comes back by itself, and shows each message once."""
+    with server_process(tmp_path) as first:
+        port = first.url.rpartition(":")[2]
+        with httpx2.Client(base_url=first.url, headers=first.headers, trust_env=False) as http:
+            path = link(http)
+        with visitor(browser, first.url) as one:
+            one.allowed = ["ERR_", "Failed to load"]
+            page = one.open(path)
+            page.goto(first.url + "/#/chat/kept")
+            page.get_by_role("button", name="New conversation").click()
+            page.get_by_label("Message", exact=True).fill("before the kill")
+            page.keyboard.press("Enter")
+            page.locator(".flow").get_by_text("You said: before the kill").wait_for()
+            first.signal(signal.SIGKILL)
+            page.get_by_text("The connection is lost").wait_for()
+            first.wait()
+            with server_process(tmp_path, command=[*COMMAND, port]) as second:
+                page.get_by_text("The server was started again").wait_for(timeout=30_000)
+                page.get_by_label("Message", exact=True).fill("after the kill")
+                page.keyboard.press("Enter")
+                page.locator(".flow").get_by_text("You said: after the kill").wait_for()
+                said = page.locator(".flow").inner_text()
+                assert said.count("You said: before the kill") == 1
+                assert said.count("You said: after the kill") == 1
+                assert second.is_alive()
