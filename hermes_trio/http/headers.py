@@ -28,10 +28,11 @@ JSON_ANSWER_NAMES: Final = frozenset(name for name, _ in JSON_ANSWER)
 
 _METHODS: Final = b"GET, POST, PATCH, DELETE, OPTIONS"
 _REQUEST_HEADERS: Final = (
-    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Hermes-Session-Id, X-Hermes-Session-Key"
+    b"Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Hermes-Session-Id, X-Hermes-Session-Key,"
+    b" X-Hermes-On-Disconnect, X-Hermes-Server-Tools, X-Api-Key, Anthropic-Version"
 )
 _EXPOSED: Final = (
-    b"X-Hermes-Session-Id, X-Hermes-Session-Key, X-Hermes-Completed, X-Hermes-Partial, X-Hermes-Error, Retry-After,"
+    b"X-Hermes-Session-Id, X-Hermes-Session-Key, X-Hermes-Run-Id, X-Hermes-Completed, X-Hermes-Partial, X-Hermes-Error, Retry-After,"
     b" Idempotent-Replayed"
 )
 
