@@ -27,6 +27,7 @@ _REASONS: Final = {
     408: "The request did not arrive in time.",
     409: "It contradicts what is there already.",
     413: "The body is too large.",
+    421: "The server does not answer for this host name.",
     424: "The turn failed after its tools had run; do not repeat it blindly.",
     429: "Too many at once; come back after `Retry-After`.",
     500: "The server failed; its log has the details.",
