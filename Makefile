@@ -81,7 +81,10 @@ test: $(VENV)/.installed-dev ## Run the tests
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed ## Run the long tests: crash, orphans, growth, fuzz, clients
 	@$(PYTEST) -q -m slow -n $(WORKERS) $(ARGS)
 
-.PHONY: clients clients-table test-clients
+screens: $(VENV)/.installed-dev ## Play a new user's ten minutes and write the screens in docs/first-ten-minutes.md
+	@WRITE_SCREENS=1 $(PYTEST) -q -m slow tests/e2e/test_first_ten_minutes.py
+
+.PHONY: clients clients-table test-clients screens
 test-clients: $(CLIENTS)/.installed ## Run ten unmodified client libraries against the server
 	@$(PYTEST) -q -rs -m slow tests/clients $(ARGS)
 

@@ -132,6 +132,8 @@ async def chat(
         adapter.delivery = lambda: gateway.adapters.hub.desk.deliveries[CLI]
         adapter.running = lambda: len(gateway.runtime.supervisor)
         adapter.models = gateway.routes.names
+        if prompt is not None:
+            adapter.on_idle = lambda: prompt.show_status("")
         if model and model not in gateway.routes:
             raise CommandFailed(unknown_model(model, gateway.routes.names))
         adapter.model = model

@@ -39,6 +39,11 @@ class Terminal:
         """Everything that was shown, without control sequences."""
         return CONTROL.sub("", self._raw.decode("utf-8", "replace"))
 
+    @property
+    def raw(self) -> str:
+        """Everything that was written to the terminal."""
+        return self._raw.decode("utf-8", "replace")
+
     def type(self, text: str) -> None:
         """Type something, without sending it. What is waited for next is looked for from here on."""
         self._mark = len(self.screen)
@@ -48,10 +53,14 @@ class Terminal:
         """Type a line and send it."""
         self.type(text + "\r")
 
-    def press(self, key: str) -> None:
-        """Press Ctrl and a letter, once the screen stands still: while something is being printed the terminal is not in raw mode."""
+    def settle(self) -> None:
+        """Wait until the screen stands still."""
         while self._read(0.4):
             pass
+
+    def press(self, key: str) -> None:
+        """Press Ctrl and a letter, once the screen stands still: while something is being printed the terminal is not in raw mode."""
+        self.settle()
         self.type(chr(ord(key.upper()) - 64))
 
     def expect(self, pattern: str, *, seconds: float = PATIENCE) -> str:
@@ -95,13 +104,19 @@ class Terminal:
 
 @contextlib.contextmanager
 def at_terminal(
-    arguments: Sequence[str], home: Path, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    home: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    program: Sequence[str] = (sys.executable, "-m", "hermes_trio"),
+    cwd: Path | None = None,
 ) -> Iterator[Terminal]:
-    """Run the gateway's commands at a terminal for the body of the `with`."""
+    """Run the gateway's commands, or another program, at a terminal for the body of the `with`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_trio", *arguments],
+        [*program, *arguments],
+        cwd=cwd,
         stdin=slave,
         stdout=slave,
         stderr=slave,

@@ -73,6 +73,8 @@ class ChatAdapter(Adapter):
         self.delivery: Callable[[], Inbox]
         self.running: Callable[[], int] = int
         """How many jobs run in the background."""
+        self.on_idle: Callable[[], None] = _nothing
+        """Called when a turn has ended."""
         self.models: Sequence[str] = ()
         """The model routes, the default first."""
         self._interactive = interactive
@@ -164,6 +166,7 @@ class ChatAdapter(Adapter):
             self._screen.note(STOPPED)
             self._writing.append(f"\n\n{STOPPED}")
         self._writing = None
+        self.on_idle()
         self._over.set()
 
     def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
@@ -203,6 +206,10 @@ class ChatAdapter(Adapter):
         if text:
             self._screen.say(text)
         return SendResult.sent()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _unseen(text: str, seen: str) -> str:
