@@ -67,9 +67,10 @@ export const ms = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).
 export const clock = (date) => date.toTimeString().slice(0, 8);
 export const count = (n, word, more = word + "s") => `${n.toLocaleString("en")} ${n === 1 ? word : more}`;
 
-/** agent:main:telegram:dm:42 becomes ["telegram", "dm 42"]; what has no platform is shown as it is. */
+/** agent:main:telegram:dm:42 becomes ["telegram", "dm 42"], api:acme:run_1 becomes ["acme", "run_1"]; what has no platform is shown as it is. */
 export function place(owner) {
   const parts = owner.split(":");
+  if (parts[0] === "api" && parts.length > 2) return [parts[1] || "api", parts.slice(2).join(" ")];
   return parts[0] === "agent" && parts.length > 3 ? [parts[2], parts.slice(3).join(" ")] : ["", owner];
 }
 

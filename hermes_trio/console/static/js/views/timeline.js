@@ -26,7 +26,7 @@ export function timeline(ctx) {
   /** Both clocks: turns that the page saw count from its start, stored runs from 1970. */
   const clockOf = (one) => (one.stored ? Date.now() / 1000 : store.now());
   const light = (id) => { for (const el of body.querySelectorAll("[data-span]")) el.classList.toggle("lit", id !== "" && el.dataset.span === id); };
-  const all = () => [...[...store.turns.values()].filter((one) => one.end === null).reverse(), ...stored, ...[...store.turns.values()].filter((one) => one.end !== null && !one.owner.startsWith("run_")).reverse()];
+  const all = () => [...[...store.turns.values()].filter((one) => one.end === null).reverse(), ...stored, ...[...store.turns.values()].filter((one) => one.end !== null && !one.owner.includes("run_")).reverse()];
 
   async function loadRuns() {
     try {
