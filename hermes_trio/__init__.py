@@ -13,7 +13,23 @@ from .base.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from .agent.loop import AgentSettings, ModelAgent
+    from .agent.model import (
+        Finished,
+        Model,
+        ModelError,
+        ModelErrorKind,
+        ModelRequest,
+        ModelStream,
+        TextDelta,
+        ToolCallReady,
+        ToolSpec,
+    )
+    from .agent.tool import Tool
     from .guest import AsyncioRuntime
+    from .messaging.contract import Adapter, Incoming, Outgoing, PlatformError, PlatformErrorKind, SendResult
+    from .messaging.platforms import Platform
+    from .messaging.session_keys import Source
+    from .messaging.settings import PlatformSettings, split_settings
     from .runtime.agents import asyncio_agent, sync_agent, trio_agent
     from .runtime.budget import Budget
     from .runtime.channel import CompletionChannel
@@ -59,11 +75,13 @@ if TYPE_CHECKING:
     from .runtime.tree import Node, Tree, waiting, working
     from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
     from .store import Store, open_store
+    from .tools.registry import Tools, tool
     from .tracing.stage import Tracing
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "Adapter",
     "Agent",
     "AgentFailed",
     "AgentSettings",
@@ -76,8 +94,10 @@ __all__ = [
     "DeliveringTurn",
     "DrainReport",
     "Draining",
+    "Finished",
     "Inbox",
     "InboxRow",
+    "Incoming",
     "Interface",
     "InvalidContext",
     "Job",
@@ -86,14 +106,24 @@ __all__ = [
     "JobState",
     "MailboxFull",
     "Message",
+    "Model",
     "ModelAgent",
+    "ModelError",
+    "ModelErrorKind",
+    "ModelRequest",
+    "ModelStream",
     "NewMessage",
     "NewReply",
     "NoRuntime",
     "Node",
     "NoticeKind",
     "Outcome",
+    "Outgoing",
     "Owner",
+    "Platform",
+    "PlatformError",
+    "PlatformErrorKind",
+    "PlatformSettings",
     "Reply",
     "Run",
     "RunStatus",
@@ -102,13 +132,20 @@ __all__ = [
     "RuntimeProblem",
     "RuntimeSettings",
     "RuntimeStore",
+    "SendResult",
     "SessionContext",
+    "Source",
     "StatelessEntry",
     "StatelessTurn",
     "StopReceipt",
     "Store",
     "Supervisor",
+    "TextDelta",
     "TooBusy",
+    "Tool",
+    "ToolCallReady",
+    "ToolSpec",
+    "Tools",
     "Tracing",
     "Tree",
     "Turn",
@@ -125,7 +162,9 @@ __all__ = [
     "current_turn",
     "get_session_env",
     "open_store",
+    "split_settings",
     "sync_agent",
+    "tool",
     "trio_agent",
     "waiting",
     "working",
@@ -135,6 +174,23 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         ".agent.loop": ["AgentSettings", "ModelAgent"],
+        ".agent.model": [
+            "Finished",
+            "Model",
+            "ModelError",
+            "ModelErrorKind",
+            "ModelRequest",
+            "ModelStream",
+            "TextDelta",
+            "ToolCallReady",
+            "ToolSpec",
+        ],
+        ".agent.tool": ["Tool"],
+        ".messaging.contract": ["Adapter", "Incoming", "Outgoing", "PlatformError", "PlatformErrorKind", "SendResult"],
+        ".messaging.platforms": ["Platform"],
+        ".messaging.session_keys": ["Source"],
+        ".messaging.settings": ["PlatformSettings", "split_settings"],
+        ".tools.registry": ["Tools", "tool"],
         ".guest": ["AsyncioRuntime"],
         ".runtime.agents": ["asyncio_agent", "sync_agent", "trio_agent"],
         ".runtime.budget": ["Budget"],

@@ -68,6 +68,13 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     cron_execution_count: Count = 1_000
 
 
+class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[plugins]`: what of the installed packages is used, by the names of their entry points."""
+
+    tools: list[str] = msgspec.field(default_factory=list[str])
+    adapters: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict[str, dict[str, Any]])
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set. `home` is where state is kept, `environment` what models and adapters may look up."""
 
@@ -76,6 +83,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log: LogSettings = LogSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
+    plugins: PluginSettings = PluginSettings()
     models: Table = msgspec.field(default_factory=dict[str, Any])
     agent: Table = msgspec.field(default_factory=dict[str, Any])
     approvals: Table = msgspec.field(default_factory=dict[str, Any])

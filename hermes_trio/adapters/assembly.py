@@ -22,6 +22,7 @@ from hermes_trio.messaging.hub import MessageHub
 from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import CronSettings, OutboxSettings, PlatformSettings, WebhookSettings
+from hermes_trio.plugins import ADAPTERS, build_plugin
 from hermes_trio.runtime.runtime import Runtime, Stage
 
 from .cron.scheduler import CronScheduler
@@ -145,8 +146,14 @@ def build_assembly(
     home: Path | None = None,
     members: Iterable[Platform] = (),
 ) -> AdapterAssembly:
-    """The assembly that a configuration asks for: `tables` are its sections by name. `members` come in addition."""
+    """The assembly that a configuration asks for: `tables` are its sections by name, `plugins` those of the adapters that packages bring.
+
+    `members` come in addition.
+    """
     built = list(members)
+    for name, table in tables.get("plugins", {}).items():
+        where = f"plugins.adapters.{name}"
+        built.append(build_plugin(ADAPTERS, name, where, (table, environment), Platform))
     for name, variable in _PLATFORMS.items():
         table = tables.get(name, {})
         if table or environment.get(variable):

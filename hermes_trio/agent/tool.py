@@ -7,7 +7,7 @@ and told to the model in the same form; only cancellation goes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,6 +20,7 @@ from .model import ToolSpec
 __all__ = ["Tool", "ToolSource", "add_usage", "error_result", "keep_partial_result", "partial_result", "usage_of_tools"]
 
 
+@runtime_checkable
 class Tool(Protocol):
     """One tool. `arguments` is the JSON text that the model wrote."""
 

@@ -93,6 +93,7 @@ class _JobsInStore:
         self._store = store
         self._settings = read_settings(config.cron, CronSettings, "cron")
         tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
+        tables["plugins"] = config.plugins.adapters
         assembly = build_assembly(tables, environment=config.environment, host=config.server.host)
         self._platforms = assembly.directory.platforms
 

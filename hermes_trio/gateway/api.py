@@ -63,6 +63,7 @@ async def open_api_gateway(
     `agent` replaces the configured one. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
     """
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
+    tables["plugins"] = config.plugins.adapters
     assembly = build_assembly(
         tables, environment=config.environment, host=config.server.host, home=config.home, members=[web_member()]
     )

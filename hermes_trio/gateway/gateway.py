@@ -18,11 +18,12 @@ from hermes_trio.adapters.web.adapter import WebAdapter
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings, ModelReviewer
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
-from hermes_trio.agent.tool import ToolSource
+from hermes_trio.agent.tool import Tool, ToolSource
 from hermes_trio.base.settings import read_settings
 from hermes_trio.config import Config
 from hermes_trio.http.auth import is_loopback
 from hermes_trio.http.turns import PLATFORM
+from hermes_trio.plugins import load_tools
 from hermes_trio.providers.routes import ModelRoutes, build_routes
 from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Agent
@@ -106,6 +107,7 @@ async def open_gateway(
     mcp = McpSettings.read(config.mcp, config.environment)
     confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
     tracing = [configured_tracing(config.tracing)] if config.tracing.enabled else []
+    extensions: list[Tool] = load_tools(config.plugins.tools, Tool)
     brokers: list[Approvals] = []
     boxes: list[Toolbox] = []
 
@@ -126,6 +128,7 @@ async def open_gateway(
                 environment=config.environment or None,
                 gateway_home=str(config.home),
                 confinement=confinement,
+                more=extensions,
             ) as toolbox,
         ):
             boxes.append(toolbox)

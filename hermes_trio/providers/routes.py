@@ -17,6 +17,7 @@ from hermes_trio.base.redaction import Secret
 from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.net.dial import Dialer, InvalidURL, Proxies, parse_base_url
 from hermes_trio.net.http1 import ConnectionPool
+from hermes_trio.plugins import PROVIDERS, build_plugin, installed_plugins
 
 from .demo import DemoModel
 from .http_model import ANTHROPIC_URL, OPENAI_URL, HttpModel, Retries, Timeouts
@@ -168,13 +169,16 @@ class _Builder(RedactedStruct, frozen=True):
         if isinstance(route, str):
             return self.short(name, route, where, ())
         table = _table(route, where)
-        _only(table, _ROUTE_KEYS, where)
         provider = _text(table, "provider", where)
+        if provider not in _PROVIDERS and provider != DEMO and provider in installed_plugins(PROVIDERS):
+            return build_plugin(PROVIDERS, provider, f"{where}.provider", (name, table, self.environment), Model)
+        _only(table, _ROUTE_KEYS, where)
         if provider == DEMO:
             _only(table, ("provider", "context_window"), where)
             return DemoModel(name, _whole(table, "context_window", where) or DEFAULT_CONTEXT_WINDOW)
         if provider not in _PROVIDERS:
-            raise InvalidRoute(f"{where}.provider is {provider!r}; accepted are openai, anthropic and demo")
+            more = "".join(f", {name}" for name in sorted(installed_plugins(PROVIDERS)))
+            raise InvalidRoute(f"{where}.provider is {provider!r}; accepted are openai, anthropic and demo{more}")
         return self._network(name, provider, table, where)
 
     def short(self, name: str, short: str, where: str, routes: Iterable[str]) -> Model:

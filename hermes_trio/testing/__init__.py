@@ -1,1 +1,50 @@
-"""Fakes, fixtures and checks for programs that embed the runtime, and for our own tests."""
+"""Fakes, contracts and checks for programs that embed the runtime. `__all__` is what is promised; names are loaded when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes_trio.base.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from .contracts.adapter import AdapterBench, AdapterContract, RecordingHub
+    from .contracts.store import StoreContract
+    from .fakes import FakeAdapter, ScriptedAgent, Sent, fake_job
+    from .faults import InjectedFault, StoreFaultKind, StoreFaults
+    from .memory_platform import Delivered, MemoryPlatform
+    from .model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
+
+__all__ = [
+    "AdapterBench",
+    "AdapterContract",
+    "Delivered",
+    "FakeAdapter",
+    "InjectedFault",
+    "MemoryPlatform",
+    "ModelServer",
+    "RecordingHub",
+    "ScriptedAgent",
+    "ScriptedAnswer",
+    "ScriptedRefusal",
+    "Sent",
+    "StoreContract",
+    "StoreFaultKind",
+    "StoreFaults",
+    "fake_job",
+]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        ".contracts.adapter": ["AdapterBench", "AdapterContract", "RecordingHub"],
+        ".contracts.store": ["StoreContract"],
+        ".fakes": ["FakeAdapter", "ScriptedAgent", "Sent", "fake_job"],
+        ".faults": ["InjectedFault", "StoreFaultKind", "StoreFaults"],
+        ".memory_platform": ["Delivered", "MemoryPlatform"],
+        ".model_server": ["ModelServer", "ScriptedAnswer", "ScriptedRefusal"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -17,7 +17,7 @@ from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings
-from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, RetentionSettings, load_config
+from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, PluginSettings, RetentionSettings, load_config
 from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.api.jobs import job_routes
 from hermes_trio.http.auth import AdminKey
@@ -37,6 +37,7 @@ from hermes_trio.providers.network_switch import allow_network_models
 from hermes_trio.tools.mcp.settings import McpServer, McpSettings
 from hermes_trio.tools.settings import DelegationSettings, TerminalSettings, ToolSettings
 from hermes_trio.tools.terminal.shell_state import PASSED_ON
+from hermes_trio.tracing.settings import TracingSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNSET = "–"
@@ -58,6 +59,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[cron]": CronSettings,
     "All platforms": PlatformSettings,
     "reset": ResetSettings,
+    "[tracing]": TracingSettings,
+    "[plugins]": PluginSettings,
     "[telegram]": TelegramSettings,
     "[discord]": DiscordSettings,
     "[slack]": SlackSettings,

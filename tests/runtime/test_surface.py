@@ -1,9 +1,15 @@
 """The public names, and the order of the layers' promises that a reader relies on."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import hermes_trio
+import hermes_trio.testing
 
 
 def test_public_names_are_exactly_these():
@@ -18,14 +24,32 @@ def test_public_names_are_exactly_these():
         "AgentSettings", "AsyncioRuntime", "ModelAgent", "Store", "Tracing", "open_store", "trio_agent",
         "async_delivery_supported", "asyncio_agent", "bind", "current_context", "current_runtime", "current_turn",
         "get_session_env", "sync_agent", "waiting", "working",
+        "Adapter", "Finished", "Incoming", "Model", "ModelError", "ModelErrorKind", "ModelRequest", "ModelStream",
+        "Outgoing", "Platform", "PlatformError", "PlatformErrorKind", "PlatformSettings", "SendResult", "Source",
+        "TextDelta", "Tool", "ToolCallReady", "ToolSpec", "Tools", "split_settings", "tool",
     }  # fmt: skip
 
 
-def test_every_public_name_exists_and_is_documented():
-    """Each public object says what it is."""
-    for name in hermes_trio.__all__:
-        value = getattr(hermes_trio, name)
+def test_public_names_of_testing_are_exactly_these():
+    """A test suite imports from `hermes_trio.testing`."""
+    assert set(hermes_trio.testing.__all__) == {
+        "AdapterBench", "AdapterContract", "Delivered", "FakeAdapter", "InjectedFault", "MemoryPlatform", "ModelServer",
+        "RecordingHub", "ScriptedAgent", "ScriptedAnswer", "ScriptedRefusal", "Sent", "StoreContract", "StoreFaultKind",
+        "StoreFaults", "fake_job",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("package", [hermes_trio, hermes_trio.testing], ids=["hermes_trio", "testing"])
+def test_every_public_name_exists_and_is_documented(package: Any):
+    """Each public object says what it is; the list for type checkers, the lazy one and `__all__` agree."""
+    for name in package.__all__:
+        value = getattr(package, name)
         assert name == "__version__" or getattr(value, "__doc__", None), name
+    assert dir(package) == sorted(package.__all__)
+    tree = ast.parse(Path(package.__file__).read_text())
+    (static,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {alias.name for node in static.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed == set(package.__all__) - {"__version__"}
 
 
 def test_importing_the_package_loads_no_server_and_no_trio():

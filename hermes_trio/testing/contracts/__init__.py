@@ -1,0 +1,9 @@
+"""Contracts as test suites: subclass one in a test module, say how to open what is under test, and pytest runs all of its promises.
+
+`AdapterContract` is for adapters of chat platforms, `StoreContract` for stores of a runtime. Both need pytest-trio (`pip install hermes-trio[pytest]`).
+"""
+
+from .adapter import AdapterBench, AdapterContract, RecordingHub
+from .store import StoreContract
+
+__all__ = ["AdapterBench", "AdapterContract", "RecordingHub", "StoreContract"]

@@ -1,0 +1,276 @@
+"""What every store of a runtime promises (`hermes_trio.RuntimeStore`), as tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+import trio
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.errors import MailboxFull
+from hermes_trio.runtime.outcome import JobState, TurnState
+from hermes_trio.runtime.ports import (
+    InboxKind,
+    JobFinish,
+    JobStart,
+    Message,
+    NewMessage,
+    NewNotice,
+    NoticeKind,
+    RuntimeStore,
+    TurnFinish,
+    TurnStart,
+    inbox_topic,
+)
+
+__all__ = ["StoreContract"]
+
+INBOX = "contract"
+KEY = "agent:main:contract:dm:1"
+
+
+def _context(session_id: str = "s1", key: str = KEY) -> SessionContext:
+    return SessionContext(platform=INBOX, session_id=session_id, session_key=key)
+
+
+def _message(text: str = "hello", key: str = KEY, dedupe: str = "") -> NewMessage:
+    return NewMessage(inbox=INBOX, session_key=key, routing=_context("", key), text=text, dedupe_key=dedupe)
+
+
+def _notice(text: str = "done", job_id: str = "job_1") -> NewNotice:
+    return NewNotice(
+        inbox=INBOX,
+        session_key=KEY,
+        session_id="s1",
+        routing=_context(),
+        kind=NoticeKind.COMPLETION,
+        text=text,
+        job_id=job_id,
+        root_id="root_1",
+    )
+
+
+def _job(job_id: str = "job_1", inbox: str = INBOX) -> JobStart:
+    return JobStart(
+        job_id=job_id,
+        kind="process",
+        title="make test",
+        session_id="s1",
+        session_key=KEY,
+        root_id="root_1",
+        turn_id="turn_1",
+        routing=_context(),
+        inbox=inbox,
+    )
+
+
+def _start(taken: Sequence[int] = (), turn_id: str = "turn_1") -> TurnStart:
+    return TurnStart(turn_id=turn_id, context=_context(), source=INBOX, inbox_ids=tuple(taken))
+
+
+def _finish(start: TurnStart, *texts: str, acknowledged: Sequence[int] = ()) -> TurnFinish:
+    roles = ("user", "assistant")
+    messages = tuple(Message(role=roles[place % 2], content=text) for place, text in enumerate(texts))
+    return TurnFinish(
+        start=start, state=TurnState.COMPLETED, messages=messages, text="", acknowledged=tuple(acknowledged)
+    )
+
+
+async def _texts(store: RuntimeStore, session_id: str = "s1") -> list[str]:
+    return [message.text for message in await store.load_history(session_id)]
+
+
+async def _waiting(store: RuntimeStore) -> list[tuple[int, str]]:
+    return [(row.id, row.text) for row in await store.take_inbox(INBOX, KEY)]
+
+
+class StoreContract(ABC):
+    """Subclass it as `class TestMine(StoreContract)` and say how the store is opened."""
+
+    durable: bool = True
+    """Whether a store that is opened again at the same path has what was written before."""
+
+    @abstractmethod
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+        """Open the store that is kept in the folder `path`, for the body of the `async with`."""
+
+    @pytest.mark.trio
+    async def test_a_turn_is_kept_in_order(self, tmp_path: Path) -> None:
+        """Messages come back oldest first; an unknown session has none."""
+        async with self.open_store(tmp_path) as store:
+            assert await store.load_history("nobody") == []
+            await store.finish_turn(_finish(_start(), "one", "two"))
+            await store.finish_turn(_finish(_start(turn_id="turn_2"), "three", "four"))
+            assert await _texts(store) == ["one", "two", "three", "four"]
+
+    @pytest.mark.trio
+    async def test_what_was_written_is_there_after_a_restart(self, tmp_path: Path) -> None:
+        """A finished turn and an accepted message survive closing."""
+        if not self.durable:
+            pytest.skip("this store keeps nothing")
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "one", "two"))
+            kept = await store.accept_message(_message("later"))
+        async with self.open_store(tmp_path) as store:
+            recovery = await store.recover("epoch-2")
+            assert recovery.messages_waiting == 1
+            assert await _texts(store) == ["one", "two"]
+            assert await _waiting(store) == [(kept, "later")]
+
+    @pytest.mark.trio
+    async def test_a_key_names_one_open_session(self, tmp_path: Path) -> None:
+        """The same key leads to the same session until that ends or a fresh one is asked for; an ended one is not reused."""
+        async with self.open_store(tmp_path) as store:
+            first = await store.resolve_session(_context(""), source=INBOX)
+            assert await store.resolve_session(_context(""), source=INBOX) == first
+            assert await store.end_session(first, "session_reset") is True
+            assert await store.end_session(first, "again") is False
+            second = await store.resolve_session(_context(""), source=INBOX)
+            assert second != first
+            assert await store.resolve_session(_context(""), source=INBOX, fresh=True) not in (first, second)
+
+    @pytest.mark.trio
+    async def test_messages_wait_in_order_until_a_turn_takes_them(self, tmp_path: Path) -> None:
+        """A message that a turn has begun with is never begun again; reading it takes nothing."""
+        async with self.open_store(tmp_path) as store:
+            first = await store.accept_message(_message("one"))
+            second = await store.accept_message(_message("two"))
+            assert first is not None
+            assert await _waiting(store) == await _waiting(store) == [(first, "one"), (second, "two")]
+            assert [row.kind for row in await store.take_inbox(INBOX, KEY, 1)] == [InboxKind.MESSAGE]
+            assert await store.waiting_sessions(INBOX) == [KEY]
+            await store.begin_turn(_start([first]))
+            assert await _waiting(store) == [(second, "two")]
+
+    @pytest.mark.trio
+    async def test_a_message_is_accepted_once(self, tmp_path: Path) -> None:
+        """Of many that come at once with one dedupe key one is accepted; messages without a key are all accepted."""
+        accepted: list[int | None] = []
+        async with self.open_store(tmp_path) as store:
+
+            async def accept() -> None:
+                accepted.append(await store.accept_message(_message(dedupe="7")))
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(accept)
+            assert len([id for id in accepted if id is not None]) == 1
+            assert None not in [await store.accept_message(_message()) for _ in range(2)]
+            assert len(await _waiting(store)) == 3
+
+    @pytest.mark.trio
+    async def test_a_full_mailbox_takes_nothing(self, tmp_path: Path) -> None:
+        """Beyond `limit` accepting raises `MailboxFull`, and nothing is written."""
+        async with self.open_store(tmp_path) as store:
+            await store.accept_message(_message("one"), limit=1)
+            with pytest.raises(MailboxFull):
+                await store.accept_message(_message("two", dedupe="2"), limit=1)
+            assert [text for _, text in await _waiting(store)] == ["one"]
+            # What was refused was not accepted: it may come again.
+            assert await store.accept_message(_message("two", dedupe="2"), limit=2) is not None
+
+    @pytest.mark.trio
+    async def test_a_notice_leaves_with_the_commit_that_told_it(self, tmp_path: Path) -> None:
+        """Beginning a turn with a notice takes nothing; finishing it does, together with the messages."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            told = await store.add_notice(_notice("built"))
+            assert told is not None
+            start = _start(turn_id="turn_2")
+            await store.begin_turn(start)
+            assert await _waiting(store) == [(told, "built")]
+            await store.finish_turn(_finish(start, "[built]", "good", acknowledged=[told]))
+            assert await _waiting(store) == []
+            assert (await _texts(store))[-1] == "good"
+
+    @pytest.mark.trio
+    async def test_the_end_of_a_job_and_its_notice_are_one(self, tmp_path: Path) -> None:
+        """The first end counts; one that has been seen, or that comes to an ended session, waits for nobody."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            await store.start_job(_job())
+            end = JobFinish(job_id="job_1", state=JobState.EXITED, notice=_notice("bye"))
+            first = await store.finish_job(end)
+            assert first is not None
+            assert await store.finish_job(end) is None
+            assert await _waiting(store) == [(first, "bye")]
+            await store.start_job(_job("job_2"))
+            seen = JobFinish(job_id="job_2", state=JobState.EXITED, notice=_notice(job_id="job_2"), superseded=True)
+            assert await store.finish_job(seen) is None
+            await store.start_job(_job("job_3"))
+            await store.end_session("s1", "session_reset")
+            late = JobFinish(job_id="job_3", state=JobState.EXITED, notice=_notice(job_id="job_3"))
+            assert await store.finish_job(late) is None
+
+    @pytest.mark.trio
+    async def test_what_was_seen_or_given_up_waits_no_more(self, tmp_path: Path) -> None:
+        """Superseding and abandoning say what they took, once, by root and row."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            first = await store.add_notice(_notice(job_id="job_1"))
+            second = await store.add_notice(_notice(job_id="job_2"))
+            assert await store.supersede("job_1") == [("root_1", first)]
+            assert await store.supersede("job_1") == []
+            assert await store.abandon(session_id="s1", reason="session_ended") == [("root_1", second)]
+            assert await _waiting(store) == []
+
+    @pytest.mark.trio
+    async def test_a_commit_wakes_those_who_subscribed(self, tmp_path: Path) -> None:
+        """The signal comes after the row can be read, for the topic and key that were asked for, and not after the subscription has ended."""
+        woken: list[str] = []
+        heard = trio.Event()
+
+        def wake(key: str) -> None:
+            woken.append(key)
+            heard.set()
+
+        async with self.open_store(tmp_path) as store:
+            with store.subscribe(inbox_topic(INBOX), wake, KEY):
+                await store.accept_message(_message(key="another"))
+                await store.accept_message(_message())
+                with trio.fail_after(5):
+                    await heard.wait()
+                assert set(woken) == {KEY}
+                assert await _waiting(store)
+            woken.clear()
+            await store.accept_message(_message())
+            await trio.sleep(0.01)
+            assert woken == []
+
+    @pytest.mark.trio
+    async def test_boot_ends_what_has_no_task(self, tmp_path: Path) -> None:
+        """A job that was running is lost, and its owner is told once; a second boot finds nothing to do."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            await store.start_job(_job())
+            await store.start_job(_job("job_2", inbox=""))
+            assert (await store.recover("epoch-2")).jobs_lost == 2
+            assert len(await _waiting(store)) == 1
+            assert (await store.recover("epoch-3")).jobs_lost == 0
+            assert len(await _waiting(store)) == 1
+            assert (await store.backlog())["inbox"] == 1
+
+    @pytest.mark.trio
+    async def test_a_cancelled_commit_is_whole_or_not_there(self, tmp_path: Path) -> None:
+        """Wherever a caller is cancelled, the messages and the acknowledgement of a turn are both there or neither is."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            for number in range(6):
+                told = await store.add_notice(_notice(f"notice {number}", job_id=f"job_{number}"))
+                assert told is not None
+                finish = _finish(
+                    _start(turn_id=f"turn_{number + 2}"), "[notice]", f"told {number}", acknowledged=[told]
+                )
+                with trio.CancelScope() as scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(store.finish_turn, finish)
+                        for _ in range(number):
+                            await trio.lowlevel.checkpoint()
+                        scope.cancel()
+                await store.accept_message(_message(key="behind"))  # whatever was in the queue before is written by now
+                kept = f"told {number}" in await _texts(store)
+                assert kept == (told not in [id for id, _ in await _waiting(store)])

@@ -1,0 +1,129 @@
+"""Extension points: what packages bring is found by name, loaded when it is asked for, and named when it cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_trio.adapters.assembly import build_assembly
+from hermes_trio.agent.tool import Tool
+from hermes_trio.config import load_config
+from hermes_trio.gateway.gateway import open_gateway
+from hermes_trio.plugins import PROVIDERS, TOOLS, PluginProblem, installed_plugins, load_plugin, load_tools
+from hermes_trio.providers.routes import InvalidRoute, build_routes
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "plugins"
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, code: str) -> None:
+    """A package with one entry point, `thing` of a module with this code, found as an installed one is."""
+    module = f"plugin_{name}"
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:thing\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def install_example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    module = f"hermes_trio_{name}"
+    code = (EXAMPLES / name / f"{module}.py").read_text()
+    target = {"dice": "roll"}.get(name, "build")
+    install(folder, monkeypatch, group, name, f"{code}\n\nthing = {target}\n")
+
+
+def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the key, the plugin and those that are installed."""
+    with pytest.raises(
+        PluginProblem, match=r"plugins\.tools names 'dice', which no package brings as hermes_trio\.tools"
+    ):
+        load_tools(["dice"], Tool)
+    install(tmp_path, monkeypatch, TOOLS, "dise", "thing = 1")
+    with pytest.raises(PluginProblem, match="installed are dise"):
+        load_tools(["dice"], Tool)
+    assert list(installed_plugins(TOOLS)) == ["dise"]
+
+
+def test_a_broken_plugin_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that cannot be imported, or that brings something else, says so."""
+    install(tmp_path, monkeypatch, TOOLS, "broken", "import a_module_that_is_missing")
+    with pytest.raises(
+        PluginProblem, match=r"'broken' of the package plugin_broken cannot be loaded: ModuleNotFoundError"
+    ):
+        load_plugin(TOOLS, "broken", "plugins.tools")
+    install(tmp_path, monkeypatch, TOOLS, "number", "thing = 7")
+    with pytest.raises(PluginProblem, match="brings a int, which is no tool"):
+        load_tools(["number"], Tool)
+
+
+def test_an_installed_plugin_that_nobody_asked_for_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Being installed runs no code."""
+    for group in (TOOLS, PROVIDERS):
+        name = group.rpartition(".")[2]
+        install(tmp_path, monkeypatch, group, name, "raise SystemExit('it was loaded')")
+    assert build_routes({}).names == ("demo",)
+    assert build_assembly({}, environment={}, host=None).directory.platforms == ()
+    assert load_tools([], Tool) == []
+
+
+def test_a_provider_gets_its_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route whose provider a package brings is built by it; one of an unknown provider lists what there is."""
+    install_example("parrot", tmp_path, monkeypatch, PROVIDERS)
+    routes = build_routes({"default": "bird", "routes": {"bird": {"provider": "parrot", "prefix": "Polly: "}}})
+    assert routes.get().name == "bird"
+    with pytest.raises(InvalidRoute, match="accepted are openai, anthropic and demo, parrot"):
+        build_routes({"routes": {"bird": {"provider": "budgie"}}})
+
+
+def test_a_provider_that_makes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a builder returns is checked, and what it raises is told."""
+    install(tmp_path, monkeypatch, PROVIDERS, "odd", "def thing(*given):\n    return given")
+    with pytest.raises(PluginProblem, match="made a tuple; it must make a Model"):
+        build_routes({"routes": {"x": {"provider": "odd"}}})
+    install(tmp_path, monkeypatch, PROVIDERS, "mad", "def thing(*given):\n    raise ValueError('no')")
+    with pytest.raises(PluginProblem, match="failed: ValueError: no"):
+        build_routes({"routes": {"x": {"provider": "mad"}}})
+
+
+async def test_a_gateway_with_all_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration names them, and the gateway has them: the tool, the adapter and the model."""
+    packages, home = tmp_path / "packages", tmp_path / "home"
+    packages.mkdir()
+    home.mkdir()
+    (home / "mail" / "in").mkdir(parents=True)
+    for name, group in (("dice", TOOLS), ("parrot", PROVIDERS), ("mailbox", "hermes_trio.adapters")):
+        install_example(name, packages, monkeypatch, group)
+    (home / "config.toml").write_text(
+        f"""
+        [plugins]
+        tools = ["dice"]
+        [plugins.adapters.mailbox]
+        folder = "{home}/mail"
+        allow_all = true
+        [models]
+        default = "bird"
+        [models.routes.bird]
+        provider = "parrot"
+        prefix = "Polly: "
+        """
+    )
+    config = load_config({}, home=home)
+    tables: dict[str, Any] = {"plugins": config.plugins.adapters}
+    assembly = build_assembly(tables, environment={}, host=None)
+    async with open_gateway(config, assembly, in_memory=True) as gateway:
+        outcome = await gateway.runtime.run_turn("hello")
+        assert outcome.text == "Polly: hello"
+        assert gateway.adapters.hub.health()["platforms"].keys() == {"mailbox"}
+        names: list[str] = []
+
+        async def look(turn: Any) -> str:
+            names.extend(gateway.toolbox.for_turn(turn))
+            return await gateway.toolbox.for_turn(turn)["roll"].call(turn, '{"count": 3}')
+
+        assert '"sum"' in (await gateway.runtime.run_turn("roll", agent=look)).text
+        assert "terminal" in names

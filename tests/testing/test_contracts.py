@@ -1,0 +1,123 @@
+"""The published contracts hold for what we ship, and fail for what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from hermes_trio.runtime.ports import RuntimeStore
+from hermes_trio.store import open_store
+from hermes_trio.testing.contracts import AdapterBench, AdapterContract, StoreContract
+from hermes_trio.testing.faults import StoreFaults
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
+
+
+class TestStoreInAFile(StoreContract):
+    """The store that the gateway uses."""
+
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+        return open_store(path / "state.db")
+
+
+class TestStoreInMemory(StoreContract):
+    """The store of a runtime that was given none."""
+
+    durable = False
+
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+        return open_store(None, runner="inline")
+
+
+class TestFaultyStore(StoreContract):
+    """A store that could fail and does not: the wrapper changes nothing."""
+
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+        return StoreFaults().around(open_store(path / "state.db"))
+
+
+class _Mailbox(AdapterBench):
+    chat_id = "files"
+
+    def __init__(self, folder: Path, adapter: Any) -> None:
+        self.adapter = adapter
+        self._folder = folder
+        self._count = 0
+
+    async def write(self, text: str) -> None:
+        self._count += 1
+        path = self._folder / "in" / f".{self._count:04}"
+        await trio.Path(path).write_text(text)
+        await trio.Path(path).rename(self._folder / "in" / f"{self._count:04}.txt")
+
+    async def shown(self) -> Sequence[str]:
+        found = sorted((self._folder / "out").glob("[!.]*.txt")) if (self._folder / "out").exists() else []
+        return [path.read_text() for path in found]
+
+
+def _mailbox_class(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "mailbox"))
+    import hermes_trio_mailbox  # pyright: ignore[reportMissingImports]
+
+    return hermes_trio_mailbox.Mailbox
+
+
+class TestMailbox(AdapterContract):
+    """The example of an adapter."""
+
+    @pytest.fixture(autouse=True)
+    def _example(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.adapter_class = _mailbox_class(monkeypatch)
+
+    @asynccontextmanager
+    async def open_bench(self, tmp_path: Path) -> AsyncIterator[AdapterBench]:
+        (tmp_path / "in").mkdir()
+        yield _Mailbox(tmp_path, self.adapter_class(tmp_path, seconds=0.01))
+
+
+async def test_an_adapter_that_moves_its_cursor_too_early_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contract fails for an adapter that notes a message as read before it was taken."""
+    mailbox: Any = _mailbox_class(monkeypatch)
+
+    class Hasty(mailbox):
+        async def run(self, connected: Any) -> None:
+            inner = self.gateway
+
+            class Early:
+                async def receive(self, adapter: Any, incoming: Any) -> Any:
+                    await inner.set_cursor(adapter, incoming.event_id)
+                    return await inner.receive(adapter, incoming)
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(inner, name)
+
+            self.gateway = Early()
+            try:
+                await super().run(connected)
+            finally:
+                self.gateway = inner
+
+    class Hastily(TestMailbox):
+        seconds = 0.3
+        adapter_class = Hasty
+
+    with pytest.raises((AssertionError, trio.TooSlowError, BaseExceptionGroup)):
+        await Hastily().test_a_message_that_was_not_taken_comes_again(tmp_path)
+
+
+async def test_a_store_that_forgets_is_found(tmp_path: Path) -> None:
+    """The contract fails for a store whose commit is lost."""
+
+    class Forgetful(TestStoreInAFile):
+        def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+            return open_store(None, runner="inline")
+
+    with pytest.raises(AssertionError):
+        await Forgetful().test_what_was_written_is_there_after_a_restart(tmp_path)
