@@ -64,7 +64,7 @@ def test_a_conversation_from_the_first_line_to_the_last(tmp_path: Path) -> None:
 
 def test_an_approval_is_answered_by_a_word(tmp_path: Path) -> None:
     """Refused once, allowed once."""
-    victim = tmp_path / "victim"
+    victim = tmp_path.with_name(f"{tmp_path.name}-victim")  # outside of the home, which commands cannot see
     victim.mkdir()
     with at_terminal(["chat"], tmp_path) as terminal:
         terminal.expect(READY)

@@ -59,7 +59,7 @@ def ends(home: Path) -> set[str | None]:
 
 async def test_a_job_runs_reports_and_ends(tmp_path: Path) -> None:
     """By its schedule and by hand; its process and its child report to the home channel; an approval is refused with the reason."""
-    victim = tmp_path / "victim"
+    victim = tmp_path.with_name(f"{tmp_path.name}-victim")  # outside of the home, which commands cannot see
     victim.mkdir()
     async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
         telegram.add_private_chat(42)

@@ -123,7 +123,7 @@ async def test_stopping_a_run_kills_its_process(tmp_path: Path) -> None:
 
 async def test_a_dangerous_command_in_a_run_asks_first(tmp_path: Path) -> None:
     """The run waits for approval, lists it, and goes on with the answer; over chat nobody can be asked, so it is refused."""
-    victim = tmp_path / "victim"
+    victim = tmp_path.with_name(f"{tmp_path.name}-victim")  # outside of the home, which commands cannot see
     victim.mkdir()
     async with gateway(tmp_path) as (_, http):
         refused = await chat(http, f"!run rm -rf {victim}")

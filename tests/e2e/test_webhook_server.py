@@ -91,7 +91,7 @@ async def test_a_delivery_is_answered_in_the_chat_and_its_background_work_and_ch
 
 async def test_nobody_can_approve_so_it_is_refused_with_the_reason(tmp_path: Path) -> None:
     """And the file is still there."""
-    victim = tmp_path / "victim"
+    victim = tmp_path.with_name(f"{tmp_path.name}-victim")  # outside of the home, which commands cannot see
     victim.mkdir()
     async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
         telegram.add_private_chat(42)
