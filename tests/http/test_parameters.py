@@ -18,14 +18,14 @@ from hermes_trio.http.parameters import (
     CHAT_PARAMETERS,
     MESSAGES_PARAMETERS,
     RESPONSES_PARAMETERS,
-    Parameter,
     ParameterClass,
+    RequestParameter,
 )
 
 from .gateway import Gateway, open_gateway
 
 PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
-TABLES: dict[str, tuple[Mapping[str, Parameter], type[msgspec.Struct], set[str]]] = {
+TABLES: dict[str, tuple[Mapping[str, RequestParameter], type[msgspec.Struct], set[str]]] = {
     "/v1/chat/completions": (CHAT_PARAMETERS, ChatRequest, {*CompletionCreateParamsBase.__annotations__, "stream"}),
     "/v1/responses": (RESPONSES_PARAMETERS, ResponseRequest, {*ResponseCreateParamsBase.__annotations__, "stream"}),
 }
@@ -53,7 +53,7 @@ def test_the_table_is_closed(path: str) -> None:
         ("/v1/messages", MESSAGES_PARAMETERS),
     ],
 )
-def test_the_page_has_the_table(path: str, table: Mapping[str, Parameter]) -> None:
+def test_the_page_has_the_table(path: str, table: Mapping[str, RequestParameter]) -> None:
     """`docs/parameters.md` says of every parameter what the code says, and of no other."""
     section = PAGE.read_text(encoding="utf-8").split(f"## `POST {path}`\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", section, re.MULTILINE)
