@@ -66,7 +66,9 @@ def test_an_approval_is_answered_by_a_word(tmp_path: Path) -> None:
     """Refused once, allowed once."""
     victim = tmp_path.with_name(f"{tmp_path.name}-victim")  # outside of the home, which commands cannot see
     victim.mkdir()
-    with at_terminal(["chat"], tmp_path) as terminal:
+    home = tmp_path / "home"  # what is in the home directory no command may touch
+    home.mkdir()
+    with at_terminal(["chat"], home) as terminal:
         terminal.expect(READY)
         terminal.enter(f"!run rm -rf {victim}")
         terminal.expect("Approval needed")

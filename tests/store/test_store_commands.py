@@ -49,7 +49,7 @@ def home(tmp_path: Path) -> Path:
 def command(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line on that home; return what it printed."""
     monkeypatch.setenv("COLUMNS", "200")
-    app = cyclopts.App()
+    app = cyclopts.App(backend="trio")
     mount(app)
 
     def run_it(*words: str) -> str:
@@ -129,7 +129,7 @@ def test_a_table_fits_an_ordinary_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    app = cyclopts.App()
+    app = cyclopts.App(backend="trio")
     mount(app)
     app(["sessions", *words, "--home", str(tmp_path)], exit_on_error=False, result_action="return_value")
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
@@ -247,7 +247,7 @@ def test_doctor_names_what_a_dead_server_left(home: Path, command: Run) -> None:
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
     """The error says where it looked."""
-    app = cyclopts.App()
+    app = cyclopts.App(backend="trio")
     mount(app)
     with pytest.raises(StoreError, match=r"there is no store at .*state\.db"):
         app(["doctor", "--home", str(tmp_path)], exit_on_error=False, result_action="return_value")
