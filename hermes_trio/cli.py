@@ -40,6 +40,13 @@ def plain_serve(words: Sequence[str]) -> dict[str, Any] | None:
 
 def main() -> None:
     """The entry point of the `hermes-trio` script."""
+    if sys.platform != "linux":
+        print(
+            f"hermes-trio: this is {sys.platform}, and the gateway runs on Linux only: it needs sub-reapers, pidfds and"
+            " namespaces of the kernel to keep and confine processes",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
     try:
         words = sys.argv[1:]
         options = plain_serve(words)

@@ -104,3 +104,17 @@ def test_how_a_start_that_fails_ends(
         main()
     assert end.value.code == code
     assert capsys.readouterr().err == said
+
+
+def test_another_system_than_linux_is_told_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere the command ends with one line that names what the kernel lacks, before anything is opened."""
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    monkeypatch.undo()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "this is darwin, and the gateway runs on Linux only" in said
+    assert "sub-reapers" in said
