@@ -11,6 +11,7 @@ import sys
 from hermes_trio.guard import Remembered, Verdict, inspect_command
 
 from .developer_corpus import DEVELOPER
+from .held_out_corpus import HELD_OUT_INTENTS, HELD_OUT_WORK
 from .intent_corpus import INTENTS, After
 
 FLOORS = {
@@ -27,6 +28,20 @@ FLOORS = {
 }
 PASSES = 272
 """How many of the developer's commands pass without a question, at least."""
+
+HELD_OUT_FLOORS = {
+    "deletes": 11,
+    "machine": 7,
+    "history": 5,
+    "remote code": 12,
+    "privilege": 6,
+    "credentials": 7,
+    "exfiltration": 8,
+    "persistence": 9,
+    "data": 12,
+}
+HELD_OUT_PASSES = 69
+"""How many of the held-out everyday commands pass."""
 
 
 def inspect(case: str | After) -> Verdict:
@@ -64,3 +79,20 @@ def test_everyday_work_passes() -> None:
     assert len(DEVELOPER) >= 200
     assert len(set(DEVELOPER)) == len(DEVELOPER)
     assert len(DEVELOPER) - len(asked) >= PASSES
+
+
+def test_commands_that_nobody_tuned_the_guard_for() -> None:
+    """Of commands that were written without the rules at hand, nearly as many intents are asked about, and no work is held up."""
+    seen = {name: sum(not inspect(case).clean for case in cases) for name, cases in HELD_OUT_INTENTS.items()}
+    total = sum(map(len, HELD_OUT_INTENTS.values()))
+    missed = [case for cases in HELD_OUT_INTENTS.values() for case in cases if inspect(case).clean]
+    asked = [command for command in HELD_OUT_WORK if not inspect(command).clean]
+    sys.stdout.write(
+        f"\nheld-out intents asked about or blocked: {sum(seen.values())} of {total}, missed: {missed!r}\n"
+    )
+    sys.stdout.write(f"held-out work that passes: {len(HELD_OUT_WORK) - len(asked)} of {len(HELD_OUT_WORK)}\n")
+    known = {case for cases in INTENTS.values() for case in cases if isinstance(case, str)} | set(DEVELOPER)
+    assert known.isdisjoint([*HELD_OUT_WORK, *(case for cases in HELD_OUT_INTENTS.values() for case in cases)])
+    assert total >= 60 <= len(HELD_OUT_WORK)
+    assert {name: count for name, count in seen.items() if count < HELD_OUT_FLOORS[name]} == {}
+    assert len(HELD_OUT_WORK) - len(asked) >= HELD_OUT_PASSES
