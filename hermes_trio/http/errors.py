@@ -156,7 +156,7 @@ def translate(error: BaseException) -> ApiError | None:
         case InvalidTitle():
             return ApiError(400, str(error), code="invalid_title", param="title")
         case OutcomeUnknown():
-            return ApiError(503, str(error), code="outcome_unknown", headers=retry_after(1))
+            return ApiError(503, error.public, code="outcome_unknown", headers=retry_after(1))
         case StoreError():
             return ApiError(
                 503,

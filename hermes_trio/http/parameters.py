@@ -33,6 +33,7 @@ __all__ = [
     "read_plain_or_full",
     "response_choice",
     "stop_option",
+    "whole_option",
     "word_option",
 ]
 
@@ -226,6 +227,14 @@ def number_option(value: Any, param: str, least: float, most: float) -> float | 
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ApiError(400, f"{param} must be a number from {least:g} to {most:g}.", code="invalid_value", param=param)
     return value
+
+
+def whole_option(value: Any, param: str, least: int, most: int) -> int | None:
+    """A whole number in its range, or None."""
+    number = number_option(value, param, least, most)
+    if number is None or isinstance(number, int) or number.is_integer():
+        return None if number is None else int(number)
+    raise ApiError(400, f"{param} must be a whole number.", code="invalid_value", param=param)
 
 
 def word_option(value: Any, param: str) -> str:

@@ -149,6 +149,7 @@ class ApiTurns:
         if record is None:
             if is_reserved_id(session_id) and not resumes:
                 raise not_found("session", session_id, "session_not_found")
+            self._stateless.check_room()  # a turn that is refused anyway leaves no session behind
             routing = self.bound(caller.tenant, session_id)
             record = await self._store.claim_session(
                 NewSession(

@@ -66,10 +66,14 @@ class Admission:
         self.active: int = 0
         self._line: deque[trio.Event] = deque()
 
-    def admit_nowait(self) -> None:
-        """Take a token, or raise `TooBusy`."""
+    def check(self) -> None:
+        """Raise `TooBusy` if there is no token."""
         if self.active >= self.limit:
             raise TooBusy(f"{self.active} turns are running, which is the limit; try again in a moment")
+
+    def admit_nowait(self) -> None:
+        """Take a token, or raise `TooBusy`."""
+        self.check()
         self.active += 1
 
     async def admit(self) -> None:

@@ -70,6 +70,11 @@ class StatelessEntry:
         if self._core.draining:
             raise Draining()
 
+    def check_room(self) -> None:
+        """Raise what a turn of HTTP would be refused with now, `TooBusy` among it, without starting one."""
+        self.check()
+        self._core.admission.check()
+
     def announce(self, turn: Turn, on_start: Callable[[Turn], None]) -> None:
         """Tell whoever starts a turn about it. If that fails, the turn is not conducted."""
         try:

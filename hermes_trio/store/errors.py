@@ -39,11 +39,14 @@ __all__ = [
 class StoreError(RuntimeProblem):
     """The base of all errors of the store. A write that raised one was not made, not even in part; `CommitUncertain` is the exception."""
 
+    told: ClassVar[str] = "the server's log has the details"
+    """An error of the store may name files: its own text is for the log."""
+
 
 class CommitUncertain(StoreError, OutcomeUnknown):
     """Whether the write was made is not known: the connection or the disk failed during its commit. Read the row, or write it again."""
 
-    told: ClassVar[str] = "the store refused it; the server's log has the details"
+    told: ClassVar[str] = "it is not known whether this was written; the server's log has the details"
 
 
 class StoreFull(StoreError):

@@ -483,6 +483,24 @@ async def test_a_year_of_cron(tmp_path: Path) -> None:
         assert counts["completed"] > 2500
 
 
-def test_what_the_api_changes_is_what_jobs_have() -> None:
+async def test_what_the_api_changes_is_what_jobs_have() -> None:
     """The front end may not know the scheduler, so each has its list of fields; the one is a part of the other."""
     assert set(http_jobs._CHANGEABLE) == set(cron_jobs._FIELDS) - {"timezone", "origin"}
+
+
+async def test_a_jobs_session_belongs_to_the_jobs_owner() -> None:
+    """The session, the turn and what they may do are filed under the tenant of the job, not under the operator's."""
+    tenants: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        tenants.append(turn.plan.tenant)
+        return "done"
+
+    async with open_cron(agent) as cron:
+        fields = {"name": "report", "prompt": "x", "deliver": "memory", "schedule": "30m"}
+        await cron.cron.create_job("acme", fields)
+        await cron.chat.wait_sent(1)
+        await cron.world.idle()
+        sessions = await cron.world.store.list_sessions(source="cron", limit=10)
+        assert [session.tenant for session in sessions] == ["acme"]
+        assert tenants == ["acme"]

@@ -13,7 +13,9 @@ import trio
 
 from hermes_trio.config import load_config, loose_modes
 from hermes_trio.http.auth import UnsafeKey, admin_key, is_loopback, keep_key
+from hermes_trio.http.errors import translate
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.errors import AlreadyStarted, StoreError, UnknownRecord
 
 from .gateway import KEY, open_gateway
 
@@ -240,3 +242,17 @@ def test_a_generated_key_is_never_printed(tmp_path: Path, terminal: bool) -> Non
         server.terminate()
         server.wait(20)
         os.close(reader)
+
+
+def _kinds(kind: type[Exception]) -> list[type[Exception]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _kinds(child))]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _kinds(StoreError) if kind not in (UnknownRecord, AlreadyStarted)])
+def test_a_503_names_no_file_of_the_server(kind: type[Exception]) -> None:
+    """Whatever the store failed with, and whatever path its text has, a client is told none of it. The two that are left out are made of ids alone."""
+    error = translate(kind.__new__(kind, "/srv/hermes/state.db: disk I/O error"))
+    assert error is not None
+    if error.status == 503:
+        assert "/srv" not in error.body().decode()
+        assert "state.db" not in error.body().decode()

@@ -109,6 +109,13 @@ async def test_concurrent_turns_are_bounded_by_a_token_that_moves_with_the_turn(
             error = answer.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert answer.headers["retry-after"] == "1"
+        for path, body, headers in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, {"X-Hermes-Session-Id": "new"}),
+            ("/v1/runs", {"input": "x", "session_id": "new"}, {}),
+        ):
+            answer = await gateway.http.post(path, json=body, headers=headers)
+            assert answer.status_code == 429, path
+            assert (await gateway.http.get("/api/sessions/new")).status_code == 404, "a refused turn left a session"
         go.set()
         await gateway.ended(run_id)
         assert (await gateway.chat()).status_code == 200

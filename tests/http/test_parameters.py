@@ -105,3 +105,20 @@ async def test_values_that_cannot_be_used(more: dict[str, Any], param: str) -> N
     async with open_gateway() as gateway:
         status, error = await ask(gateway, "/v1/chat/completions", **more)
         assert (status, error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/chat/completions", "seed"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+async def test_a_count_is_a_whole_number(path: str, name: str) -> None:
+    """A fraction is refused by name, not cut off in silence; 5.0 is 5."""
+    async with open_gateway() as gateway:
+        refused = await gateway.http.post(path, json={**BODIES[path], name: 1.5})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert (await gateway.http.post(path, json={**BODIES[path], name: 5.0})).status_code == 200

@@ -286,6 +286,7 @@ class CronScheduler:
             session_key=key,
             session_id=session_id,
             message_id=f"{slot:.3f}",
+            tenant=row.tenant,
             **delivery_fields(resolution.addresses[0] if resolution.addresses else None),
         )
         message = NewMessage(

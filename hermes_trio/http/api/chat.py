@@ -38,6 +38,7 @@ from hermes_trio.http.parameters import (
     number_option,
     read_plain_or_full,
     stop_option,
+    whole_option,
     word_option,
 )
 from hermes_trio.http.repetitions import note_departure, refuse_repetition
@@ -319,18 +320,17 @@ def _options(body: PlainChatRequest) -> TurnOptions:
     """What the client asks of the model, and the tools that it brings."""
     if not isinstance(body, ChatRequest):
         return TurnOptions()
-    limit = number_option(body.max_tokens, "max_tokens", 1, 10_000_000)
-    limit = number_option(body.max_completion_tokens, "max_completion_tokens", 1, 10_000_000) or limit
-    seed = number_option(body.seed, "seed", -(2**63), 2**63 - 1)
+    limit = whole_option(body.max_tokens, "max_tokens", 1, 10_000_000)
+    limit = whole_option(body.max_completion_tokens, "max_completion_tokens", 1, 10_000_000) or limit
     tools = chat_tools(body.tools)
     choice = chat_choice(body.tool_choice, body.parallel_tool_calls)
     return TurnOptions(
         model=ModelOptions(
-            max_tokens=None if limit is None else int(limit),
+            max_tokens=limit,
             temperature=number_option(body.temperature, "temperature", 0, 2),
             top_p=number_option(body.top_p, "top_p", 0, 1),
             stop=stop_option(body.stop, "stop"),
-            seed=None if seed is None else int(seed),
+            seed=whole_option(body.seed, "seed", -(2**63), 2**63 - 1),
             reasoning_effort=word_option(body.reasoning_effort, "reasoning_effort"),
             verbosity=word_option(body.verbosity, "verbosity"),
             response_format=format_option(body.response_format, "response_format", flat=False),

@@ -31,6 +31,7 @@ from hermes_trio.http.parameters import (
     function_tools,
     number_option,
     response_choice,
+    whole_option,
     word_option,
 )
 from hermes_trio.http.repetitions import note_departure, refuse_repetition
@@ -246,13 +247,13 @@ def _conversation(body: ResponseRequest) -> str:
 
 
 def _options(body: ResponseRequest) -> TurnOptions:
-    limit = number_option(body.max_output_tokens, "max_output_tokens", 1, 10_000_000)
+    limit = whole_option(body.max_output_tokens, "max_output_tokens", 1, 10_000_000)
     tools = function_tools(body.tools)
     choice = response_choice(body.tool_choice, body.parallel_tool_calls)
     text, reasoning = body.text or {}, body.reasoning or {}
     return TurnOptions(
         model=ModelOptions(
-            max_tokens=None if limit is None else int(limit),
+            max_tokens=limit,
             temperature=number_option(body.temperature, "temperature", 0, 2),
             top_p=number_option(body.top_p, "top_p", 0, 1),
             reasoning_effort=word_option(reasoning.get("effort"), "reasoning.effort"),
