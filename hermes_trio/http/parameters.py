@@ -6,6 +6,7 @@ shows the same tables. Below them is how tools, the choice among them and the sh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, TypeVar, cast
@@ -41,6 +42,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""What model providers take as the name of a tool, and a little more."""
 
 
 class ParameterClass(Enum):
@@ -306,8 +309,13 @@ def _entries(value: Any, param: str) -> list[dict[str, Any]]:
 
 def _spec(entry: Mapping[str, Any], param: str, schema: str) -> ToolSpec:
     name, description = entry.get("name"), entry.get("description")
-    if not isinstance(name, str) or not name or len(name) > 128:
-        raise ApiError(400, f"{param}.name must be a text.", code="invalid_value", param=f"{param}.name")
+    if not isinstance(name, str) or _TOOL_NAME.fullmatch(name) is None:
+        raise ApiError(
+            400,
+            f"{param}.name must be 1 to 128 letters, digits, '_', '-', '.' or ':'.",
+            code="invalid_value",
+            param=f"{param}.name",
+        )
     parameters = entry.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
         raise ApiError(400, f"{param}.{schema} must be a JSON schema.", code="invalid_value", param=f"{param}.{schema}")

@@ -122,3 +122,14 @@ async def test_a_count_is_a_whole_number(path: str, name: str) -> None:
         refused = await gateway.http.post(path, json={**BODIES[path], name: 1.5})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
         assert (await gateway.http.post(path, json={**BODIES[path], name: 5.0})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "a" * 129, "w/x", "ü", 5, None])
+async def test_the_name_of_a_client_tool_is_one_that_models_take(name: object) -> None:
+    """Any other is refused where it stands, before a model refuses the whole request."""
+    async with open_gateway() as gateway:
+        path = "/v1/chat/completions"
+        tool = {"type": "function", "function": {"name": name}}
+        refused = await gateway.http.post(path, json={**BODIES[path], "tools": [tool]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].function.name")
+        assert "letters" in refused.json()["error"]["message"]
