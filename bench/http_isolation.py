@@ -58,7 +58,7 @@ def _crossed(name: str, head: bytes, body: bytes) -> bool:
     if f"x-hermes-session-id: {name}\r\n" not in head.decode().lower() + "\r\n":
         return True
     text: str = json.loads(body)["choices"][0]["message"]["content"]
-    return any(word != f"{name}/{name}" for word in text.split())
+    return any(word != f"{name}/api::{name}" for word in text.split())
 
 
 async def look_for_crossings(port: int, sessions: int, turns: int, found: Crossings) -> None:

@@ -38,7 +38,7 @@ async def test_a_crossing_would_be_seen():
     """An answer with another's name in its text or in its headers counts."""
     from bench.http_isolation import _crossed
 
-    body = b'{"choices": [{"message": {"content": "a/a a/a"}}]}'
+    body = b'{"choices": [{"message": {"content": "a/api::a a/api::a"}}]}'
     assert not _crossed("a", b"HTTP/1.1 200 OK\r\nx-hermes-session-id: a", body)
     assert _crossed("a", b"HTTP/1.1 200 OK\r\nx-hermes-session-id: b", body)
     assert _crossed("b", b"HTTP/1.1 200 OK\r\nx-hermes-session-id: b", body)

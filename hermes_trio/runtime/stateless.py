@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
@@ -180,7 +181,8 @@ class StatelessEntry:
             assert nursery is not None
             written = _Written()
             core.starting.add(written.over)
-            core.base_context.copy().run(nursery.start_soon, self._begin, plan, start, written)
+            traced = nullcontext() if core.tree.tracer is None else core.tree.tracer.carried()
+            core.base_context.copy().run(nursery.start_soon, self._begin, plan, start, written, traced)
         except BaseException:
             core.admission.release()
             raise
@@ -192,7 +194,9 @@ class StatelessEntry:
             " ask for it by its id, or repeat the request with the same idempotency key"
         )
 
-    async def _begin(self, plan: TurnSpec, start: TurnStart, written: _Written) -> None:
+    async def _begin(
+        self, plan: TurnSpec, start: TurnStart, written: _Written, traced: AbstractContextManager[None]
+    ) -> None:
         """The task of a run: write its row down, tell the caller if it still waits, and live."""
         core = self._core
         run: Run | None = None
@@ -200,7 +204,8 @@ class StatelessEntry:
             await self._write_down(start)
             if self._nursery() is None:
                 raise RuntimeClosed("the runtime closed while the run was being written down; the next start ends it")
-            run = self.runs.make(plan)
+            with traced:
+                run = self.runs.make(plan)
             written.result = outcome.Value(run)
         except Exception as error:
             written.result = outcome.Error(error)

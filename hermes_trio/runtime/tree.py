@@ -375,6 +375,10 @@ class TreeTracer(Protocol):
         """Make the trace context of a request the current one of this task for the body of the `with`."""
         ...
 
+    def carried(self) -> AbstractContextManager[None]:
+        """Take the current trace context along: it is the current one again, in whatever task, for the body of the `with`."""
+        ...
+
 
 class Tree:
     """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to.

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 OUR_FIXTURES: Final = frozenset({"virtual_clock", "scripted_agent", "runtime", "fake_adapter", "stateless"})
 
+LIVE_FIXTURES: Final = frozenset({"runtime", "fake_adapter", "stateless"})
+"""Those that are open while the test runs, so that it must be an async one."""
+
 LEAK_MODES: Final = ("ours", "all", "off")
 
 
@@ -81,7 +84,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             " the test with @pytest.mark.trio",
             pytrace=False,
         )
-    if not inspect.iscoroutinefunction(_inner(item)[0]):
+    if not LIVE_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())) and not inspect.iscoroutinefunction(
+        _inner(item)[0]
+    ):
         pytest.fail(f"the fixture {used} lives in an async test: write `async def {item.name}(...)`", pytrace=False)
     from . import audit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -173,6 +173,10 @@ class SpanTracer:
         finally:
             otel_context.detach(token)
 
+    def carried(self) -> AbstractContextManager[None]:
+        """See `TreeTracer.carried`."""
+        return _attached(otel_context.get_current())
+
     @contextmanager
     def write(self, verb: str) -> Iterator[None]:
         """A span around one write of the store that traced work waits for; other writes get none."""
@@ -334,3 +338,12 @@ def _messages(messages: Iterable[Message]) -> str:
 
 def _shown(text: str) -> str:
     return hide_credentials(text)[:CONTENT_LIMIT]
+
+
+@contextmanager
+def _attached(context: Context) -> Iterator[None]:
+    token = otel_context.attach(context)
+    try:
+        yield
+    finally:
+        otel_context.detach(token)

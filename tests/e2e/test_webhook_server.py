@@ -127,7 +127,9 @@ async def test_each_owner_is_told_once_after_the_server_was_killed_in_the_middle
                     await telegram.wait_for_message(chat_id=42, containing="interrupted", timeout=30)
                     await telegram.wait_for_message(chat_id=42, containing="half-way", timeout=30)
                 await until_ended(tmp_path, 2)
-                assert (await served.deliver("code", {"text": "x"}, delivery="slow")).json()["status"] == "duplicate"
+                assert (await served.deliver("code", {"text": "!sleep 300"}, delivery="slow")).json()[
+                    "status"
+                ] == "duplicate"
                 assert await served.stop() == 0
         texts = [message.text for message in telegram.messages]
         assert sum("interrupted" in text for text in texts) == 1
