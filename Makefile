@@ -74,11 +74,11 @@ chat: $(VENV)/.installed ## Chat with the agent in this terminal
 # -- checking -----------------------------------------------------------------------------------------------------------------
 
 test: $(VENV)/.installed-dev ## Run the tests
-	@test -n "$$CHROMIUM" || command -v chromium chromium-browser google-chrome >/dev/null || \
-		echo "the browser tests are left out: no Chromium on the PATH (apt-get install chromium, or CHROMIUM=path)"
 	@$(PYTEST) -q -n $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed ## Run the long tests: crash, orphans, growth, fuzz, clients
+	@test -n "$$CHROMIUM" || command -v chromium chromium-browser google-chrome >/dev/null || \
+		echo "the browser tests are left out: no Chromium on the PATH (apt-get install chromium, or CHROMIUM=path)"
 	@$(PYTEST) -q -m slow -n $(WORKERS) $(ARGS)
 
 screens: $(VENV)/.installed-dev ## Play a new user's ten minutes and write the screens in docs/first-ten-minutes.md

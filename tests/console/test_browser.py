@@ -20,7 +20,7 @@ from .browser import link, needs_chromium, open_browser, visitor
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = needs_chromium()
+pytestmark = [needs_chromium(), pytest.mark.slow]
 
 COMMAND = (sys.executable, "-m", "hermes_trio", "serve", "--port")
 
