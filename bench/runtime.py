@@ -192,8 +192,6 @@ async def works() -> AsyncIterator[dict[str, Work]]:
                     pass
                 del core.live_turns[turn.id]
                 turn.node.close()
-                turn.root.turns -= 1
-                turn.root.changed()
 
         async def turn(times: int) -> None:
             for _ in range(times):

@@ -34,6 +34,11 @@ app.command("hermes_trio.commands.tree:top", name="top", help="Watch the live tr
 app.command("hermes_trio.commands.tree:tree", name="tree", help="Print the live tree of the running server once.")
 app.command("hermes_trio.commands.gateway:cron", name="cron", help="Scheduled jobs.")
 app.command(
+    "hermes_trio.commands.gateway:inbox",
+    name="inbox",
+    help="Messages and notices that wait for a session, and those that could not be handled.",
+)
+app.command(
     "hermes_trio.commands.gateway:outbox",
     name="outbox",
     help="Replies that wait for a platform, and those that could not be sent.",

@@ -23,12 +23,21 @@ from hermes_trio.commands.options import CommandFailed, server_client, unanswere
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
-from hermes_trio.runtime.ports import Message
+from hermes_trio.runtime.ports import InboxRow, Message
 from hermes_trio.store import StoreInUse, open_store
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
-from hermes_trio.store.records import AllowedUser, NewSession, OutboxRow, OutboxState, PairingRequest, SessionRow
+from hermes_trio.store.records import (
+    AllowedUser,
+    InboxState,
+    NewSession,
+    OutboxRow,
+    OutboxState,
+    PairingRequest,
+    SessionRow,
+)
 from hermes_trio.store.sqlite import access as access_rows
+from hermes_trio.store.sqlite import inbox as inbox_rows
 from hermes_trio.store.sqlite import outbox as outbox_rows
 from hermes_trio.store.sqlite import sessions as session_rows
 from hermes_trio.store.sqlite import transcript
@@ -192,6 +201,14 @@ class Rows:
     async def list_outbox(self, state: OutboxState, *, platform: str | None = None, limit: int = 50) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
         return self._run(outbox_rows.listed, state.value, platform, limit, 0)
+
+    async def list_inbox(self, state: InboxState, *, limit: int = 50) -> list[tuple[InboxRow, str]]:
+        """Rows of the inboxes in a state, each with its reason, oldest first."""
+        return self._run(inbox_rows.listed, state.value, limit, 0)
+
+    async def revive_inbox(self, number: int) -> bool:
+        """Let a dead letter of an inbox wait again."""
+        return self._run(inbox_rows.revive_row, number)
 
     async def revive_outbox(self, number: int) -> bool:
         """Queue a dead letter again."""

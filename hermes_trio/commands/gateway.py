@@ -1,4 +1,4 @@
-"""The commands of the gateway: `chat`, `run`, `cron`, `outbox`, `pairing`.
+"""The commands of the gateway: `chat`, `run`, `cron`, `inbox`, `outbox`, `pairing`.
 
 The store has one owner. While a server runs in the home directory, `cron` asks it over HTTP, and what only changes rows that the server reads anyway
 is done beside it; `chat` and `run` then keep their own database there.
@@ -23,9 +23,14 @@ from cyclopts import Parameter
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 
-__all__ = ["chat", "cron", "outbox", "pairing", "run"]
+__all__ = ["chat", "cron", "inbox", "outbox", "pairing", "run"]
 
 cron: Final = cyclopts.App(name="cron", help="Scheduled jobs.", backend="trio")
+inbox: Final = cyclopts.App(
+    name="inbox",
+    help="Messages and notices that wait for a session, and those that could not be handled.",
+    backend="trio",
+)
 outbox: Final = cyclopts.App(
     name="outbox", help="Replies that wait for a platform, and those that were given up.", backend="trio"
 )
@@ -363,6 +368,56 @@ async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOpti
     """Forget a job."""
     await _change(job_id, "remove", home, config)
     _say(f"{job_id} is removed.")
+
+
+# -- inbox -------------------------------------------------------------------------------------------------------------------------
+
+
+@inbox.default
+@inbox.command(name="list")
+async def list_inbox(
+    *,
+    state: Annotated[str, Parameter(help="dead, pending, taken, abandoned or interrupted.")] = "dead",
+    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """List messages and notices, by default those that could not be handled."""
+    from hermes_trio.commands.clients import open_rows
+    from hermes_trio.store.records import InboxState
+
+    try:
+        wanted = InboxState(state)
+    except ValueError:
+        raise CommandFailed(
+            f"{state!r} is not a state; states are {', '.join(one.value for one in InboxState)}"
+        ) from None
+    async with open_rows(_configuration(home, config)) as store:
+        rows = await store.list_inbox(wanted, limit=limit)
+    if not rows:
+        _say(f"There are no {wanted.value} messages or notices.")
+    for row, reason in rows:
+        made = time.strftime(TIME, time.localtime(row.created_at))
+        text = " ".join(row.text.split())[:80]
+        _say(f"{row.id}  {made}  {row.session_key}  {row.kind.value}  {row.attempts} attempts  {reason or '-'}  {text}")
+
+
+@inbox.command(name="retry")
+async def retry_inbox(
+    *numbers: Annotated[int, Parameter(help="The numbers that `inbox list` shows.")],
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Let dead letters wait again. A running server takes them with the next message of their conversation, else at its next start."""
+    from hermes_trio.commands.clients import open_rows
+
+    if not numbers:
+        raise CommandFailed("name at least one number; `hermes-trio inbox list` shows them")
+    async with open_rows(_configuration(home, config)) as store:
+        for number in numbers:
+            if not await store.revive_inbox(number):
+                raise CommandFailed(f"{number} is not a dead letter; `hermes-trio inbox list` shows those that are")
+            _say(f"{number} waits again.")
 
 
 # -- outbox ------------------------------------------------------------------------------------------------------------------------

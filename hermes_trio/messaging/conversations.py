@@ -21,6 +21,7 @@ from hermes_trio.runtime.ports import InboxRow, NewReply, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.errors import StoreError
 
+from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
 from .core import MessagingCore
 from .feed import Previews, Prompts, TurnFeed
@@ -33,6 +34,7 @@ NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 """The cause of a turn that was interrupted by the next message of its own conversation."""
 
 NOTHING_SAID: Final = "(The agent ended its turn without an answer.)"
+REFUSED: Final = "(This message could not be handled. It is kept, and the operator can queue it again.)"
 INTERRUPTED: Final = (
     "(Interrupted: the server was stopped before this was finished. It is not continued by itself; send it again if it is"
     " still wanted.)"
@@ -122,6 +124,11 @@ class ChatInterface(Interface):
             feed.preview.close()
             payload |= {"preview": turn.id, "edits": feed.preview.message_id}
         return self._desk.directory.compose(feed.address, text, payload) if text else ()
+
+    def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+        where = rows[-1].routing
+        address = Address(self.platform, where.chat_id or where.user_id, where.thread_id or None)
+        return self._desk.directory.compose(address, REFUSED, {"reply_to": self._member.adapter.anchor(where)})
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-import trio
 
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.interface import Inbox, Interface
-from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
-from hermes_trio.runtime.ports import NewReply
-from hermes_trio.runtime.tree import working
+from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
+from hermes_trio.runtime.ports import InboxRow, NewReply
 from hermes_trio.runtime.turn import Turn
 
 from .addresses import Address
@@ -34,6 +32,7 @@ LOG: Final = "log"
 
 LOG_CHARACTERS: Final = 200
 PAGE: Final = 500
+REFUSED: Final = "failed. It could not be handled, and is kept as a dead letter; the server's log has the details."
 BOOT_REASON: Final = "interrupted"
 
 
@@ -68,14 +67,9 @@ class OneShotInterface(Interface):
         self.delivery: Inbox
         self._desk = desk
         self._turns: dict[str, Turn] = {}
-        self._lingering: set[str] = set()
         self._owed: set[str] = set()
 
     # -- what a subclass says --------------------------------------------------------------------------------------------------------
-
-    def linger_of(self, context: SessionContext) -> float:
-        """Seconds that a session waits for its background work."""
-        raise NotImplementedError
 
     def places(self, turn: Turn) -> Sequence[Address]:
         """Where the answer of this turn goes."""
@@ -106,6 +100,12 @@ class OneShotInterface(Interface):
                 entries += self._desk.directory.compose(place, text)
         return entries
 
+    def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+        place = delivery_address(rows[-1].routing)
+        if place is None or place.platform == LOG:
+            return ()
+        return self._desk.directory.compose(place, f"[{self.title(rows[-1].routing)}: {REFUSED}]")
+
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
         places = [place for place in self.places(turn) if place.platform != LOG]
@@ -120,26 +120,9 @@ class OneShotInterface(Interface):
         await self.ended(turn, outcome)
         said = (outcome.text or outcome.error)[:LOG_CHARACTERS]
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
-        if turn.root.promised > 0 and turn.context.session_id not in self._lingering:
-            self._desk.spawn(self._bound_linger, turn)
         if turn.id in self._owed:
             self._owed.discard(turn.id)
             await self._desk.store.set_meta(_owed(turn.context.session_id), None)
-
-    async def _bound_linger(self, turn: Turn) -> None:
-        """One for each session that waits for background work, from the end of its first turn on. When its time is up the jobs are stopped."""
-        context, root = turn.context, turn.root
-        seconds = self.linger_of(context)
-        self._lingering.add(context.session_id)
-        try:
-            with working("linger", context.session_id), trio.move_on_after(seconds) as bound:
-                await root.wait()
-            if not bound.cancelled_caught:
-                return
-            why = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
-            await self._desk.runtime.core.end_session(context.session_id, self.one_shot, why)
-        finally:
-            self._lingering.discard(context.session_id)
 
     async def settle_interrupted(self) -> int:
         """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.

@@ -11,13 +11,14 @@ import heapq
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, cast
 
 import msgspec
 import trio
 
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import waiting, working
@@ -40,6 +41,9 @@ DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell wh
 BLOCKED_SECONDS: Final = 5.0
 """How often a sender looks again when a reply waits behind another one whose time it does not know (after a restart)."""
 
+SHORTEST_SECONDS: Final = 0.01
+"""The shortest pause: the store and the runtime may read their clocks a moment apart."""
+
 OPEN_SECONDS: Final = 30.0
 """How long a sender waits before it tries to open its platform's means of sending again."""
 
@@ -48,9 +52,6 @@ STORE_SECONDS: Final = 1.0
 
 UNKNOWN_ATTEMPTS: Final = 5
 """Attempts for an error that nobody can explain."""
-
-MARK_SECONDS: Final = 10.0
-"""The bound of the shield around noting that something was sent."""
 
 BUTTON_LABELS: Final[Mapping[Choice, str]] = {
     Choice.ONCE: "Allow once",
@@ -102,7 +103,7 @@ class _Sender(msgspec.Struct, eq=False):
 
     adapter: Adapter
     wake: trio.Event = msgspec.field(default_factory=trio.Event)
-    in_flight: int = 0
+    in_flight: set[int] = msgspec.field(default_factory=set[int])
     retries: list[float] = msgspec.field(default_factory=list[float])
     ambiguous: set[int] = msgspec.field(default_factory=set[int])
     sent: int = 0
@@ -145,7 +146,7 @@ class Senders:
     def statistics(self) -> dict[str, dict[str, int]]:
         """What each sender has done so far."""
         return {
-            name: {"sent": one.sent, "failed": one.failed, "dead": one.dead, "in_flight": one.in_flight}
+            name: {"sent": one.sent, "failed": one.failed, "dead": one.dead, "in_flight": len(one.in_flight)}
             for name, one in self._senders.items()
         }
 
@@ -188,7 +189,7 @@ class Senders:
                 try:
                     rows = await self._claim(sender) if await self._something(sender) else []
                     for row in rows:
-                        sender.in_flight += 1
+                        sender.in_flight.add(row.id)
                         nursery.start_soon(self._deliver, sender, row)
                     if rows:
                         continue
@@ -198,24 +199,27 @@ class Senders:
                 except StoreError as error:
                     logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
                     seconds = STORE_SECONDS
-                with trio.move_on_after(seconds), waiting(f"the outbox ({sender.in_flight} being sent)"):
+                with trio.move_on_after(seconds), waiting(f"the outbox ({len(sender.in_flight)} being sent)"):
                     await sender.wake.wait()
 
     async def _something(self, sender: _Sender) -> bool:
         """Whether it is worth a transaction to claim something."""
-        due = await self._store.next_outbox_due(sender.adapter.platform)
+        due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
         return due is not None and due <= self._now()
 
     async def _claim(self, sender: _Sender) -> list[OutboxRow]:
-        free = self.settings.concurrency - sender.in_flight
-        return await self._store.claim_outbox(sender.adapter.platform, limit=free) if free > 0 else []
+        free = self.settings.concurrency - len(sender.in_flight)
+        if free <= 0:
+            return []
+        return await self._store.claim_outbox(sender.adapter.platform, limit=free, holding=tuple(sender.in_flight))
 
     async def _pause(self, sender: _Sender) -> float:
         """Seconds until something may be due."""
-        due = await self._store.next_outbox_due(sender.adapter.platform)
+        due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
         now = self._now()
         if due is None or due > now:
-            return self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
+            wait = self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
+            return max(wait, SHORTEST_SECONDS)
         # What is due waits behind an earlier reply of its chat: one that is being sent, or one that is to be tried again later.
         while sender.retries and sender.retries[0] <= now:
             heapq.heappop(sender.retries)
@@ -228,13 +232,24 @@ class Senders:
             with working("send", f"outbox:{row.id}"):
                 replaces = "" if self.hooks is None else await self.hooks.before_send(row)
                 result = await self._try_forms(sender, row, replaces)
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_SECONDS):
-                    await self._settle(sender, row, result)
+                await self._settle(sender, row, result)
         except StoreError as error:
-            logger.error("what became of reply %d could not be noted; it will be sent again: %s", row.id, error)
-        finally:
-            sender.in_flight -= 1
-            sender.wake.set()
+            logger.error("reply %d could not be prepared, it is tried again: %s", row.id, error)
+            at, problem = self._now() + STORE_SECONDS, str(error)
+            await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=problem))
+        except BaseException:
+            # Cancelled: the row stays marked as being attempted, and the next start sends it again, labelled.
+            self._let_go(sender, row)
+            raise
+
+    def _let_go(self, sender: _Sender, row: OutboxRow) -> None:
+        sender.in_flight.discard(row.id)
+        sender.wake.set()
+
+    async def _end(self, sender: _Sender, row: OutboxRow, write: Callable[[], Awaitable[object]]) -> None:
+        """Write how an attempt ended. Until that is written nothing else is sent to the chat, and the row is this sender's."""
+        end = End(f"the attempt to send reply {row.id}", write, then=lambda _: self._let_go(sender, row))
+        await self._runtime.core.ends.put(end)
 
     async def _try_forms(self, sender: _Sender, row: OutboxRow, replaces: str) -> SendResult:
         """Send a reply; in another form, if the platform does not take it as it is."""
@@ -286,7 +301,7 @@ class Senders:
     async def _settle(self, sender: _Sender, row: OutboxRow, result: SendResult) -> None:
         platform = sender.adapter.platform
         if result.success:
-            await self._store.outbox_sent(row.id)
+            await self._end(sender, row, lambda: self._store.outbox_sent(row))
             sender.sent += 1
             sender.ambiguous.discard(row.id)
         else:
@@ -297,10 +312,10 @@ class Senders:
             if delay is not None:
                 at = self._now() + delay
                 heapq.heappush(sender.retries, at)
-                await self._store.outbox_retry(row.id, at=at, error=result.error)
+                await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=result.error))
                 logger.info("reply %d to %s failed, next attempt in %.0f s: %s", row.id, platform, delay, result.error)
                 return
-            await self._store.outbox_dead(row.id, error=result.error)
+            await self._end(sender, row, lambda: self._store.outbox_dead(row, error=result.error))
             sender.dead += 1
             sender.ambiguous.discard(row.id)
             logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, result.error)

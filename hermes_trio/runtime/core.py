@@ -15,10 +15,11 @@ from .asyncio_loop import AsyncioLoop
 from .budget import Allowance, Budget
 from .channel import CompletionChannel
 from .context import SessionContext
+from .ends import Ends
 from .ids import Ids
 from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
-from .settlement import Settlement, Settlements
+from .settlement import Settlement
 from .threads import Threads
 from .tree import Node, Tree
 from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnSpec
@@ -46,6 +47,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An unwatched job that is older is stopped: nobody would ever be told of it."""
     finish_seconds: float = 10.0
     """The bound of the shield around writing an end down."""
+    inbox_attempts: int = 3
+    """How often a message or a notice is claimed for a turn before it becomes a dead letter."""
     hook_seconds: float = 30.0
     """The bound of an adapter's `on_turn_end`."""
     drain_seconds: float = 0.0
@@ -80,7 +83,7 @@ class RuntimeCore:
         self.asyncio_loop = AsyncioLoop(self.tree, grace=settings.thread_grace)
         self.locks = SessionLocks()
         self.admission = Admission(settings.max_turns)
-        self.roots = Settlements()
+        self.ends = Ends(self)
         self.live_turns: dict[str, Turn] = {}
         """Every turn from the moment it is made, so that a drain sees what is about to begin."""
         self.starting: set[trio.Event] = set()
@@ -111,7 +114,6 @@ class RuntimeCore:
             turn: Turn = StatelessTurn(self, plan, node, id=id, root=root, allowance=allowance)
         else:
             turn = DeliveringTurn(self, plan, node, id=id, root=root, allowance=allowance, channel=channel)
-        root.turns += 1
         self.live_turns[id] = turn
         return turn
 
@@ -119,8 +121,6 @@ class RuntimeCore:
         """A turn that was made will not be conducted."""
         del self.live_turns[turn.id]
         turn.node.close("cancelled")
-        turn.root.turns -= 1
-        turn.root.changed()
 
     def make_child(
         self,
@@ -153,13 +153,6 @@ class RuntimeCore:
         )
         return self.make_turn(plan, owner.channel, root=owner.root, below=below, allowance=owner.allowance)
 
-    def told(self, root_id: str, notice: int) -> None:
-        """A notice of this root has been told, seen or given up: off its account."""
-        root = self.roots.find(root_id)
-        if root is not None:
-            root.told(notice)
-            self.roots.forget_settled(root)
-
     @contextmanager
     def at_session_end(self, forget: Callable[[str], None]) -> Generator[None]:
         """While the body runs, `forget` is called with the id of every session that ends, however it ends: for whoever keeps something for sessions."""
@@ -181,6 +174,5 @@ class RuntimeCore:
         """
         why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
         await self.supervisor.stop_session(session_id, why)
-        for root_id, notice in await self.store.abandon(session_id=session_id, reason="session_ended"):
-            self.told(root_id, notice)
+        await self.store.abandon(session_id=session_id, reason="session_ended")
         return await self.store.end_session(session_id, reason)

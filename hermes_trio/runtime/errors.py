@@ -9,6 +9,7 @@ __all__ = [
     "AlreadyOpen",
     "BudgetExhausted",
     "Draining",
+    "Fenced",
     "InvalidContext",
     "JobRefused",
     "MailboxFull",
@@ -62,6 +63,10 @@ class Draining(RuntimeProblem):
     ) -> None:
         super().__init__(message)
         self.retry_after: float = retry_after
+
+
+class Fenced(RuntimeProblem):
+    """What was to be ended or begun belongs to another owner by now; nothing was written. The other owner decides what becomes of it."""
 
 
 class TooBusy(RuntimeProblem):

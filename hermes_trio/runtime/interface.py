@@ -53,8 +53,16 @@ class Interface:
         return TurnInput(text=text, notices=notices, payload={} if notices else rows[0].payload)
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
-        """The budget of the turn for these rows."""
+        """The budget of the turn for these rows. `wakes` bounds the turns that notices of one root start, all of them together."""
         return None
+
+    def linger_of(self, context: SessionContext) -> float | None:
+        """Seconds that a one-shot session waits for its background work after its first turn; None for the runtime's setting."""
+        return self.linger
+
+    def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+        """What the senders of rows are told that became dead letters. Pure: it is committed with them."""
+        return ()
 
     def sink(self, context: SessionContext) -> EventSink | None:
         """Who follows the events of this session's turns."""
@@ -136,9 +144,12 @@ class Completions:
                 with store.subscribe(inbox_topic(IN_PROCESS), lambda _, woken=woken: woken.set()):
                     for key in await store.waiting_sessions(IN_PROCESS):
                         for row in await store.take_inbox(IN_PROCESS, key, 1):
-                            with trio.CancelScope(shield=True):
+                            with trio.CancelScope(
+                                shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds
+                            ) as bound:
                                 await store.acknowledge([row.id])
-                            self._core.told(row.root_id, row.id)
+                            if bound.cancelled_caught:
+                                raise TimeoutError("the store did not answer; the notice is told at the next call")
                             return row
                     with waiting("channel in-process"):
                         await woken.wait()

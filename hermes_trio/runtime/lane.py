@@ -13,12 +13,13 @@ from typing import Final
 import msgspec
 import trio
 
-from .context import Binding, _binding
+from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
-from .errors import BudgetExhausted
+from .ends import End
+from .errors import Fenced, RuntimeProblem
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
-from .ports import InboxKind, InboxRow, NewMessage
+from .ports import InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
 from .tree import EMPTY_CONTEXT, Node, waiting
 from .turn import Turn, TurnSpec
@@ -29,16 +30,18 @@ __all__ = ["Lanes"]
 logger: Final = logging.getLogger("hermes_trio.runtime.lane")
 
 RETRY_SECONDS: Final = 1.0
-"""How long a lane waits before it asks a failing store again."""
+"""How long a lane pauses after its first failure; twice as long after each further one."""
+
+LONGEST_SECONDS: Final = 60.0
 
 MORE_WAITS: Final = "more waits in its inbox"
 """What the node of a lane says while something is queued behind its turn. How long it has been saying so shows whether the inbox moves."""
 
 
 class Lane:
-    """One key's task. `flag` says that something may wait; it is level-triggered."""
+    """One key's task. `flag` says that something may wait; it is level-triggered. `session` is a one-shot session that it has to end."""
 
-    __slots__ = ("context_session", "current", "flag", "inbox", "key", "node", "root", "wake")
+    __slots__ = ("context", "current", "flag", "inbox", "key", "node", "session", "until", "wake")
 
     def __init__(self, key: str, inbox: str, node: Node) -> None:
         self.key = key
@@ -46,8 +49,9 @@ class Lane:
         self.node = node
         self.flag = True
         self.current: Turn | None = None
-        self.root: Settlement | None = None
-        self.context_session = ""
+        self.session = ""
+        self.context: SessionContext | None = None
+        self.until: float | None = None
         self.wake = trio.Event()
         node.work = self
 
@@ -122,69 +126,81 @@ class Lanes:
                 await lane.node.wait_closed()
 
     async def _live(self, lane: Lane) -> None:
-        """The lane's task: take, run, repeat; leave when nothing waits."""
+        """The lane's task: take, run, repeat; leave when nothing waits. After a failure it pauses, longer each time."""
         how = "failed"
         _binding.set(Binding(EMPTY_CONTEXT, None, lane.node))
+        failures = 0
         try:
             while True:
                 lane.flag = False
                 delivery = self._deliveries.get(lane.inbox)
-                rows = [] if delivery is None or self._core.draining else await self._take(lane)
-                if rows:
-                    assert delivery is not None
-                    await self._run(lane, delivery, rows)
-                elif lane.root is not None and lane.root.promised > 0 and delivery and not self._core.draining:
-                    await self._linger(lane, delivery.front)
-                elif not lane.flag:
+                rows: Sequence[InboxRow] = ()
+                try:
+                    if delivery is not None and not self._core.draining:
+                        rows = await self._core.store.take_inbox(lane.inbox, lane.key)
+                        if rows:
+                            more = await self._core.store.inbox_waiting(inbox=lane.inbox, session_key=lane.key)
+                            lane.node.note = MORE_WAITS if more else ""
+                            await self._run(lane, delivery, rows)
+                        elif lane.session:
+                            await self._end_or_linger(lane, delivery.front)
+                    failures = 0
+                except Exception as error:
+                    failures += 1
+                    await self._failed(lane, delivery, rows, error, failures)
+                    continue
+                if not rows and not lane.flag and not lane.session:
+                    how = "finished"
+                    return
+                if self._core.draining or delivery is None:
                     how = "finished"
                     return
         finally:
             del self._lanes[lane.inbox, lane.key]
             lane.node.close(how)
 
-    async def _take(self, lane: Lane) -> list[InboxRow]:
-        """The rows of the next turn: one message, or all notices up to the next message."""
-        while True:
-            try:
-                rows = await self._core.store.take_inbox(lane.inbox, lane.key)
-                break
-            except Exception as error:
-                logger.error("the inbox of %s cannot be read, trying again: %s", lane.key, error)
-                with waiting("the store: its inbox cannot be read"):
-                    await trio.sleep(RETRY_SECONDS)
-        taken = self._next_of(rows)
-        lane.node.note = MORE_WAITS if len(rows) > len(taken) else ""
-        return taken
-
-    @staticmethod
-    def _next_of(rows: list[InboxRow]) -> list[InboxRow]:
-        if not rows or rows[0].kind is InboxKind.MESSAGE:
-            return rows[:1]
-        burst: list[InboxRow] = []
-        for row in rows:
-            if row.kind is InboxKind.MESSAGE:
-                break
-            burst.append(row)
-        return burst
+    async def _failed(
+        self, lane: Lane, delivery: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
+    ) -> None:
+        """A turn could not be begun: its rows wait again. Those that fail by themselves (not for the store) become dead letters after too many attempts."""
+        core = self._core
+        reason = f"{type(error).__name__}: {error}"
+        seconds = min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS)
+        if isinstance(error, Fenced):
+            logger.warning("what %s had claimed belongs to another owner: %s", lane.key, error)
+        elif rows and rows[0].attempts >= core.settings.inbox_attempts and not isinstance(error, RuntimeProblem):
+            ids = [row.id for row in rows]
+            logger.error("%s of %s cannot be handled and are dead letters: %s", ids, lane.key, reason, exc_info=error)
+            replies = _told(delivery, rows, reason)
+            await core.ends.put(
+                End(f"inbox rows {ids}", lambda: core.store.bury_inbox(ids, reason=reason, replies=replies))
+            )
+            seconds = 0.0
+        else:
+            logger.error("a turn of %s could not be begun, the next attempt is in %g s: %s", lane.key, seconds, reason)
+            if rows:
+                ids = [row.id for row in rows]
+                await core.ends.put(End(f"the claim of inbox rows {ids}", lambda: core.store.release_inbox(ids)))
+        until = trio.current_time() + seconds
+        with waiting(f"the next attempt, in {seconds:g} s", lane.node):
+            while trio.current_time() < until and not core.draining:
+                lane.wake = trio.Event()
+                with trio.move_on_at(until):
+                    await lane.wake.wait()
 
     async def _run(self, lane: Lane, delivery: Inbox, rows: Sequence[InboxRow]) -> None:
+        """Run one turn with claimed rows. Raises if it could not be begun; how a turn ends that has begun is written in its rows."""
         core, front = self._core, delivery.front
+        session_id = await self._session(front, rows)
         routing = rows[-1].routing
-        try:
-            session_id = await self._session(front, rows)
-        except Exception as error:
-            logger.error("no session for %s, trying again: %s", lane.key, error)
-            lane.flag = True
-            with waiting("the store: no session can be found for it"):
-                await trio.sleep(RETRY_SECONDS)
-            return
         lane.node.tenant = routing.tenant
+        budget = front.budget(rows)
         root = self._root(rows)
         if rows[0].kind is InboxKind.NOTICE:
-            try:
-                root.allowance.spend("wakes")
-            except BudgetExhausted as error:
-                await self._give_up(session_id, str(error))
+            used = 0 if budget is None or budget.wakes is None else await core.store.root_wakes(root.id)
+            if budget is not None and budget.wakes is not None and used >= budget.wakes:
+                await core.store.release_inbox([row.id for row in rows])
+                await self._give_up(session_id, f"the budget is used up (wakes: {used} of {budget.wakes} used)")
                 return
         plan = TurnSpec(
             input=front.prepare(rows),
@@ -192,7 +208,7 @@ class Lanes:
             agent=front.agent or core.agent,
             source=front.platform,
             tenant=routing.tenant,
-            budget=front.budget(rows) if rows[0].kind is InboxKind.MESSAGE else None,
+            budget=budget,
             rows=tuple(rows),
             one_shot=front.one_shot,
             outer_cause=Cause(CancelCause.DRAIN),
@@ -205,11 +221,12 @@ class Lanes:
         if core.draining:
             # What has not begun keeps waiting for the next start; begun now, it would be cancelled at once and be lost.
             core.admission.release()
+            await core.store.release_inbox([row.id for row in rows])
             return
         try:
-            lane.root = root if front.one_shot else None
-            lane.context_session = session_id
             turn = lane.current = core.make_turn(plan, delivery.channel, root=root, below=lane.node)
+            if front.one_shot:
+                lane.session, lane.context = session_id, plan.context
             try:
                 await front.on_turn_start(turn)
             except Exception:
@@ -221,8 +238,6 @@ class Lanes:
         finally:
             lane.current = None
             core.admission.release()
-        if front.one_shot and root.promised <= 0:
-            await self._end(session_id, front.one_shot)
 
     async def _session(self, front: Interface, rows: Sequence[InboxRow]) -> str:
         """A notice goes to the session that started the work; a message to the one that the key stands for now."""
@@ -234,37 +249,46 @@ class Lanes:
     def _root(self, rows: Sequence[InboxRow]) -> Settlement:
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.root_id:
-            found = self._core.roots.find(first.root_id)
-            return Settlement(first.root_id) if found is None else found
+            return Settlement(first.root_id, branched=True)
         return Settlement(self._core.ids.make("root_", 16))
 
     async def _give_up(self, session_id: str, reason: str) -> None:
         """The wakes are used up: what waits is abandoned with the reason, and the jobs behind it are stopped."""
-        for root_id, notice in await self._core.store.abandon(session_id=session_id, reason=reason):
-            self._core.told(root_id, notice)
+        await self._core.store.abandon(session_id=session_id, reason=reason)
         await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
+        await self._core.store.abandon(session_id=session_id, reason=reason)
 
-    async def _linger(self, lane: Lane, front: Interface) -> None:
-        """A one-shot session waits for its watched jobs, but not for ever."""
-        assert lane.root is not None
-        seconds = self._core.settings.linger_seconds if front.linger is None else front.linger
-        if not lane.flag:
+    async def _end_or_linger(self, lane: Lane, front: Interface) -> None:
+        """A one-shot session waits for what it was promised, but not for ever, and then ends. This is the only place that waits for it."""
+        promised = await self._core.store.session_promised(lane.session)
+        if promised and not lane.flag:
+            assert lane.context is not None
+            given = front.linger_of(lane.context)
+            seconds = self._core.settings.linger_seconds if given is None else given
+            if lane.until is None:
+                lane.until = trio.current_time() + seconds
             lane.wake = trio.Event()
             with (
-                trio.move_on_after(seconds) as bound,
-                waiting(f"{lane.root.promised} watched jobs of a one-shot session", lane.node),
+                trio.move_on_at(lane.until) as bound,
+                waiting(f"{promised} watched jobs of a one-shot session", lane.node),
             ):
                 await lane.wake.wait()
             if not bound.cancelled_caught:
                 return
-            await self._end(
-                lane.context_session, front.one_shot, Cause(CancelCause.DEADLINE, f"lingered for {seconds:g} s")
-            )
-            lane.root = None
+            cause = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
+        elif promised:
+            return
+        else:
+            cause = None
+        session_id, lane.session, lane.until = lane.session, "", None
+        end = End(f"session {session_id}", lambda: self._core.end_session(session_id, front.one_shot, cause))
+        await self._core.ends.put(end)
 
-    async def _end(self, session_id: str, reason: str, cause: Cause | None = None) -> None:
-        """End a one-shot session, whatever the store says: if it cannot write now, the next start does it."""
-        try:
-            await self._core.end_session(session_id, reason, cause)
-        except Exception as error:
-            logger.error("session %s could not be ended now; the next start does it: %s", session_id, error)
+
+def _told(delivery: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+    """What the senders of dead letters are told; nothing if the interface cannot say it."""
+    try:
+        return () if delivery is None else tuple(delivery.front.refusal(rows, reason))
+    except Exception:
+        logger.exception("what the senders of dead letters are told could not be composed")
+        return ()

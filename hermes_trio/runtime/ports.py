@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OUTBOX_TOPIC",
+    "ROOT_TOPIC",
     "Agent",
     "Content",
     "EventRow",
@@ -51,6 +52,10 @@ Wake = Callable[[str], None]
 
 OUTBOX_TOPIC: Final = "outbox"
 """The topic of replies that wait; its keys are platforms."""
+
+
+ROOT_TOPIC: Final = "root"
+"""The topic of roots of which nothing is open any more; its keys are root ids."""
 
 
 def inbox_topic(inbox: str) -> str:
@@ -126,6 +131,8 @@ class InboxRow(msgspec.Struct, frozen=True, kw_only=True):
     root_id: str = ""
     payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     created_at: float = 0.0
+    attempts: int = 0
+    """How often it was claimed, this time included."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +228,9 @@ class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: tuple[int, ...] = ()
     events: tuple[EventRow, ...] = ()
     end_session: str = ""
+    branched: bool = False
+    """Whether jobs or notices belong to this turn's root: then `end_session` waits until the session has been told everything."""
+    root_id: str = ""
     also: tuple[object, ...] = ()
 
 
@@ -286,7 +296,9 @@ class RuntimeStore(Protocol):
 
     async def begin_turn(self, start: TurnStart) -> None: ...
 
-    async def finish_turn(self, finish: TurnFinish) -> None: ...
+    async def finish_turn(self, finish: TurnFinish) -> bool:
+        """Write the end of a turn; return whether it ended its session. Writing it twice changes nothing."""
+        ...
 
     async def start_job(self, job: JobStart) -> None: ...
 
@@ -298,12 +310,24 @@ class RuntimeStore(Protocol):
         """Write a notice; return its id if it waits, or None if its session has ended."""
         ...
 
-    async def supersede(self, job_id: str) -> list[tuple[str, int]]:
-        """Mark the pending notices of a job as seen; return them as (root id, notice id)."""
+    async def supersede(self, job_id: str) -> int:
+        """Mark the pending notices of a job as seen; return how many there were."""
         ...
 
-    async def abandon(self, *, session_id: str, reason: str) -> list[tuple[str, int]]:
-        """Mark what waits for a session as abandoned, with the reason; return it as (root id, row id)."""
+    async def abandon(self, *, session_id: str, reason: str) -> int:
+        """Mark what waits for a session as abandoned, with the reason; return how many rows there were."""
+        ...
+
+    async def root_open(self, root_id: str) -> bool:
+        """Whether a job of this root is live, or a notice of it waits or is being told."""
+        ...
+
+    async def root_wakes(self, root_id: str) -> int:
+        """How many turns have begun with notices of this root."""
+        ...
+
+    async def session_promised(self, session_id: str) -> int:
+        """How much a session still has to be told: its watched jobs that run, and its rows that wait or are being told."""
         ...
 
     async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int | None:
@@ -314,7 +338,22 @@ class RuntimeStore(Protocol):
         ...
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """The rows of one inbox that wait for a session, oldest first. They keep waiting until a turn begins or acknowledges them."""
+        """Claim the rows of one inbox that the next turn of a session is about: its oldest message, or the notices before it.
+
+        A claim ends when a turn that began with the rows ends, when they are acknowledged, released or buried, or when the owner is gone.
+        """
+        ...
+
+    async def release_inbox(self, ids: Sequence[int]) -> None:
+        """Give up a claim: the rows wait again."""
+        ...
+
+    async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+        """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
+        ...
+
+    async def probe(self) -> None:
+        """Write a row, to learn whether writes succeed; raises what a write would."""
         ...
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
@@ -323,6 +362,10 @@ class RuntimeStore(Protocol):
 
     async def waiting_sessions(self, inbox: str) -> list[str]:
         """The session keys for which something waits in this inbox."""
+        ...
+
+    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
+        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session."""
         ...
 
     async def append_events(self, events: Sequence[EventRow]) -> None: ...
@@ -336,7 +379,11 @@ class RuntimeStore(Protocol):
         ...
 
     async def recover(self, epoch: str) -> Recovery:
-        """Called once, before any work: nothing may be running in the store without a live task."""
+        """Begin a new incarnation, which owns what is begun from now on, and reap what belongs to owners that are gone. Called before any work."""
+        ...
+
+    async def reap(self, epoch: str) -> Recovery:
+        """Give everything that belongs to owners that are gone its end, or hand it over."""
         ...
 
 

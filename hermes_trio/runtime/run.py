@@ -186,9 +186,11 @@ class Run:
             outcome = await run_turn(self._core, self.turn)
         finally:
             self._core.admission.release()
-        self.conclude(outcome)
-        if self.turn.root.settled:
-            self._settle(self.turn.root)
+        if outcome.committed or self.turn.unwritten is None:
+            self.conclude(outcome)
+        await self.ended.wait()
+        await self.turn.root.wait(self._core.store)
+        self._settle()
 
     def conclude(self, outcome: Outcome) -> None:
         """Say how the run ended, once: its readers are told as soon as it is written down."""
@@ -208,9 +210,7 @@ class Run:
             self._append(late)
         self.flush()
 
-    def _settle(self, root: Settlement) -> None:
-        if not self.ended.is_set() or self.settled.is_set():
-            return
+    def _settle(self) -> None:
         self.log.append(self._event({"event": "run.settled"}))
         self.log.close()
         self.settled.set()
@@ -250,18 +250,14 @@ class Runs:
         assert plan.run is not None
         run = Run(self._core, plan.run)
         plan.sink = plan.asks = run.emit
-        run.turn = self._core.make_turn(plan, None, root=Settlement(run.id, lambda root: self._settled(run, root)))
+        run.turn = self._core.make_turn(plan, None, root=Settlement(run.id))
         self._live[run.id] = run
         self._core.journal.open(run)
         return run
 
-    def _settled(self, run: Run, root: Settlement) -> None:
-        run._settle(root)
-        if run.settled.is_set():
-            self._live.pop(run.id, None)
-
     async def live(self, run: Run) -> None:
         """The task that a run lives in."""
-        await run.live()
-        if run.settled.is_set():
+        try:
+            await run.live()
+        finally:
             self._live.pop(run.id, None)

@@ -149,6 +149,7 @@ class Runtime:
                     core.base_context = contextvars.copy_context()
                     self.recovery = await store.recover(core.epoch)
                     with self._watch():
+                        await stages.enter_async_context(core.ends.open())
                         for stage in self._stages:
                             await stages.enter_async_context(stage(self))
                         async with (
@@ -166,6 +167,8 @@ class Runtime:
                                 receivers.cancel_scope.cancel()
                             await self._wind_down(self.settings.drain_seconds)
                             self._turns = None
+                            # All turns have ended; what is left here only waits (a lane that lingers, a run that has not settled).
+                            turns.cancel_scope.cancel()
                         await stages.aclose()
             finally:
                 _binding.reset(token)
@@ -239,6 +242,11 @@ class Runtime:
     def draining(self) -> bool:
         """Whether new work is refused."""
         return self.core.draining
+
+    @property
+    def unwritten(self) -> list[str]:
+        """The ends that the store has not taken yet, and why: they are repeated until it does."""
+        return self.core.ends.describe()
 
     @property
     def lanes(self) -> int:

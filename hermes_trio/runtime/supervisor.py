@@ -19,10 +19,11 @@ from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
+from .ends import End
 from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
-from .tree import Node, split_cancelled, stop_node
+from .tree import Node, split_cancelled, stop_node, waiting
 from .turn import EventSink, Owner
 from .turn_lifecycle import first_cause, run_turn
 
@@ -44,6 +45,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     notice: NoticeKind = NoticeKind.COMPLETION
     details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     seconds: float | None = None
+    deaf: bool = False
+    """It cannot be stopped, only left behind by a drain: a thread that outlives its turn."""
 
 
 class Job:
@@ -111,10 +114,7 @@ class Job:
                 payload=payload,
             )
         )
-        if notice is None:
-            return False
-        self.owner.root.expect(notice)
-        return True
+        return notice is not None
 
     async def run_child(
         self,
@@ -159,11 +159,12 @@ class Job:
             return
         self.seen = True
         if self._over.is_set():
-            for root_id, notice in await self._core.store.supersede(self.id):
-                self._core.told(root_id, notice)
+            await self._core.store.supersede(self.id)
 
     def cancel(self, cause: Cause) -> None:
         """Cancel the job's scope. The first cause stays."""
+        if self.spec.deaf and cause.kind is not CancelCause.DRAIN:
+            return
         if self.cause is None:
             self.cause = cause
         self.scope.cancel(reason=str(cause))
@@ -179,7 +180,8 @@ class Job:
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
         """Stop the job and everything in it; the receipt has one line a node."""
         why = Cause(CancelCause.STOP) if cause is None else cause
-        return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
+        seconds = 0.0 if self.spec.deaf and why.kind is not CancelCause.DRAIN else timeout
+        return await stop_node(self.node, lambda: self.cancel(why), why, seconds)
 
 
 class _Session(msgspec.Struct, eq=False):
@@ -293,7 +295,21 @@ class Supervisor:
                 f"this session already runs {core.settings.max_jobs_per_session} jobs, which is the limit; wait for one or stop one"
             )
         owner.allowance.spend("jobs")
+        job = self._open(spec, owner, channel)
+        try:
+            await job.wait_started()
+        except trio.Cancelled:
+            job.seen = True
+            job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
+            raise
+        return job
+
+    def _open(self, spec: JobSpec, owner: Owner, channel: CompletionChannel | None) -> Job:
+        """Start the task of a job; its node is in the tree from now on."""
+        core, session_id = self._core, owner.context.session_id
+        assert self._nursery is not None
         id = spec.id or core.ids.make("job_", 12)
+        session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = _Session(
                 self.node.open("session", session_id or "(none)", owner=owner.context.session_key, tenant=owner.tenant)
@@ -302,18 +318,22 @@ class Supervisor:
         node = session.node.open(spec.kind, id, name=spec.title[:200])
         job = Job(core, spec, owner, channel, node, id)
         self._jobs[id] = session.jobs[id] = job
-        owner.root.jobs += 1
-        owner.root.watched += channel is not None
-        core.roots.keep(owner.root)
+        owner.root.branched = True
         # From the supervisor's context, not the caller's: the job has its session's identity, and no handle on the turn or the request.
         core.base_context.copy().run(self._nursery.start_soon, self._live, job)
-        try:
-            await job.wait_started()
-        except trio.Cancelled:
-            job.seen = True
-            job.cancel(Cause(CancelCause.PARENT_GONE, "whoever started it was cancelled before it had started"))
-            raise
         return job
+
+    def adopt_thread(self, name: str, owner: Owner, over: trio.Event) -> None:
+        """A thread outlives the turn that started it: it becomes a job of its session, which ends when the thread does or a drain leaves it behind."""
+
+        async def run(job: Job) -> JobState:
+            job.started()
+            with waiting(f"thread {name}"):
+                await over.wait()
+            return JobState.EXITED
+
+        if self._nursery is not None:
+            self._open(JobSpec(kind="thread", title=name, run=run, deaf=True), owner, None)
 
     async def _live(self, job: Job) -> None:
         """The whole life of a job."""
@@ -335,7 +355,7 @@ class Supervisor:
                 if cancelled is not None and rest is None:
                     job.cause = job.cause or Cause(CancelCause.DRAIN)
             self._decide(job, state)
-            # Also after a start whose outcome is not known: the end of a job that has no row changes nothing.
+            # Also if the row could not be written: whether it is there is not known then, and one that is not has no end.
             await self._finish(job)
         finally:
             _binding.reset(token)
@@ -360,10 +380,15 @@ class Supervisor:
             job.cause = Cause(CancelCause.DEADLINE, f"older than {job.spec.seconds:g} s")
 
     async def _finish(self, job: Job) -> None:
-        """One transaction: the terminal state and, if a channel was held, the notice."""
-        core = self._core
+        """One transaction: the terminal state and, if a channel was held, the notice. What the store refuses is repeated by `core.ends`."""
+        end = End(f"job {job.id}", lambda: self._write_end(job), lambda: self._write_end(job, reduced=True))
+        await self._core.ends.put(end)
+
+    async def _write_end(self, job: Job, *, reduced: bool = False) -> None:
+        """Write the end of a job as it is now: an owner that has seen it by then is not told again."""
+        text = self._default_text(job) if reduced else job.text or self._default_text(job)
+        details = {} if reduced else job.details
         notice: NewNotice | None = None
-        ended = job.cause is not None and job.cause.kind is CancelCause.SESSION_ENDED
         if job.channel is not None:
             notice = NewNotice(
                 inbox=job.channel.inbox,
@@ -371,29 +396,26 @@ class Supervisor:
                 session_id=job.context.session_id,
                 routing=job.context,
                 kind=job.spec.notice,
-                text=job.text or self._default_text(job),
+                text=text,
                 job_id=job.id,
                 root_id=job.owner.root.id,
-                payload={"state": job.state.value, **job.details},
+                payload={"state": job.state.value, **details},
             )
-        finish = JobFinish(
-            job_id=job.id,
-            state=job.state,
-            summary=job.summary,
-            details=job.details,
-            notice=notice,
-            superseded=job.seen,
-            abandoned="session_ended" if ended else "",
+        ended = job.cause is not None and job.cause.kind is CancelCause.SESSION_ENDED
+        seen = job.seen
+        await self._core.store.finish_job(
+            JobFinish(
+                job_id=job.id,
+                state=job.state,
+                summary=job.summary,
+                details=details,
+                notice=notice,
+                superseded=seen,
+                abandoned="session_ended" if ended else "",
+            )
         )
-        try:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
-                waits = await core.store.finish_job(finish)
-                if waits is not None and job.channel is not None:
-                    job.owner.root.expect(waits)
-            if bound.cancelled_caught:
-                logger.error("writing down the end of job %s took too long; the next start will call it lost", job.id)
-        except Exception:
-            logger.exception("the end of job %s could not be written down; the next start will call it lost", job.id)
+        if job.seen and not seen:
+            await self._core.store.supersede(job.id)
 
     @staticmethod
     def _default_text(job: Job) -> str:
@@ -424,10 +446,5 @@ class Supervisor:
         if not session.jobs:
             session.node.close()
             del self._sessions[job.context.session_id]
-        root = job.owner.root
-        root.jobs -= 1
-        root.watched -= job.channel is not None
-        root.changed()
-        self._core.roots.forget_settled(root)
         job._ready.set()
         job._over.set()

@@ -17,6 +17,7 @@ import trio
 
 from .context import current_binding
 from .tree import Node, Tree
+from .turn import Turn
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -128,6 +129,7 @@ class Threads:
     ) -> T:
         limiter = self._limiters[pool]
         holder = object()
+        outer_node = None if node is None else node.parent
         if node is not None:
             node.waits = ["a free thread"]
         await limiter.acquire_on_behalf_of(holder)
@@ -174,4 +176,12 @@ class Threads:
                 abandoned = True
                 node.note = "abandoned"
                 node.move(self._tree.abandoned)
+                owner = outer_node
+                while owner is not None and owner.kind != "turn":
+                    owner = owner.parent
+                if owner is not None:
+                    owner.left = [*(owner.left or ()), node]
+                binding = current_binding()
+                if binding is not None and isinstance(binding.turn, Turn):
+                    binding.turn.core.supervisor.adopt_thread(node.name, binding.turn.owner, over)
             raise

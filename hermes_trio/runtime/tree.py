@@ -717,7 +717,9 @@ async def stop_node(
         for (this, _), line in zip(before, lines, strict=True):
             if this.closed_at is None:
                 tell(line)
-    remaining = tuple(one.id for this, _ in before for one in (this, *(this.left or ())) if one.closed_at is None)
+    remaining = tuple(
+        dict.fromkeys(one.id for this, _ in before for one in (this, *(this.left or ())) if one.closed_at is None)
+    )
     return StopReceipt(
         target=node.id,
         cause=cause,

@@ -24,6 +24,7 @@ from .tree import Node, ended_as, stop_node
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
+    from .ends import End
     from .supervisor import Job, JobSpec
 
 __all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnScope", "TurnSpec"]
@@ -115,6 +116,7 @@ class Turn:
         "sink",
         "state",
         "steering",
+        "unwritten",
     )
 
     def __init__(
@@ -132,6 +134,7 @@ class Turn:
         self.state: dict[str, Any] | None = None
         self.steering: list[str] = []
         self.scope: trio.CancelScope | None = None
+        self.unwritten: End | None = None
         budget = plan.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
         self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds

@@ -15,6 +15,7 @@ import trio
 from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
+from .ends import End
 from .errors import AgentFailed, BudgetExhausted, RuntimeProblem
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
@@ -55,7 +56,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
                     # a step of the scheduler, which need not come first.
                     outcome = await _end(core, turn, start, reply, None, None, began)
-                    if turn.plan.run is not None:
+                    if turn.plan.run is not None and outcome.committed:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
             failure, outside = _sift(error)
@@ -70,17 +71,13 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         if core.tree.tracer is not None:
             core.tree.tracer.note(turn.node, outcome=outcome)
         how = outcome.state.value
-        _count_delivered(core, turn, outcome)
         if turn.plan.source == SUBAGENT:
             await _stop_orphans(core, session_id)
     finally:
-        if locked:
+        if locked and turn.unwritten is None:
             core.locks.release(session_id)
         del core.live_turns[turn.id]
         turn.node.close(how)
-        turn.root.turns -= 1
-        turn.root.changed()
-        core.roots.forget_settled(turn.root)
     if turn.plan.on_end is not None:
         await _call_hook(core, turn, outcome)
     if outside is not None:
@@ -118,7 +115,7 @@ def _start_of(turn: Turn) -> TurnStart:
         model=turn.input.model,
         parent_session_id=plan.parent_session_id,
         run=plan.run,
-        inbox_ids=tuple(row.id for row in plan.rows if row.kind is InboxKind.MESSAGE) if plan.rows else (),
+        inbox_ids=tuple(row.id for row in plan.rows) if plan.rows else (),
         one_shot=bool(plan.one_shot),
         began_at=turn.core.clock(),
     )
@@ -228,13 +225,27 @@ def _messages(turn: Turn, reply: Reply | None, outcome: Outcome, now: float) -> 
 
 
 async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
-    """Write the end down, all of it or nothing. If that fails the row stays open, and boot ends it."""
+    """Write the end down, all of it or nothing. One that the store refuses is repeated by `core.ends`, and the session stays locked until then."""
     plan = turn.plan
     drained = outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
     told = tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE) if plan.rows and not drained else ()
-    promised = turn.root.promised - len(told)
-    end = plan.one_shot if plan.one_shot and (promised <= 0 or plan.source == SUBAGENT) else ""
+
+    def reduced(outcome: Outcome) -> TurnFinish:
+        """The state and the error, without anything that the store may have refused."""
+        return TurnFinish(
+            start=start,
+            state=outcome.state,
+            error=outcome.error,
+            error_code=outcome.error_code,
+            acknowledged=told,
+            end_session=plan.one_shot,
+            branched=branched,
+            root_id=turn.root.id,
+        )
+
+    # A child's session ends with the child; any other waits until it has been told what it was promised.
+    branched = turn.root.branched and plan.source != SUBAGENT
     try:
         finish = TurnFinish(
             start=start,
@@ -248,22 +259,45 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
             outbox=() if plan.replies is None else tuple(plan.replies(turn, outcome)),
             acknowledged=told,
             events=core.journal.terminal(turn, outcome) if plan.run is not None else _NO_EVENTS,
-            end_session=end,
+            end_session=plan.one_shot,
+            branched=branched,
+            root_id=turn.root.id,
             also=() if plan.also is None else tuple(plan.also(turn, outcome)),
         )
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds) as bound:
-            await core.store.finish_turn(finish)
-            if end:
-                core.forget_session(turn.context.session_id)
-            return outcome
-        assert bound.cancelled_caught
-        problem = f"writing it down took more than {core.settings.finish_seconds:g} s"
     except Exception as error:
-        logger.exception("the end of turn %s could not be written down", turn.id)
-        problem = error.public if isinstance(error, RuntimeProblem) else type(error).__name__
+        logger.exception("what turn %s leaves behind could not be composed; its state and error are written", turn.id)
+        outcome = _unstored(outcome, error)
+        finish = reduced(outcome)
+    end = End(
+        f"turn {turn.id}",
+        lambda: core.store.finish_turn(finish),
+        lambda: core.store.finish_turn(reduced(_unstored(outcome, end.error))),
+    )
+    written = await core.ends.put(end)
+    if end.value is True:
+        core.forget_session(turn.context.session_id)
+    if written and not end.was_reduced:
+        return outcome
+    if not end.over.is_set():
+        turn.unwritten = end
+        end.then = lambda _: _written_late(core, turn, end, outcome)
+    return msgspec.structs.replace(_unstored(outcome, end.error), committed=False)
+
+
+def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:
+    """The end of a turn is written at last, or was given up: its session is free, and the readers of its run are told."""
+    if turn.context.session_id:
+        core.locks.release(turn.context.session_id)
+    if turn.plan.run is not None:
+        written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
+        core.journal.ended(turn, msgspec.structs.replace(written, committed=end.written))
+
+
+def _unstored(outcome: Outcome, error: Exception | None) -> Outcome:
+    """The outcome of a turn whose end the store does not take."""
+    problem = error.public if isinstance(error, RuntimeProblem) else type(error).__name__ if error else "it is slow"
     return msgspec.structs.replace(
         outcome,
-        committed=False,
         state=TurnState.FAILED,
         error=f"the turn's end could not be stored: {problem}",
         error_code="store_error",
@@ -271,15 +305,6 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
 
 
 _NO_EVENTS: Final[tuple[EventRow, ...]] = ()
-
-
-def _count_delivered(core: RuntimeCore, turn: Turn, outcome: Outcome) -> None:
-    """Notices that this turn told are off their roots' accounts."""
-    if not outcome.committed or (outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN):
-        return
-    for row in turn.plan.rows:
-        if row.kind is InboxKind.NOTICE:
-            core.told(row.root_id, row.id)
 
 
 async def _call_hook(core: RuntimeCore, turn: Turn, outcome: Outcome) -> None:

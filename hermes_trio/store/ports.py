@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hermes_trio.runtime.outcome import RunStatus
-from hermes_trio.runtime.ports import EventRow, Message, NewMessage, NewReply, RuntimeStore
+from hermes_trio.runtime.ports import EventRow, InboxRow, Message, NewMessage, NewReply, RuntimeStore
 
 from .records import (
     EVENT_PAGE_BYTES,
@@ -24,6 +24,7 @@ from .records import (
     CronJob,
     CronState,
     IdempotentReply,
+    InboxState,
     JobRow,
     MaintenanceReport,
     NewApproval,
@@ -245,8 +246,12 @@ class InboxStore(Protocol):
         """State and reason of rows, by id; a row that retention removed is missing."""
         ...
 
-    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
-        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session."""
+    async def list_inbox(self, state: InboxState, *, limit: int = 50, offset: int = 0) -> list[tuple[InboxRow, str]]:
+        """Rows in a state, each with its reason, oldest first."""
+        ...
+
+    async def revive_inbox(self, number: int) -> bool:
+        """Let a dead letter wait again; returns whether it was one."""
         ...
 
     async def completion_states(self, job_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -261,23 +266,27 @@ class OutboxStore(Protocol):
         """Queue replies outside any turn; return their ids."""
         ...
 
-    async def claim_outbox(self, platform: str, *, limit: int = 16) -> list[OutboxRow]:
-        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""
+    async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
+        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried.
+
+        `holding` names the rows that the caller is sending: another row that this owner has claimed is one whose claim was lost, and is handed
+        out again.
+        """
         ...
 
-    async def next_outbox_due(self, platform: str) -> float | None:
-        """When the next pending reply of a platform is due, or None."""
+    async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
+        """When the next reply of a platform can be claimed, or None."""
         ...
 
-    async def outbox_sent(self, number: int) -> bool:
-        """A reply was accepted by its platform."""
+    async def outbox_sent(self, row: OutboxRow) -> bool:
+        """A reply was accepted by its platform. Writing the end of an attempt twice changes nothing; `Fenced` if it is another owner's."""
         ...
 
-    async def outbox_retry(self, number: int, *, at: float, error: str) -> bool:
+    async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
         """An attempt failed; try again at `at`."""
         ...
 
-    async def outbox_dead(self, number: int, *, error: str) -> bool:
+    async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
         """Give a reply up: it becomes a dead letter."""
         ...
 

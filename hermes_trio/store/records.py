@@ -61,6 +61,7 @@ class InboxState(Enum):
     SUPERSEDED = "superseded"
     ABANDONED = "abandoned"
     INTERRUPTED = "interrupted"
+    DEAD = "dead"
 
 
 class SessionRow(msgspec.Struct, frozen=True):

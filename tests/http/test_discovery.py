@@ -8,9 +8,12 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+import trio
 
 from hermes_trio.http.api.docs_page import EXAMPLES
 from hermes_trio.http.core import CronPort
+from hermes_trio.runtime.ends import End
+from hermes_trio.store import StoreFull
 
 from .gateway import open_gateway
 
@@ -40,6 +43,35 @@ async def test_detailed_health() -> None:
         }
         assert body["readiness"]["checks"]["state_db"]["status"] == "ok"
         assert (body["gateway_state"], body["active_agents"], body["gateway_drainable"]) == ("running", 0, True)
+
+
+async def test_ends_that_wait_are_named_and_503_means_that_no_write_succeeds() -> None:
+    """While an end waits the report says `degraded` and names it; it is 503 only while nothing can be written."""
+    refused = True
+
+    async def write() -> None:
+        if refused:
+            raise StoreFull("no space left")
+
+    async def fail() -> None:
+        raise StoreFull("no space left")
+
+    async with open_gateway() as gateway, trio.open_nursery() as nursery:
+        ends = gateway.runtime.core.ends
+        nursery.start_soon(ends.put, End("turn turn_1", write))
+        while not len(ends):  # noqa: ASYNC110 - it waits as soon as it has been refused
+            await trio.sleep(0.01)
+        answer = await gateway.http.get("/health/detailed")
+        check = answer.json()["readiness"]["checks"]["ends"]
+        assert (answer.status_code, answer.json()["status"], check["status"]) == (200, "degraded", "degraded")
+        assert "turn turn_1" in check["waiting"][0]
+        works, gateway.runtime.store.probe = gateway.runtime.store.probe, fail  # type: ignore[method-assign]
+        assert (await gateway.http.get("/health/detailed")).status_code == 503
+        gateway.runtime.store.probe = works  # type: ignore[method-assign]
+        refused = False
+        while len(ends):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert "ends" not in (await gateway.http.get("/health/detailed")).json()["readiness"]["checks"]
 
 
 async def test_models(fast_path: bool) -> None:

@@ -199,7 +199,8 @@ async def test_replies_that_were_given_up_are_listed_and_queued_again() -> None:
         )
         path = f"/admin/outbox/{number}/retry"
         assert (await gateway.http.post(path)).status_code == 404
-        await store.outbox_dead(number, error="the chat is gone")
+        (claimed,) = await store.claim_outbox("telegram")
+        await store.outbox_dead(claimed, error="the chat is gone")
         (dead,) = (await gateway.http.get("/admin/outbox", params={"state": "dead"})).json()["data"]
         assert dead["error"] == "the chat is gone"
         assert (await gateway.http.post(path)).json()["state"] == "pending"

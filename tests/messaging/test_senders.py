@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
@@ -35,6 +36,7 @@ async def test_a_failure_that_passes_is_tried_again_with_growing_pauses() -> Non
         await chat.wait_sent(1)
         assert 2 + 4 + 8 + 16 <= trio.current_time() <= 2 + 4 + 8 + 16 + 4
         await world.idle()
+        await trio.testing.wait_all_tasks_blocked()
         assert world.senders.statistics()["memory"] == {"sent": 1, "failed": 4, "dead": 0, "in_flight": 0}
     assert chat.texts() == ["echo: hi"]
 

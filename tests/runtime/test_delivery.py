@@ -14,7 +14,6 @@ from hermes_trio import (
     JobState,
     MailboxFull,
     NoRuntime,
-    Owner,
     Runtime,
     RuntimeProblem,
     RuntimeSettings,
@@ -25,7 +24,6 @@ from hermes_trio import (
     async_delivery_supported,
     current_runtime,
 )
-from hermes_trio.runtime.settlement import Settlement
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 
 
@@ -244,13 +242,13 @@ async def test_a_message_without_a_conversation_is_refused(fake_adapter: FakeAda
 
 
 async def test_keys_that_were_used_once_leave_nothing_behind(fake_adapter: FakeAdapter, runtime: Runtime):
-    """Ten thousand conversations of one message: no lane, no lock, no node, no root."""
+    """Ten thousand conversations of one message: no lane, no lock, no node."""
     size = runtime.tree.size
     for number in range(10_000):
         await fake_adapter.say("x", chat=str(number))
     await fake_adapter.wait_for(10_000)
     await trio.testing.wait_all_tasks_blocked()
-    assert (runtime.lanes, runtime.tree.size, len(runtime.core.locks), len(runtime.core.roots)) == (0, size, 0, 0)
+    assert (runtime.lanes, runtime.tree.size, len(runtime.core.locks)) == (0, size, 0)
 
 
 async def test_a_failing_turn_does_not_stop_its_lane(fake_adapter: FakeAdapter, scripted_agent: ScriptedAgent):
@@ -333,22 +331,27 @@ async def test_a_budget_of_jobs_is_shared_with_the_children_and_cancels_the_scop
     await trio.sleep(2)
 
 
-async def test_wakes_are_a_budget_too(fake_adapter: FakeAdapter, runtime: Runtime):
-    """A root that may wake its session twice is not told a third time: the rest is abandoned, with the reason."""
-    from hermes_trio.runtime.budget import UNLIMITED
+async def test_wakes_are_a_budget_too(virtual_clock, scripted_agent: ScriptedAgent):
+    """An input that may wake its session twice does not wake it a third time: the rest is abandoned with the reason, its jobs are stopped."""
 
-    stopped: list[Cause] = []
-    root = Settlement("root_x", allowance=UNLIMITED.child(Budget(wakes=2), stopped.append))
-    context = SessionContext(platform="fake", session_id="s", session_key=fake_adapter.key("1"), chat_id="1")
-    owner = Owner(context=context, turn_id="", root=root, channel=fake_adapter.delivery.channel)
-    for seconds in (1, 2, 3, 4):
-        await runtime.supervisor.start_watched(fake_job(seconds), owner, fake_adapter.delivery.channel)
-    await trio.sleep(100)
-    assert len(fake_adapter.sent) == 2
-    assert stopped
-    assert stopped[0].kind is CancelCause.BUDGET
-    assert (await runtime.store.backlog())["inbox"] == 0
-    assert root.settled
+    class Bounded(FakeAdapter):
+        def budget(self, rows):
+            return Budget(wakes=2)
+
+    async def start_four(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        for seconds in (1, 2, 3, 4):
+            await turn.core.supervisor.start_watched(fake_job(seconds), turn.owner, turn.channel)
+        return "started"
+
+    scripted_agent.then(start_four)
+    async with Runtime(agent=scripted_agent) as runtime, Bounded().connect(runtime) as adapter:
+        await adapter.say("x")
+        await trio.sleep(100)
+        assert len(adapter.sent) == 1 + 2
+        assert (await runtime.store.backlog()) == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
+        states = await runtime.store.completion_states([job.job_id for job in await runtime.store.list_jobs()])  # pyright: ignore
+        assert sorted(state for state, _ in states.values()) == ["abandoned", "abandoned", "delivered", "delivered"]
 
 
 async def test_a_notice_for_a_session_that_ended_is_abandoned(

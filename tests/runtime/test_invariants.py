@@ -170,7 +170,7 @@ def test_every_watched_start_is_told_once_or_superseded_or_abandoned(program: li
                     "turns",
                     "supervisor",
                 }
-                assert (runtime.lanes, len(runtime.core.locks), len(runtime.core.roots)) == (0, 0, 0)
+                assert (runtime.lanes, len(runtime.core.locks), len(runtime.core.ends)) == (0, 0, 0)
                 assert runtime.core.admission.active == 0
             # A turn that was stopped while a job of its was starting does not know of it; if the job had ended by then, it is told all the same.
             known = {*world.started, *world.told}

@@ -1,11 +1,21 @@
-"""What is woken, retried and settled is decided by rows: the runtime's side."""
+"""What is woken, retried and settled is decided by rows: the promises hold when the store fails once, before or after a commit."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from hermes_trio import Runtime, SessionContext
-from hermes_trio.runtime.ports import NewNotice, NoticeKind
+import pytest
+import trio
+import trio.testing
+
+from hermes_trio import DeliveringTurn, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput, TurnState
+from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
+from hermes_trio.store import InboxState, open_store
+from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
+from hermes_trio.testing.faults import StoreFaults
 
 KEY = "agent:main:fake:dm:1"
 
@@ -18,6 +28,15 @@ def notice(inbox: str, text: str, key: str = KEY) -> NewNotice:
     )
 
 
+async def watched(turn: Turn) -> str:
+    """Start a watched job of one second."""
+    if turn.input.notices:
+        return "told"
+    assert isinstance(turn, DeliveringTurn)
+    await turn.core.supervisor.start_watched(fake_job(1), turn.owner, turn.channel)
+    return "started"
+
+
 async def test_completions_take_nothing_of_another_inbox(runtime: Runtime) -> None:
     """Two inboxes may have equal session keys: the in-process reader gets its own rows, and leaves the others waiting."""
     theirs = await runtime.store.add_notice(notice("telegram", "theirs"))
@@ -26,3 +45,186 @@ async def test_completions_take_nothing_of_another_inbox(runtime: Runtime) -> No
     assert (row.inbox, row.text) == ("in-process", "mine")
     store: Any = runtime.store
     assert await store.inbox_states([theirs]) == {theirs: ("pending", "")}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verb", ["finish_turn", "finish_job", "begin_turn", "start_job", "take_inbox"])
+async def test_an_end_that_fails_once_is_written_without_a_restart(
+    virtual_clock: object, verb: str, after: bool
+) -> None:
+    """A verb fails once, before or after its commit: nothing stays `running` or `taken`, and the watched job is told at most once."""
+    faults = StoreFaults()
+    faults.fail(verb, after_commit=after)
+    async with (
+        Runtime(agent=watched, store=faults.around(open_store(None))) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
+        await adapter.say("go")
+        await trio.sleep(200)
+        store: Any = runtime.store
+        assert await store.backlog() == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
+        assert await store.list_inbox(InboxState.TAKEN) == []
+        assert len(runtime.core.ends) == 0
+        assert len(runtime.core.locks) == 0
+        jobs = [job.job_id for job in await store.list_jobs()]
+        states = await store.completion_states(jobs)
+        assert len(states) == len(jobs)
+        assert len(adapter.sent) == 1 + sum(state == "delivered" for state, _ in states.values())
+        if verb in ("finish_turn", "finish_job", "take_inbox"):
+            assert [sent.text for sent in adapter.sent] == ["started", "told"]
+        for sent in adapter.sent:
+            assert sum(m.role == "assistant" for m in await store.load_history(sent.context.session_id)) <= 2
+
+
+async def test_a_turn_whose_end_is_refused_keeps_its_session_until_it_is_written(virtual_clock: object) -> None:
+    """The next turn of the session waits, and its history holds the turn whose end failed first; the report names what waits."""
+    faults = StoreFaults()
+    agent = ScriptedAgent("first", "second")
+    async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime:
+        where = SessionContext(session_id="s")
+        faults.fail("finish_turn", times=8)
+        # Refused for longer than the caller waits: it is told so, and the end goes on being written.
+        faults.fail("probe", times=8)
+        first = await runtime.run_turn("a", where)
+        assert (first.state, first.error_code, first.committed) == (TurnState.FAILED, "store_error", False)
+        assert "turn turn_" in runtime.core.ends.describe()[0]
+        second = await runtime.run_turn("b", where)
+        assert second.state is TurnState.COMPLETED
+        history = [message.text for message in await runtime.store.load_history("s")]
+        assert history == ["a", "first", "b", "second"]
+        assert len(runtime.core.ends) == 0
+
+
+async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(virtual_clock: object) -> None:
+    """A turn whose record the store does not know is not tried for ever: its row says that it failed, and the session is free."""
+    async with Runtime(agent=ScriptedAgent("first", "second"), store=open_store(None)) as runtime:
+        where = SessionContext(session_id="s")
+        stateless = runtime.stateless
+        outcome = await stateless.run_turn("a", where, source="x", also=lambda turn, outcome: (object(),))
+        assert (outcome.state, outcome.error_code) == (TurnState.FAILED, "store_error")
+        assert (await stateless.run_turn("b", where, source="x")).state is TurnState.COMPLETED
+        assert [m.text for m in await runtime.store.load_history("s")] == ["b", "second"]
+
+
+async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtual_clock: object) -> None:
+    """An interface that cannot prepare a message ends that message alone: it is tried a bounded number of times, its sender is told once."""
+
+    class Poisoned(FakeAdapter):
+        tries = 0
+        broken = True
+
+        def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+            if rows[0].text == "poison" and self.broken:
+                self.tries += 1
+                raise ValueError("cannot read this")
+            return super().prepare(rows)
+
+        def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+            return [NewReply(platform="fake", target={"chat_id": "1"}, text=reason)]
+
+    async with (
+        Runtime(agent=ScriptedAgent(), store=open_store(None)) as runtime,
+        Poisoned().connect(runtime) as adapter,
+    ):
+        await adapter.say("poison")
+        await adapter.say("fine")
+        await adapter.wait_for(1)
+        store: Any = runtime.store
+        assert [sent.text for sent in adapter.sent] == ["echo: fine"]
+        assert adapter.tries == runtime.settings.inbox_attempts
+        ((row, reason),) = await store.list_inbox(InboxState.DEAD)
+        assert (row.text, reason) == ("poison", "ValueError: cannot read this")
+        assert [reply.text for reply in await store.claim_outbox("fake")] == [reason]
+        adapter.broken = False
+        assert await store.revive_inbox(row.id)
+        await adapter.wait_for(2)
+        assert [sent.text for sent in adapter.sent] == ["echo: fine", "echo: poison"]
+
+
+async def test_a_store_that_fails_makes_no_hot_loop(virtual_clock: object) -> None:
+    """While every write fails a lane pauses, longer each time; no message is given to the agent more often than the bound."""
+    faults = StoreFaults()
+    agent = ScriptedAgent()
+    async with (
+        Runtime(agent=agent, store=faults.around(open_store(None))) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
+        await adapter.say("x")
+        await adapter.wait_for(1)
+        faults.fail("begin_turn", times=1000)
+        faults.fail("finish_turn", times=1000)
+        faults.fail("take_inbox", times=1000)
+        before = sum(faults.calls.values())
+        await runtime.store.add_notice(notice("fake", "news"))
+        await trio.sleep(600)
+        assert len(agent.turns) <= 1 + runtime.settings.inbox_attempts
+        assert sum(faults.calls.values()) - before < 300
+
+
+async def test_a_deaf_thread_is_a_job_and_keeps_its_run_unsettled(virtual_clock: object) -> None:
+    """A thread that outlives its turn is counted: the second stop says what remains, and the run settles when the thread has ended."""
+    gate = threading.Event()
+
+    async def agent(turn: Turn) -> str:
+        await turn.run_sync(gate.wait)
+        return "never"
+
+    settings = RuntimeSettings(thread_grace=0.05)
+    async with Runtime(agent=agent, store=open_store(None), settings=settings) as runtime:
+        run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"))
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            first = await run.stop()
+            again = await run.stop()
+            assert (first.ok, again.ok, again.already_ended) == (False, False, True)
+            assert again.remaining
+            await trio.testing.wait_all_tasks_blocked()
+            assert (run.ended.is_set(), run.settled.is_set()) == (True, False)
+            assert [job.spec.kind for job in runtime.supervisor.jobs("s")] == ["thread"]
+        finally:
+            gate.set()
+        await run.settled.wait()
+        assert (await runtime.store.backlog())["jobs"] == 0
+
+
+async def test_a_zombie_is_fenced_and_what_it_held_is_handed_over(virtual_clock: object) -> None:
+    """Two runtimes on one store: what the dead one held is ended or handed over once, and it can write no end any more."""
+    gate = trio.Event()
+
+    async def held(turn: Turn) -> str:
+        await gate.wait()
+        return "late"
+
+    living = ScriptedAgent()
+    async with open_store(None) as store, store.shared() as one, store.shared() as two:
+        one_again, two_again = _opened(one), _opened(two)
+        async with Runtime(agent=held, store=one_again) as dead, Runtime(agent=living, store=two_again) as alive:
+            assert one.owner != two.owner
+            async with FakeAdapter().connect(dead) as adapter:
+                await adapter.say("work")
+                await trio.testing.wait_all_tasks_blocked()
+                store._live.discard(one.owner)
+                recovery = await two.reap("e9")
+                assert recovery.messages_waiting == 1
+                gate.set()
+                (sent,) = await adapter.wait_for(1)
+                assert (sent.outcome.committed, sent.outcome.error_code) == (False, "store_error")
+                ((row, _),) = await store.list_inbox(InboxState.INTERRUPTED)
+                assert row.text == "work"
+                with pytest.raises(Fenced):
+                    await one.begin_turn(
+                        TurnStart(turn_id="t", context=sent.context, source="fake", inbox_ids=(row.id,))
+                    )
+            async with FakeAdapter().connect(alive) as neighbour:
+                await neighbour.wait_for(1)
+            assert "was not completed" in living.turns[0].input.text
+
+
+def _opened(store: Any) -> Any:
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def opened():  # type: ignore[no-untyped-def]
+        yield store
+
+    return opened()

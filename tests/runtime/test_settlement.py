@@ -158,7 +158,7 @@ async def test_settling_waits_for_notices_of_the_root(
     root = scripted_agent.turns[0].root
     await fake_adapter.say("y")
     await trio.sleep(10)
-    assert (root.jobs, len(root.notices), root.settled) == (0, 1, False)
+    assert await runtime.store.root_open(root.id)
     gate.set()
-    await root.wait()
-    assert root.settled
+    await root.wait(runtime.store)
+    assert not await runtime.store.root_open(root.id)

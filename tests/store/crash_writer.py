@@ -55,7 +55,7 @@ async def converse(store: SqliteStore, generation: str, lane: int) -> None:
         )
         say("finished", name)
         for row in await store.claim_outbox("telegram", limit=4):
-            await store.outbox_sent(row.id)
+            await store.outbox_sent(row)
             say("sent", row.text)
 
 

@@ -19,9 +19,10 @@ async def test_a_chat_gets_its_replies_in_order(store: Store) -> None:
 
     first = await store.claim_outbox("telegram")
     assert [(row.text, row.attempts, row.target["chat_id"]) for row in first] == [("a1", 1, "1"), ("b1", 1, "2")]
-    assert await store.claim_outbox("telegram") == []
-    assert await store.outbox_sent(first[0].id) is True
-    assert [row.text for row in await store.claim_outbox("telegram")] == ["a2"]
+    held = [row.id for row in first]
+    assert await store.claim_outbox("telegram", holding=held) == []
+    assert await store.outbox_sent(first[0]) is True
+    assert [row.text for row in await store.claim_outbox("telegram", holding=held)] == ["a2"]
     assert await store.outbox_unsent() == 3
 
 
@@ -29,7 +30,7 @@ async def test_a_failed_attempt_waits_for_its_time(store: Store, clock: Clock) -
     """A retry is handed out when it is due, with its attempts and the last error; later replies do not overtake it."""
     await store.add_outbox([entry("a1"), entry("a2")])
     (row,) = await store.claim_outbox("telegram")
-    await store.outbox_retry(row.id, at=clock.now + 30, error="429")
+    await store.outbox_retry(row, at=clock.now + 30, error="429")
 
     assert await store.claim_outbox("telegram") == []
     assert await store.next_outbox_due("telegram") == clock.now + 30
@@ -42,9 +43,9 @@ async def test_dead_letters_are_kept_and_can_be_revived(store: Store) -> None:
     """A reply that was given up no longer blocks its chat; it can be listed and tried again."""
     await store.add_outbox([entry("a1"), entry("a2")])
     (row,) = await store.claim_outbox("telegram")
-    assert await store.outbox_dead(row.id, error="chat not found") is True
+    assert await store.outbox_dead(row, error="chat not found") is True
     (following,) = await store.claim_outbox("telegram")
-    await store.outbox_sent(following.id)
+    await store.outbox_sent(following)
 
     dead = await store.list_outbox(OutboxState.DEAD, platform="telegram")
     assert [(letter.text, letter.error) for letter in dead] == [("a1", "chat not found")]
@@ -56,8 +57,8 @@ async def test_dead_letters_are_kept_and_can_be_revived(store: Store) -> None:
 
 async def test_a_settled_reply_stays_settled(store: Store, clock: Clock) -> None:
     """Sent is sent: a late failure report changes nothing."""
-    (number,) = await store.add_outbox([entry("a")], session_id="s1")
-    await store.claim_outbox("telegram")
+    await store.add_outbox([entry("a")], session_id="s1")
+    (number,) = await store.claim_outbox("telegram")
     await store.outbox_sent(number)
 
     assert await store.outbox_retry(number, at=clock.now, error="late") is False

@@ -77,10 +77,15 @@ async def test_a_begun_message_is_interrupted_and_told_once(store: Store) -> Non
 
     states = await store.inbox_states([begun, later, told])
     assert states == {begun: ("interrupted", ""), later: ("pending", ""), told: ("pending", "")}
+    (first,) = await store.take_inbox("telegram", KEY)
+    assert first.id == later
+    await store.begin_turn(start(session_id=session, inbox_ids=(later,)))
     rows = await store.take_inbox("telegram", KEY)
-    assert [row.id for row in rows[:2]] == [later, told]
-    assert (rows[2].notice, rows[2].payload) == (NoticeKind.INFORMATION, {"interrupted_message": begun})
-    assert "long work" in rows[2].text
+    assert rows[0].id == told
+    await store.acknowledge([told])
+    (row,) = await store.take_inbox("telegram", KEY)
+    assert (row.notice, row.payload) == (NoticeKind.INFORMATION, {"interrupted_message": begun})
+    assert "long work" in row.text
     assert recovery.messages_waiting == 3
 
 

@@ -150,7 +150,7 @@ async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock
     await store.acknowledge([accepted])
     await store.accept_message(message("waiting"))
     (sent,) = await store.claim_outbox("p")
-    await store.outbox_sent(sent.id)
+    await store.outbox_sent(sent)
     await store.create_approval(NewApproval(id="a1", scope="x", command="c", expires_at=1.0))
     await store.answer_approval("a1", ApprovalChoice.ONCE)
     await store.claim_cron_slot("j", 1.0, state=CronState.MISSED)

@@ -17,7 +17,7 @@ async def test_a_delivery_is_accepted_with_its_message_once_per_route(store: Sto
     assert first is not None
     assert again is None
     assert elsewhere is not None
-    assert [row.text for row in await store.take_inbox("telegram", KEY)] == ["push", "push"]
+    assert await store.inbox_waiting(inbox="telegram", session_key=KEY) == 2
     assert await store.delivery_known("github", "d1") is True
     assert await store.delivery_known("github", "d2") is False
 

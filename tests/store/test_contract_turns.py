@@ -131,15 +131,15 @@ async def test_a_failed_turn_keeps_its_notices_waiting(store: Store) -> None:
 
 
 async def test_begun_messages_are_not_handed_out_again(store: Store) -> None:
-    """A message that a turn has taken no longer waits; a notice still does."""
+    """What a turn has begun with is not claimed again, by the same owner either, until the turn has ended."""
     taken = await store.accept_message(message())
     told = await store.add_notice(notice())
     assert taken is not None
-    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [taken, told]
+    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [taken]
 
     await store.begin_turn(start(inbox_ids=(taken, told)))
 
-    assert [row.id for row in await store.take_inbox("telegram", KEY)] == [told]
+    assert await store.take_inbox("telegram", KEY) == []
 
 
 async def test_begin_reopens_and_finish_does_not(store: Store) -> None:

@@ -45,11 +45,11 @@ trio.run(main)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes, if this machine lets us mount one."""
+    """A file system of three megabytes, if this machine lets us mount one."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(place)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
         pytest.skip("file systems cannot be mounted here")

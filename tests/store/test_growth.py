@@ -39,7 +39,7 @@ async def chat(store: SqliteStore, number: int) -> None:
     await store.finish_turn(finish(begun, TEXT, TEXT, outbox=(reply,)))
     await store.finish_job(JobFinish(job_id=f"p{number}", state=JobState.EXITED))
     for row in await store.claim_outbox("telegram", limit=8):
-        await store.outbox_sent(row.id)
+        await store.outbox_sent(row)
 
 
 async def derived(store: SqliteStore, number: int) -> None:

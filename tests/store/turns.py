@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from hermes_trio.runtime.context import SessionContext
@@ -18,6 +19,7 @@ from hermes_trio.runtime.ports import (
 )
 
 KEY = "agent:main:telegram:dm:42"
+_NUMBERS = count(1)
 
 
 def context(session_id: str = "s1", key: str = KEY, **fields: str) -> SessionContext:
@@ -25,10 +27,10 @@ def context(session_id: str = "s1", key: str = KEY, **fields: str) -> SessionCon
     return SessionContext(platform="telegram", session_id=session_id, session_key=key, **fields)
 
 
-def start(turn_id: str = "turn_1", session_id: str = "s1", key: str = KEY, **fields: Any) -> TurnStart:
+def start(turn_id: str = "", session_id: str = "s1", key: str = KEY, **fields: Any) -> TurnStart:
     """A turn that begins."""
     fields.setdefault("source", "telegram")
-    return TurnStart(turn_id=turn_id, context=context(session_id, key), **fields)
+    return TurnStart(turn_id=turn_id or f"turn_{next(_NUMBERS)}", context=context(session_id, key), **fields)
 
 
 def finish(begun: TurnStart, *texts: str, **fields: Any) -> TurnFinish:

@@ -167,13 +167,12 @@ async def run_once(
         async with trio.open_nursery() as nursery:
             if stop is not None:
                 nursery.start_soon(_stop_when_asked, runtime, delivery, front, stop)
-            await turn.root.wait()
+            # The lane ends the session when everything has been told, and then itself.
+            lane = turn.node.parent
+            assert lane is not None
+            await lane.wait_closed()
             if stop is None or not stop.is_set():
                 nursery.cancel_scope.cancel()
-        # The lane ends the session after its last turn, and then itself.
-        lane = turn.node.parent
-        assert lane is not None
-        await lane.wait_closed()
     front.result.seconds = trio.current_time() - began
     return front.result
 

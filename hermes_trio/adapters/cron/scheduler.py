@@ -26,6 +26,7 @@ from hermes_trio.messaging.supervision import receiving
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.core import RuntimeCore
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.errors import RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
@@ -65,7 +66,6 @@ class CronInterface(OneShotInterface):
         self._settings = settings
         self._ended = ended
         self._places: dict[str, tuple[Address, ...]] = {}
-        self.linger: float | None = settings.linger + 60.0
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
         given = super().prepare(rows)
@@ -113,18 +113,17 @@ class CronInterface(OneShotInterface):
             return
         job_id, slot = turn.context.chat_id, float(turn.input.payload["slot"])
         problems = "; ".join(turn.input.payload.get("problems", ()))
-        try:
-            if outcome.state is TurnState.COMPLETED and outcome.text.strip():
-                await self._desk.store.finish_cron_slot(
-                    job_id, slot, CronState.COMPLETED, output=outcome.text, error=problems
-                )
-            else:
-                error = outcome.error or "the agent ended its turn without an answer"
-                await self._desk.store.finish_cron_slot(
-                    job_id, slot, CronState.FAILED, output=outcome.text, error=error
-                )
-        finally:
-            self._ended(job_id)
+        completed = outcome.state is TurnState.COMPLETED and bool(outcome.text.strip())
+        state = CronState.COMPLETED if completed else CronState.FAILED
+        error = problems if completed else outcome.error or "the agent ended its turn without an answer"
+        store = self._desk.store
+        end = End(
+            f"slot {slot} of cron job {job_id}",
+            lambda: store.finish_cron_slot(job_id, slot, state, output=outcome.text, error=error),
+            lambda: store.finish_cron_slot(job_id, slot, state, error=error),
+        )
+        await self._desk.runtime.core.ends.put(end)
+        self._ended(job_id)
 
 
 def resolve(desk: MessagingCore, job: ScheduledJob) -> Resolution:

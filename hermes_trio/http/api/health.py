@@ -21,6 +21,7 @@ from hermes_trio.runtime.outcome import RunStatus
 __all__ = ["health_routes"]
 
 DISK_DEGRADED = 0.9
+NAMED_ENDS = 20
 _QUEUED = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING_FOR_APPROVAL)
 
 
@@ -51,6 +52,14 @@ async def detailed_health(request: Request) -> HandlerResult:
     except Exception as error:  # whatever is wrong with the store is what this route is there to say
         backlog = {}
         checks["state_db"] = {"status": "degraded", "detail": type(error).__name__}
+    code = 200
+    unwritten = host.unwritten
+    if unwritten:
+        checks["ends"] = {"status": "degraded", "count": len(unwritten), "waiting": unwritten[:NAMED_ENDS]}
+        try:
+            await front.store.probe()
+        except Exception:  # no write succeeds: only then the server is not fit for work
+            code = 503
     checks["config"] = {"status": "ok"}
     checks["model"] = {"status": "ok", "detail": front.public_model}
     if front.confinement is not None:
@@ -90,7 +99,8 @@ async def detailed_health(request: Request) -> HandlerResult:
             "started_at": front.started_at,
             "tree_nodes": host.tree.size,
             "pid": os.getpid(),
-        }
+        },
+        code,
     )
 
 

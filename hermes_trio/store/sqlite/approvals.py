@@ -35,11 +35,12 @@ def _approval(row: Row) -> ApprovalRow:
     return ApprovalRow(*values)
 
 
-def create(db: Database, now: float, new: NewApproval) -> ApprovalRow:
+def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRow:
     """Write a request down."""
     found = one(
         db,
-        f"INSERT INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?)"
+        f"INSERT INTO approvals ({_COLUMNS}, owner)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?, ?)"
         f" RETURNING {_COLUMNS}",
         (
             new.id,
@@ -55,6 +56,7 @@ def create(db: Database, now: float, new: NewApproval) -> ApprovalRow:
             now,
             new.expires_at,
             new.grantee,
+            owner,
         ),
     )
     assert found is not None
@@ -185,7 +187,7 @@ class SqliteApprovals(Verbs):
 
     async def create_approval(self, new: NewApproval) -> ApprovalRow:
         """Write a request down before anybody is asked."""
-        return await self._write(create, self._clock(), new)
+        return await self._write(create, self._clock(), self.owner, new)
 
     async def get_approval(self, approval_id: str) -> ApprovalRow | None:
         """A request by its id, or None."""

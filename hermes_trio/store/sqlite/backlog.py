@@ -11,7 +11,7 @@ from .verbs import Verbs
 __all__ = ["SqliteBacklog"]
 
 _COUNTS: Final = """
-SELECT (SELECT count(*) FROM inbox WHERE state = 'pending'),
+SELECT (SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'),
        (SELECT count(*) FROM outbox WHERE settled_at IS NULL),
        (SELECT count(*) FROM approvals WHERE state = 'pending'),
        (SELECT count(*) FROM runs WHERE ended_at IS NULL),

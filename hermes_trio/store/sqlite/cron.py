@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import UnknownRecord
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, many, one, write
+from .rows import Database, Row, changed, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = ["SqliteCron"]
@@ -85,14 +86,14 @@ def set_next(db: Database, job_id: str, when: float | None) -> None:
 
 
 def claim_slot(
-    db: Database, now: float, job_id: str, slot: float, state: str, error: str, next_at: float | None
+    db: Database, now: float, owner: str, job_id: str, slot: float, state: str, error: str, next_at: float | None
 ) -> bool:
     """Make the row of a slot, unless there is one; and say when the job is due next."""
     ended = None if state in ("claimed", "running") else now
     claimed = changed(
         db,
-        f"INSERT INTO cron_executions ({_EXECUTION}) VALUES (?, ?, ?, '', '', ?, ?, NULL, ?) ON CONFLICT DO NOTHING",
-        (job_id, slot, state, error, now, ended),
+        f"INSERT INTO cron_executions ({_EXECUTION}, owner) VALUES (?, ?, ?, '', '', ?, ?, NULL, ?, ?) ON CONFLICT DO NOTHING",
+        (job_id, slot, state, error, now, ended, owner),
     )
     if next_at is not None:
         set_next(db, job_id, next_at)
@@ -111,16 +112,22 @@ def start_slot(db: Database, now: float, job_id: str, slot: float, session_id: s
     )
 
 
-def finish_slot(db: Database, now: float, job_id: str, slot: float, state: str, output: str, error: str) -> bool:
-    """A slot is over."""
-    return bool(
+def finish_slot(
+    db: Database, now: float, owner: str, job_id: str, slot: float, state: str, output: str, error: str
+) -> bool:
+    """A slot is over; the first end wins. `Fenced` if another owner has the slot, or has ended it."""
+    ended = bool(
         changed(
             db,
             "UPDATE cron_executions SET state = ?, output = ?, error = ?, ended_at = ?"
-            " WHERE job_id = ? AND slot = ? AND ended_at IS NULL",
-            (state, clean(output), clean(error), now, job_id, slot),
+            " WHERE job_id = ? AND slot = ? AND ended_at IS NULL AND owner = ?",
+            (state, clean(output), clean(error), now, job_id, slot, owner),
         )
     )
+    other = "SELECT 1 FROM cron_executions WHERE job_id = ? AND slot = ? AND owner <> ?"
+    if not ended and exists(db, other, (job_id, slot, owner)):
+        raise Fenced(f"slot {slot} of cron job {job_id} belongs to another owner by now")
+    return ended
 
 
 def executions(db: Database, job_id: str | None, limit: int, offset: int) -> list[CronExecution]:
@@ -166,7 +173,7 @@ class SqliteCron(Verbs):
 
         Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
         """
-        return await self._write(claim_slot, self._clock(), job_id, slot, state.value, error, next_at)
+        return await self._write(claim_slot, self._clock(), self.owner, job_id, slot, state.value, error, next_at)
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
         """A claimed slot begins to run in a session."""
@@ -176,7 +183,7 @@ class SqliteCron(Verbs):
         self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
     ) -> bool:
         """A slot is over; the first end wins."""
-        return await self._write(finish_slot, self._clock(), job_id, slot, state.value, output, error)
+        return await self._write(finish_slot, self._clock(), self.owner, job_id, slot, state.value, output, error)
 
     async def list_cron_executions(
         self, job_id: str | None = None, *, limit: int = 50, offset: int = 0

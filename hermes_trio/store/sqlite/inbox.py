@@ -2,11 +2,12 @@
 
 | state | meaning |
 | --- | --- |
-| `taken` | a message whose turn has begun and not finished; only a message, and only while that turn lives |
+| `taken` | claimed by its `owner`; once `turn_id` is set, the turn that handles it has begun |
 | `delivered` | told, in a turn that was committed |
 | `superseded` | the agent had already seen it by itself |
 | `abandoned` | nobody is left to tell; `reason` says why |
 | `interrupted` | a message whose turn died with the server |
+| `dead` | could not be handled, as often as it was tried; `reason` says why, and it can be queued again |
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from hermes_trio.runtime.errors import MailboxFull
-from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, NewNotice, NoticeKind, inbox_topic
+import msgspec
+
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.errors import Fenced, MailboxFull
+from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, NewNotice, NewReply, NoticeKind, inbox_topic
+from hermes_trio.store.records import InboxState
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
-from .rows import Database, Row, changed, exists, many, marks, one, write, write_many
+from .outbox import add_replies
+from .roots import close_root
+from .rows import Database, Row, changed, exists, many, marks, one, write
 from .verbs import Verbs
 
 __all__ = ["SqliteInbox", "abandon_waiting", "insert_notice", "session_has_ended", "settle_rows", "take_rows"]
@@ -26,12 +33,17 @@ __all__ = ["SqliteInbox", "abandon_waiting", "insert_notice", "session_has_ended
 SESSION_ENDED: Final = "session_ended"
 
 _COLUMNS: Final = (
-    "id, kind, inbox, session_key, session_id, routing, text, notice, job_id, root_id, payload, created_at"
+    "id, kind, inbox, session_key, session_id, routing, text, notice, job_id, root_id, payload, created_at, attempts"
+)
+
+_CLAIMABLE: Final = (
+    "settled_at IS NULL AND session_key = ? AND inbox = ?"
+    " AND (state = 'pending' OR (state = 'taken' AND owner = ? AND turn_id = ''))"
 )
 
 
 def _row(row: Row) -> InboxRow:
-    number, kind, inbox, key, session_id, routing, text, notice, job_id, root_id, payload, created = row
+    number, kind, inbox, key, session_id, routing, text, notice, job_id, root_id, payload, created, attempts = row
     return InboxRow(
         id=number,
         kind=InboxKind(kind),
@@ -45,6 +57,7 @@ def _row(row: Row) -> InboxRow:
         root_id=root_id,
         payload=load_mapping(payload),
         created_at=created,
+        attempts=attempts,
     )
 
 
@@ -90,7 +103,7 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
 
 def accept_message(db: Database, now: float, message: NewMessage, limit: int | None = None) -> int | None:
     """Write a message, unless its dedupe key is known to this inbox; raise `MailboxFull` if so many wait for its session already."""
-    sql = "SELECT count(*) FROM inbox WHERE session_key = ? AND inbox = ? AND kind = 'message' AND state = 'pending'"
+    sql = "SELECT count(*) FROM inbox WHERE settled_at IS NULL AND session_key = ? AND inbox = ? AND kind = 'message' AND state = 'pending'"
     if limit is not None and (found := one(db, sql, (message.session_key, message.inbox))) and found[0] >= limit:
         raise MailboxFull(
             f"{found[0]} messages already wait in this conversation; wait for an answer, or stop the current turn"
@@ -116,71 +129,171 @@ def accept_message(db: Database, now: float, message: NewMessage, limit: int | N
     return db.last_insert_rowid()
 
 
-def take_rows(db: Database, turn_id: str, session_id: str, ids: Sequence[int]) -> None:
-    """A turn begins with these rows: its messages are never begun again. Notices keep waiting for the commit that tells them."""
-    write_many(
-        db,
-        "UPDATE inbox SET state = 'taken', turn_id = ?, session_id = ?"
-        " WHERE id = ? AND kind = 'message' AND state = 'pending'",
-        [(turn_id, session_id, number) for number in ids],
-    )
+def take_rows(db: Database, owner: str, turn_id: str, session_id: str, ids: Sequence[int]) -> None:
+    """A turn begins with exactly these rows, or not at all: `Fenced` if one of them is neither waiting nor claimed by this owner."""
+    taken = 0
+    for number in ids:
+        taken += changed(
+            db,
+            "UPDATE inbox SET state = 'taken', turn_id = ?1, owner = ?2,"
+            " session_id = CASE kind WHEN 'message' THEN ?3 ELSE session_id END"
+            " WHERE id = ?4 AND (state = 'pending' OR (state = 'taken' AND owner = ?2 AND turn_id IN ('', ?1)))",
+            (turn_id, owner, session_id, number),
+        )
+    if taken != len(ids):
+        raise Fenced(
+            f"{len(ids) - taken} of {len(ids)} inbox rows of turn {turn_id} are not held by this owner any more"
+        )
 
 
-def settle_rows(db: Database, now: float, turn_id: str, taken: Sequence[int], told: Sequence[int]) -> None:
-    """A turn ends: what it told is delivered, and so are the messages that it took, however it ended.
+def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Sequence[int], told: Sequence[int]) -> None:
+    """A turn ends: what it told is delivered, and so are the messages that it took, however it ended. Notices that it did not tell wait again.
 
-    A notice that was superseded or abandoned while the turn was telling it has been told: that is what its row says.
+    A notice that was superseded or abandoned while the turn was telling it has been told: that is what its row says. `Fenced` if another owner
+    holds a row that the turn took.
     """
-    if told:
-        write_many(
+    for number in taken:
+        if exists(db, "SELECT 1 FROM inbox WHERE id = ? AND owner NOT IN ('', ?)", (number, owner)):
+            raise Fenced(f"inbox row {number} of turn {turn_id} belongs to another owner by now")
+    for number in told:
+        found = one(
             db,
             "UPDATE inbox SET state = 'delivered', reason = '', turn_id = ?, settled_at = ?"
-            " WHERE id = ? AND state IN ('pending', 'taken', 'superseded', 'abandoned')",
-            [(turn_id, now, number) for number in told],
+            " WHERE id = ? AND state IN ('pending', 'taken', 'superseded', 'abandoned') AND owner IN ('', ?)"
+            " RETURNING root_id",
+            (turn_id, now, number, owner),
         )
+        if found is not None:
+            close_root(db, found[0])
     rest = [number for number in taken if number not in told] if told else taken
-    if rest:
-        write_many(
+    for number in rest:
+        write(
             db,
             "UPDATE inbox SET state = 'delivered', turn_id = ?, settled_at = ?"
             " WHERE id = ? AND kind = 'message' AND state IN ('pending', 'taken')",
-            [(turn_id, now, number) for number in rest],
+            (turn_id, now, number),
         )
+    if rest:
+        release_rows(db, owner, rest)
 
 
-def acknowledge(db: Database, now: float, ids: Sequence[int]) -> None:
+def release_rows(db: Database, owner: str, ids: Sequence[int]) -> None:
+    """Give up a claim: the rows wait again, for whoever takes them next."""
+    sql = (
+        "UPDATE inbox SET state = 'pending', owner = '', turn_id = '' WHERE id = ? AND state = 'taken' AND owner = ?"
+        " RETURNING inbox, session_key"
+    )
+    for number in ids:
+        for inbox, key in many(db, sql, (number, owner)):
+            db.signals.append((inbox_topic(inbox), key))
+
+
+def bury_rows(db: Database, now: float, owner: str, ids: Sequence[int], reason: str, told: Sequence[NewReply]) -> None:
+    """Rows that cannot be handled become dead letters, and their senders are told; rows that are not held any more are left alone."""
+    sql = "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id = ? AND state = 'taken' AND owner = ?"
+    sql += " RETURNING root_id, inbox, session_key"
+    rows = [row for number in ids for row in many(db, sql, (clean(reason), now, number, owner))]
+    if _close(db, rows):
+        add_replies(db, now, "", "", told)
+
+
+def revive_row(db: Database, number: int) -> bool:
+    """Let a dead letter wait again."""
+    found = one(
+        db,
+        "UPDATE inbox SET state = 'pending', reason = '', owner = '', turn_id = '', attempts = 0, settled_at = NULL"
+        " WHERE id = ? AND state = 'dead' RETURNING inbox, session_key",
+        (number,),
+    )
+    if found is not None:
+        db.signals.append((inbox_topic(found[0]), found[1]))
+    return found is not None
+
+
+def acknowledge(db: Database, now: float, owner: str, ids: Sequence[int]) -> None:
     """Mark rows as delivered outside any turn."""
-    settle_rows(db, now, "", (), ids)
+    settle_rows(db, now, owner, "", (), ids)
 
 
-def supersede(db: Database, now: float, job_id: str) -> list[tuple[str, int]]:
+def supersede(db: Database, now: float, job_id: str) -> int:
     """The pending notices of a job have been seen."""
     sql = (
         "UPDATE inbox SET state = 'superseded', settled_at = ? WHERE job_id = ? AND job_id <> '' AND state = 'pending'"
-        " RETURNING root_id, id"
+        " RETURNING root_id, inbox, session_key"
     )
-    return [(str(root_id), int(number)) for root_id, number in many(db, sql, (now, job_id))]
+    return _close(db, many(db, sql, (now, job_id)))
 
 
-def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> list[tuple[str, int]]:
-    """Nobody is left to tell what waits for a session."""
+def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> int:
+    """Nobody is left to tell what waits for a session. What is claimed is being told."""
     sql = (
-        "UPDATE inbox SET state = 'abandoned', reason = ?, settled_at = ?"
-        " WHERE session_id = ? AND session_id <> '' AND state = 'pending' RETURNING root_id, id"
+        "UPDATE inbox SET state = 'abandoned', reason = ?, settled_at = ? WHERE session_id = ? AND session_id <> '' AND settled_at IS NULL"
+        " AND state = 'pending' RETURNING root_id, inbox, session_key"
     )
-    return [(str(root_id), int(number)) for root_id, number in many(db, sql, (reason, now, session_id))]
+    return _close(db, many(db, sql, (reason, now, session_id)))
 
 
-def waiting_rows(db: Database, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
-    """What waits for a session key in an inbox, oldest first."""
-    sql = f"SELECT {_COLUMNS} FROM inbox WHERE session_key = ? AND inbox = ? AND state = 'pending' ORDER BY id LIMIT ?"
-    return [_row(row) for row in many(db, sql, (session_key, inbox, limit))]
+def _close(db: Database, rows: Sequence[Row]) -> int:
+    """Rows do not wait any more: those who wait for their roots, or for their sessions, look again."""
+    for root_id, inbox, key in rows:
+        db.signals.append((inbox_topic(inbox), key))
+        close_root(db, root_id)
+    return len(rows)
 
 
-def waiting_keys(db: Database, inbox: str) -> list[str]:
-    """The session keys for which something waits, the longest waiting first."""
-    sql = "SELECT session_key FROM inbox WHERE state = 'pending' AND inbox = ? GROUP BY session_key ORDER BY min(id)"
-    return [key for (key,) in many(db, sql, (inbox,))]
+def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
+    """Claim what the next turn of a session is about: its oldest message, or all notices before that message that have one destination.
+
+    What this owner has claimed and not begun is claimed again: a claim whose answer was lost is not lost itself.
+    """
+    sql = f"SELECT {_COLUMNS} FROM inbox WHERE {_CLAIMABLE} ORDER BY id LIMIT ?"
+    found = [_row(row) for row in many(db, sql, (session_key, inbox, owner, limit))]
+    if not found:
+        return []
+    first = found[0]
+    rows = [first]
+    if first.kind is InboxKind.NOTICE:
+        for row in found[1:]:
+            if row.kind is InboxKind.MESSAGE or _destination(row) != _destination(first):
+                break
+            rows.append(row)
+    claimed = [
+        changed(
+            db,
+            "UPDATE inbox SET state = 'taken', owner = ?1, attempts = attempts + 1"
+            " WHERE id = ?2 AND (state = 'pending' OR (state = 'taken' AND owner = ?1 AND turn_id = ''))",
+            (owner, row.id),
+        )
+        for row in rows
+    ]
+    if sum(claimed) != len(rows):
+        raise Fenced(f"{len(rows) - sum(claimed)} inbox rows of {session_key} were claimed by another owner")
+    return [msgspec.structs.replace(row, attempts=row.attempts + 1) for row in rows]
+
+
+def _destination(row: InboxRow) -> tuple[str, SessionContext]:
+    return (row.session_id, msgspec.structs.replace(row.routing, message_id=""))
+
+
+def listed(db: Database, state: str, limit: int, offset: int) -> list[tuple[InboxRow, str]]:
+    """Rows in a state with their reasons, oldest first."""
+    sql = f"SELECT {_COLUMNS}, reason FROM inbox WHERE state = ? ORDER BY id LIMIT ? OFFSET ?"
+    return [(_row(row[:-1]), row[-1]) for row in many(db, sql, (state, limit, offset))]
+
+
+def waits(db: Database, inbox: str, session_key: str, owner: str) -> bool:
+    """Whether there is something to claim: what is only looked at costs no transaction."""
+    return exists(db, f"SELECT 1 FROM inbox WHERE {_CLAIMABLE} LIMIT 1", (session_key, inbox, owner))
+
+
+def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
+    """The session keys for which something waits, or was claimed by this owner and not begun, the longest waiting first."""
+    sql = (
+        "SELECT session_key FROM (SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'pending' AND inbox = ?1 UNION ALL"
+        " SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'taken' AND turn_id = '' AND inbox = ?1 AND owner = ?2)"
+        " GROUP BY session_key ORDER BY min(id)"
+    )
+    return [key for (key,) in many(db, sql, (inbox, owner))]
 
 
 def row_states(db: Database, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
@@ -197,7 +310,7 @@ def waiting_count(db: Database, inbox: str | None = None, session_key: str | Non
     """How many rows wait, in all inboxes or for one session."""
     only = {"inbox = ?": inbox, "session_key = ?": session_key}
     given = {part: value for part, value in only.items() if value is not None}
-    sql = " AND ".join(("SELECT count(*) FROM inbox WHERE state = 'pending'", *given))
+    sql = " AND ".join(("SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'", *given))
     found = one(db, sql, tuple(given.values()))
     return found[0] if found else 0
 
@@ -213,25 +326,44 @@ class SqliteInbox(Verbs):
         """Write a message and return its id, or None if its dedupe key was accepted before."""
         return await self._write(accept_message, self._clock(), message, limit)
 
-    async def supersede(self, job_id: str) -> list[tuple[str, int]]:
+    async def supersede(self, job_id: str) -> int:
         """Mark the pending notices of a job as seen; return how many there were."""
         return await self._write(supersede, self._clock(), job_id)
 
-    async def abandon(self, *, session_id: str, reason: str) -> list[tuple[str, int]]:
+    async def abandon(self, *, session_id: str, reason: str) -> int:
         """Mark what waits for a session as abandoned; return how many rows there were."""
         return await self._write(abandon_waiting, self._clock(), session_id, reason)
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """What waits for a session in an inbox, oldest first. It keeps waiting until a turn begins or acknowledges it."""
-        return await self._read(waiting_rows, inbox, session_key, limit)
+        """Claim what the next turn of a session is about: one message, or a burst of notices that go to one place."""
+        self._check_owner()
+        if not await self._read(waits, inbox, session_key, self.owner):
+            return []
+        return await self._write(claim_rows, self.owner, inbox, session_key, limit)
+
+    async def release_inbox(self, ids: Sequence[int]) -> None:
+        """Give up a claim: the rows wait again."""
+        await self._write(release_rows, self.owner, tuple(ids))
+
+    async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+        """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
+        await self._write(bury_rows, self._clock(), self.owner, tuple(ids), reason, tuple(replies))
+
+    async def revive_inbox(self, number: int) -> bool:
+        """Let a dead letter wait again; returns whether it was one."""
+        return await self._write(revive_row, number)
+
+    async def list_inbox(self, state: InboxState, *, limit: int = 50, offset: int = 0) -> list[tuple[InboxRow, str]]:
+        """Rows in a state, each with its reason, oldest first."""
+        return await self._scan(listed, state.value, limit, offset)
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
         """Mark rows as delivered outside any turn."""
-        await self._write(acknowledge, self._clock(), tuple(ids))
+        await self._write(acknowledge, self._clock(), self.owner, tuple(ids))
 
     async def waiting_sessions(self, inbox: str) -> list[str]:
         """The session keys for which something waits in this inbox, the longest waiting first."""
-        return await self._read(waiting_keys, inbox)
+        return await self._read(waiting_keys, inbox, self.owner)
 
     async def inbox_states(self, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
         """State and reason of rows, by id; a row that retention removed is missing."""

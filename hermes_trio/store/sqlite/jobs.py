@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import JobFinish, JobStart
+from hermes_trio.runtime.ports import JobFinish, JobStart, inbox_topic
 from hermes_trio.store.records import JobRow
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .inbox import insert_notice
-from .rows import Database, Row, changed, many, one, write
+from .roots import close_root
+from .rows import Database, Row, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
@@ -30,11 +32,11 @@ def job_from_row(row: Row) -> JobRow:
     return JobRow(*values)
 
 
-def start_job(db: Database, now: float, job: JobStart) -> None:
+def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
     """Write a job down before its work exists."""
     write(
         db,
-        f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL)",
+        f"INSERT INTO jobs ({JOB_COLUMNS}, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)",
         (
             job.job_id,
             job.kind,
@@ -47,25 +49,34 @@ def start_job(db: Database, now: float, job: JobStart) -> None:
             job.inbox,
             dump(job.details),
             now,
+            owner,
         ),
     )
 
 
-def finish_job(db: Database, now: float, job: JobFinish) -> int | None:
-    """Write a job's end and its notice; return the notice's id if it now waits. A job that has already ended keeps its end."""
-    ended = changed(
+def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | None:
+    """Write a job's end and its notice; return the notice's id if it now waits. Writing it twice changes nothing.
+
+    `Fenced` if another owner has the job, or has ended it.
+    """
+    ended = one(
         db,
         "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, details = json_patch(details, ?)"
-        " WHERE job_id = ? AND ended_at IS NULL",
-        (job.state.value, clean(job.summary), now, dump(job.details), job.job_id),
+        " WHERE job_id = ? AND ended_at IS NULL AND owner = ? RETURNING root_id, inbox, session_key",
+        (job.state.value, clean(job.summary), now, dump(job.details), job.job_id, owner),
     )
-    if not ended or job.notice is None:
+    if ended is None and exists(db, "SELECT 1 FROM jobs WHERE job_id = ? AND owner <> ?", (job.job_id, owner)):
+        raise Fenced(f"job {job.job_id} belongs to another owner by now")
+    if ended is None:
         return None
-    if job.superseded:
-        return insert_notice(db, now, job.notice, "superseded")
-    if job.abandoned:
-        return insert_notice(db, now, job.notice, "abandoned", job.abandoned)
-    return insert_notice(db, now, job.notice)
+    root_id, inbox, key = ended
+    number: int | None = None
+    if job.notice is not None:
+        state = "superseded" if job.superseded else "abandoned" if job.abandoned else "pending"
+        number = insert_notice(db, now, job.notice, state, job.abandoned if state == "abandoned" else "")
+        db.signals.append((inbox_topic(inbox), key))
+    close_root(db, root_id)
+    return number
 
 
 def note_output(db: Database, job_id: str, tail: str) -> None:
@@ -101,11 +112,11 @@ class SqliteJobs(Verbs):
 
     async def start_job(self, job: JobStart) -> None:
         """Write a job down before its work exists."""
-        await self._write(start_job, self._clock(), job)
+        await self._write(start_job, self._clock(), self.owner, job)
 
     async def finish_job(self, job: JobFinish) -> int | None:
         """Write a job's end and its notice in one transaction; return the notice's id if it now waits."""
-        return await self._write(finish_job, self._clock(), job)
+        return await self._write(finish_job, self._clock(), self.owner, job)
 
     async def note_job_output(self, job_id: str, tail: str) -> None:
         """Keep the last output of a live job, so that a notice after a crash can show it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.store.records import OutboxRow, OutboxState
 
@@ -68,64 +69,51 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
 
 
 _HEADS: Final = (
-    "SELECT min(id) AS id, state, next_at FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target"
+    "SELECT min(id) AS id, state, next_at, owner FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target"
 )
 """The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
 
 
-def claim(db: Database, now: float, platform: str, limit: int) -> list[OutboxRow]:
-    """The oldest unsent reply of each chat, where it is due; all of them are now being attempted."""
-    sql = f"SELECT id FROM ({_HEADS}) WHERE state = 'pending' AND next_at <= ? ORDER BY id LIMIT ?"
-    ids = [number for (number,) in many(db, sql, (platform, now, limit))]
+def _claimable(db: Database, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
+    """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost)."""
+    return [
+        (next_at if state == "pending" else 0.0, number)
+        for number, state, next_at, held in many(db, _HEADS, (platform,))
+        if state == "pending" or (held == owner and number not in holding)
+    ]
+
+
+def claim(db: Database, now: float, owner: str, platform: str, limit: int, holding: Sequence[int]) -> list[OutboxRow]:
+    """The oldest unsent reply of each chat, where it is due; all of them are now being attempted by this owner."""
+    ids = sorted(number for due, number in _claimable(db, owner, platform, holding) if due <= now)[:limit]
     claimed: list[OutboxRow] = []
     for number in ids:
         found = one(
             db,
-            f"UPDATE outbox SET state = 'attempting', attempts = attempts + 1 WHERE id = ? RETURNING {_COLUMNS}",
-            (number,),
+            "UPDATE outbox SET state = 'attempting', attempts = attempts + 1, owner = ? WHERE id = ?"
+            f" RETURNING {_COLUMNS}",
+            (owner, number),
         )
         assert found is not None
         claimed.append(_row(found))
     return claimed
 
 
-def next_due(db: Database, platform: str) -> float | None:
+def next_due(db: Database, owner: str, platform: str, holding: Sequence[int]) -> float | None:
     """When the next reply of a platform can be claimed; one that waits behind another counts with that one."""
-    found = one(db, f"SELECT min(next_at) FROM ({_HEADS}) WHERE state = 'pending'", (platform,))
-    return found[0] if found else None
+    return min((due for due, _ in _claimable(db, owner, platform, holding)), default=None)
 
 
-def mark_sent(db: Database, now: float, number: int) -> bool:
-    """A reply was accepted by its platform."""
-    return bool(
-        changed(
-            db,
-            "UPDATE outbox SET state = 'sent', settled_at = ?, error = '' WHERE id = ? AND settled_at IS NULL",
-            (now, number),
-        )
-    )
-
-
-def retry_at(db: Database, number: int, when: float, error: str) -> bool:
-    """An attempt failed; the next one is at `when`."""
-    return bool(
-        changed(
-            db,
-            "UPDATE outbox SET state = 'pending', next_at = ?, error = ? WHERE id = ? AND settled_at IS NULL",
-            (when, clean(error), number),
-        )
-    )
-
-
-def bury(db: Database, now: float, number: int, error: str) -> bool:
-    """An attempt failed for good."""
-    return bool(
-        changed(
-            db,
-            "UPDATE outbox SET state = 'dead', settled_at = ?, error = ? WHERE id = ? AND settled_at IS NULL",
-            (now, clean(error), number),
-        )
-    )
+def end_attempt(db: Database, owner: str, row: OutboxRow, change: str, bindings: Sequence[object]) -> bool:
+    """Write the end of one attempt, once: `change` says what becomes of the row."""
+    mine = "id = ? AND settled_at IS NULL AND state = 'attempting' AND owner = ? AND attempts = ?"
+    if changed(db, f"UPDATE outbox SET {change} WHERE {mine}", (*bindings, row.id, owner, row.attempts)):
+        db.signals.append((OUTBOX_TOPIC, row.platform))
+        return True
+    found = one(db, "SELECT owner FROM outbox WHERE id = ? AND state = 'attempting'", (row.id,))
+    if found is not None and found[0] != owner:
+        raise Fenced(f"reply {row.id} is being sent by another owner")
+    return False
 
 
 def revive(db: Database, now: float, number: int) -> bool:
@@ -162,25 +150,29 @@ class SqliteOutbox(Verbs):
         """Queue replies outside any turn; return their ids."""
         return await self._write(add_replies, self._clock(), session_id, "", tuple(entries))
 
-    async def claim_outbox(self, platform: str, *, limit: int = 16) -> list[OutboxRow]:
+    async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
         """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""
-        return await self._write(claim, self._clock(), platform, limit)
+        self._check_owner()
+        return await self._write(claim, self._clock(), self.owner, platform, limit, tuple(holding))
 
-    async def next_outbox_due(self, platform: str) -> float | None:
-        """When the next pending reply of a platform is due, or None."""
-        return await self._read(next_due, platform)
+    async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
+        """When the next reply of a platform can be claimed, or None."""
+        return await self._read(next_due, self.owner, platform, tuple(holding))
 
-    async def outbox_sent(self, number: int) -> bool:
+    async def outbox_sent(self, row: OutboxRow) -> bool:
         """A reply was accepted by its platform."""
-        return await self._write(mark_sent, self._clock(), number)
+        change = "state = 'sent', settled_at = ?, error = ''"
+        return await self._write(end_attempt, self.owner, row, change, (self._clock(),))
 
-    async def outbox_retry(self, number: int, *, at: float, error: str) -> bool:
+    async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
         """An attempt failed; try again at `at`."""
-        return await self._write(retry_at, number, at, error)
+        change = "state = 'pending', owner = '', next_at = ?, error = ?"
+        return await self._write(end_attempt, self.owner, row, change, (at, clean(error)))
 
-    async def outbox_dead(self, number: int, *, error: str) -> bool:
+    async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
         """Give a reply up: it becomes a dead letter."""
-        return await self._write(bury, self._clock(), number, error)
+        change = "state = 'dead', settled_at = ?, error = ?"
+        return await self._write(end_attempt, self.owner, row, change, (self._clock(), clean(error)))
 
     async def revive_outbox(self, number: int) -> bool:
         """Queue a dead letter again; returns whether it was one."""

@@ -1,51 +1,77 @@
-"""Boot: nothing may be running in the store without a live task.
+"""The reaper: nothing may be held in the store by an owner that is gone.
 
-One transaction, before any work: what was under way when the last server ended is given its one truthful end, and whoever was promised
-something is told exactly once. Running it again finds nothing to do.
+One transaction decides for everything that such an owner held, at the start or when a neighbour has died: work that had begun is given its one
+truthful end, and whoever was promised something is told exactly once; what was only claimed is handed over and waits again, with its count of
+attempts. The reaper becomes the owner of what it ends, so that an owner that was not gone after all is fenced. Running it again finds nothing.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
 from typing import Final
 
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import NewNotice, NoticeKind, Recovery
+from hermes_trio.runtime.ports import NewNotice, NoticeKind, Recovery, inbox_topic
 from hermes_trio.store.records import JobRow
 
+from .cursors import set_meta
 from .encoding import dump, load_routing
 from .inbox import insert_notice, waiting_count
 from .jobs import JOB_COLUMNS, job_from_row
-from .rows import Database, changed, many, write
+from .rows import Database, changed, many, marks, write
 from .sessions import end_session
 from .verbs import Verbs
 
-__all__ = ["SqliteRecovery", "recover"]
+__all__ = ["SqliteRecovery", "reap"]
 
 INTERRUPTED: Final = "interrupted"
 _ERROR: Final = "The server stopped while this was running; it was not completed."
 
 
-def recover(db: Database, now: float, epoch: str) -> Recovery:
-    """Give everything that was under way its end."""
-    sessions_ended = _end_interrupted_turns(db, now)
-    runs = _fail_runs(db, now, epoch)
-    jobs = _lose_jobs(db, now)
-    _interrupt_messages(db, now)
+class _Reaper:
+    """One run of it. `gone` is the condition that a row's owner is none of those who live."""
+
+    def __init__(self, db: Database, now: float, owner: str, live: Sequence[str]) -> None:
+        self.db = db
+        self.now = now
+        self.owner = owner
+        self.live: tuple[str, ...] = tuple(live)
+        self.gone: str = f"owner NOT IN ({marks(len(self.live))})"
+
+
+def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) -> Recovery:
+    """Give everything that belongs to owners that are gone its end, or hand it over."""
+    reaper = _Reaper(db, now, owner, live)
+    gone, held = reaper.gone, reaper.live
+    sessions_ended = _end_interrupted_turns(reaper)
+    runs = _fail_runs(reaper, epoch)
+    jobs = _lose_jobs(reaper)
+    _interrupt_messages(reaper)
     sessions_ended += _end_settled_one_shots(db, now)
     approvals = changed(
         db,
-        "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE state = 'pending'",
-        (INTERRUPTED, now),
+        "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ?, owner = ?"
+        f" WHERE state = 'pending' AND {gone}",
+        (INTERRUPTED, now, owner, *held),
     )
     outbox = changed(
-        db, "UPDATE outbox SET state = 'pending', maybe_duplicate = 1, next_at = ? WHERE state = 'attempting'", (now,)
+        db,
+        "UPDATE outbox SET state = 'pending', maybe_duplicate = 1, next_at = ?, owner = ''"
+        f" WHERE settled_at IS NULL AND state = 'attempting' AND {gone}",
+        (now, *held),
     )
     write(
         db,
-        "UPDATE cron_executions SET state = 'failed', error = ?, ended_at = ? WHERE state IN ('claimed', 'running')",
-        (INTERRUPTED, now),
+        "UPDATE cron_executions SET state = 'failed', error = ?, ended_at = ?, owner = ?"
+        f" WHERE state IN ('claimed', 'running') AND {gone}",
+        (INTERRUPTED, now, owner, *held),
     )
-    write(db, "DELETE FROM grants WHERE scope <> '' AND scope NOT IN (SELECT session_key FROM routes)")
+    write(
+        db,
+        "DELETE FROM grants WHERE scope <> '' AND scope NOT LIKE 'tenant %' AND scope NOT IN"
+        " (SELECT session_key FROM routes UNION SELECT run_id FROM runs WHERE ended_at IS NULL)",
+    )
     return Recovery(
         epoch=epoch,
         runs_interrupted=runs,
@@ -57,26 +83,31 @@ def recover(db: Database, now: float, epoch: str) -> Recovery:
     )
 
 
-def _end_interrupted_turns(db: Database, now: float) -> int:
+def _end_interrupted_turns(reaper: _Reaper) -> int:
+    db = reaper.db
+    open_turns = f"open_turn IS NOT NULL AND {reaper.gone}"
     ended = 0
-    for session_id, one_shot in many(db, "SELECT id, one_shot FROM sessions WHERE open_turn IS NOT NULL"):
-        if one_shot and end_session(db, now, session_id, INTERRUPTED):
+    for session_id, one_shot in many(db, f"SELECT id, one_shot FROM sessions WHERE {open_turns}", reaper.live):
+        if one_shot and end_session(db, reaper.now, session_id, INTERRUPTED):
             ended += 1
-    write(db, "UPDATE sessions SET open_turn = NULL WHERE open_turn IS NOT NULL")
+    write(db, f"UPDATE sessions SET open_turn = NULL WHERE {open_turns}", reaper.live)
     return ended
 
 
 def _end_settled_one_shots(db: Database, now: float) -> int:
     """A one-shot session whose turn was over waited for its jobs; with nothing left to tell it, it is settled."""
     sql = (
-        "SELECT id FROM sessions s WHERE one_shot = 1 AND ended_at IS NULL AND NOT EXISTS"
-        " (SELECT 1 FROM inbox WHERE session_id = s.id AND session_id <> '' AND state = 'pending')"
+        "SELECT id FROM sessions s WHERE one_shot = 1 AND ended_at IS NULL AND open_turn IS NULL"
+        " AND NOT EXISTS (SELECT 1 FROM inbox WHERE session_id = s.id AND session_id <> '' AND settled_at IS NULL)"
+        " AND NOT EXISTS (SELECT 1 FROM jobs WHERE session_id = s.id AND ended_at IS NULL)"
     )
     return sum(end_session(db, now, session_id, INTERRUPTED) for (session_id,) in many(db, sql))
 
 
-def _fail_runs(db: Database, now: float, epoch: str) -> int:
-    live = [run_id for (run_id,) in many(db, "SELECT run_id FROM runs WHERE ended_at IS NULL")]
+def _fail_runs(reaper: _Reaper, epoch: str) -> int:
+    db, now = reaper.db, reaper.now
+    sql = f"SELECT run_id FROM runs WHERE ended_at IS NULL AND {reaper.gone}"
+    live = [run_id for (run_id,) in many(db, sql, reaper.live)]
     for run_id in live:
         event = {
             "event": "run.failed",
@@ -94,19 +125,21 @@ def _fail_runs(db: Database, now: float, epoch: str) -> int:
         write(
             db,
             "UPDATE runs SET status = 'failed', error = ?, error_code = ?, last_event = 'run.failed', updated_at = ?,"
-            " ended_at = ? WHERE run_id = ?",
-            (_ERROR, INTERRUPTED, now, now, run_id),
+            " ended_at = ?, owner = ? WHERE run_id = ?",
+            (_ERROR, INTERRUPTED, now, now, reaper.owner, run_id),
         )
     return len(live)
 
 
-def _lose_jobs(db: Database, now: float) -> int:
-    live = [job_from_row(row) for row in many(db, f"SELECT {JOB_COLUMNS} FROM jobs WHERE ended_at IS NULL")]
+def _lose_jobs(reaper: _Reaper) -> int:
+    db, now = reaper.db, reaper.now
+    sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE ended_at IS NULL AND {reaper.gone}"
+    live = [job_from_row(row) for row in many(db, sql, reaper.live)]
     for job in live:
         write(
             db,
-            "UPDATE jobs SET state = ?, summary = ?, ended_at = ? WHERE job_id = ?",
-            (JobState.LOST.value, "lost when the server stopped", now, job.job_id),
+            "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, owner = ? WHERE job_id = ?",
+            (JobState.LOST.value, "lost when the server stopped", now, reaper.owner, job.job_id),
         )
         if job.inbox:
             insert_notice(db, now, _lost(job))
@@ -137,10 +170,23 @@ def _lost(job: JobRow) -> NewNotice:
     )
 
 
-def _interrupt_messages(db: Database, now: float) -> None:
-    sql = "SELECT id, inbox, session_key, session_id, routing, text, turn_id FROM inbox WHERE state = 'taken'"
-    for number, inbox, key, session_id, routing, text, turn_id in many(db, sql):
-        write(db, "UPDATE inbox SET state = 'interrupted', settled_at = ? WHERE id = ?", (now, number))
+def _interrupt_messages(reaper: _Reaper) -> None:
+    """A message whose turn had begun is never begun again; everything else that was taken is handed over: it waits again."""
+    db, now = reaper.db, reaper.now
+    sql = (
+        "SELECT id, inbox, session_key, session_id, routing, text, turn_id, kind FROM inbox"
+        f" WHERE state = 'taken' AND {reaper.gone}"
+    )
+    for number, inbox, key, session_id, routing, text, turn_id, kind in many(db, sql, reaper.live):
+        if kind == "notice" or not turn_id:
+            write(db, "UPDATE inbox SET state = 'pending', owner = '', turn_id = '' WHERE id = ?", (number,))
+            db.signals.append((inbox_topic(inbox), key))
+            continue
+        write(
+            db,
+            "UPDATE inbox SET state = 'interrupted', settled_at = ?, owner = ? WHERE id = ?",
+            (now, reaper.owner, number),
+        )
         insert_notice(
             db,
             now,
@@ -161,8 +207,19 @@ def _interrupt_messages(db: Database, now: float) -> None:
 
 
 class SqliteRecovery(Verbs):
-    """Boot's part of the store."""
+    """The reaper's part of the store."""
 
     async def recover(self, epoch: str) -> Recovery:
-        """Called once, before any work: nothing may be running in the store without a live task."""
-        return await self._write_heavily(recover, self._clock(), epoch)
+        """Begin a new incarnation of this handle, and reap what belongs to owners that are gone, its own last incarnation among them."""
+        self._live.discard(self.owner)
+        self.owner = secrets.token_hex(16)
+        self._live.add(self.owner)
+        return await self.reap(epoch)
+
+    async def reap(self, epoch: str) -> Recovery:
+        """Give everything that belongs to owners that are gone its end, or hand it over."""
+        return await self._write_heavily(reap, self._clock(), self.owner, tuple(self._live), epoch)
+
+    async def probe(self) -> None:
+        """Write a row, to learn whether writes succeed."""
+        await self._write(set_meta, "probe", str(self._clock()))

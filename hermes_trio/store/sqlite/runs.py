@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import RunStatus, Usage
 from hermes_trio.runtime.ports import EventRow, NewRun, TurnFinish, TurnStart
 from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
 from hermes_trio.store.records import EVENT_PAGE_BYTES, LISTED_OUTPUT, RunRow
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, many, one, write, write_many
+from .rows import Database, Row, changed, exists, many, one, write, write_many
 from .verbs import Verbs
 
 __all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "usage_text"]
@@ -25,12 +26,13 @@ _QUIET_EVENTS: Final = frozenset({"message.delta"})
 """Events that `last_event` does not follow."""
 
 _FINISH: Final = f"""
-INSERT INTO runs ({_COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15)
+INSERT INTO runs ({_COLUMNS}, owner)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16)
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), model), status = excluded.status,
     last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
     output = excluded.output, usage = excluded.usage, error = excluded.error, error_code = excluded.error_code
-WHERE ended_at IS NULL AND tenant = excluded.tenant
+WHERE ended_at IS NULL AND tenant = excluded.tenant AND owner = ?16
 """
 
 
@@ -52,7 +54,7 @@ def usage_text(usage: Usage) -> str:
     )
 
 
-def begin_run(db: Database, now: float, run: NewRun, start: TurnStart) -> None:
+def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStart) -> None:
     """Make a run's row; one whose idempotency key is known is not made again. Written twice, it changes nothing."""
     if run.idempotency_key:
         sql = "SELECT run_id, fingerprint FROM runs WHERE tenant = ? AND idempotency_key = ?"
@@ -65,7 +67,8 @@ def begin_run(db: Database, now: float, run: NewRun, start: TurnStart) -> None:
     write(
         db,
         "INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint,"
-        " status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?) ON CONFLICT (run_id) DO NOTHING",
+        " status, created_at, updated_at, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?)"
+        " ON CONFLICT (run_id) DO NOTHING",
         (
             run.run_id,
             run.session_id,
@@ -77,14 +80,15 @@ def begin_run(db: Database, now: float, run: NewRun, start: TurnStart) -> None:
             run.fingerprint,
             now,
             now,
+            owner,
         ),
     )
 
 
-def finish_run(db: Database, now: float, run: NewRun, finish: TurnFinish) -> None:
-    """Write a run's end."""
+def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFinish) -> None:
+    """Write a run's end; `Fenced` if another owner has it, or has ended it."""
     status = finish.state.value
-    write(
+    written = changed(
         db,
         _FINISH,
         (
@@ -103,8 +107,11 @@ def finish_run(db: Database, now: float, run: NewRun, finish: TurnFinish) -> Non
             usage_text(finish.usage),
             clean(finish.error),
             finish.error_code,
+            owner,
         ),
     )
+    if not written and exists(db, "SELECT 1 FROM runs WHERE run_id = ? AND owner <> ?", (run.run_id, owner)):
+        raise Fenced(f"run {run.run_id} belongs to another owner by now")
 
 
 def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:

@@ -38,6 +38,7 @@ from .maintenance import SqliteMaintenance
 from .outbox import SqliteOutbox
 from .recovery import SqliteRecovery
 from .responses import SqliteResponses
+from .roots import SqliteRoots
 from .rows import Database, one, write
 from .runs import SqliteRuns
 from .schema import check_ours, migrate, version_of
@@ -78,6 +79,7 @@ class SqliteStore(
     SqliteTurns,
     SqliteRuns,
     SqliteJobs,
+    SqliteRoots,
     SqliteInbox,
     SqliteOutbox,
     SqliteApprovals,
@@ -102,17 +104,39 @@ class SqliteStore(
         retention: Retention,
         clock: Callable[[], float],
         token: Callable[[int], str],
+        live: set[str] | None = None,
     ) -> None:
         self.path: str = path
         self.retention = retention
         self._writer = writer
         self._reads = reads
         self._signals = signals
+        self._live = set[str]() if live is None else live
+        self.owner = secrets.token_hex(16)
+        self._live.add(self.owner)
         self._clock = clock
         self._token = token
         self._response_limit = retention.response_count
         self.secret = b""
         """See `SessionStore.secret`; put there by `open_store`."""
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[SqliteStore]:
+        """Open this store once more, as another owner: for several runtimes in one process. A handle that is closed leaves what it held to the reaper."""
+        handle = SqliteStore(
+            path=self.path,
+            writer=self._writer,
+            reads=self._reads,
+            signals=self._signals,
+            retention=self.retention,
+            clock=self._clock,
+            token=self._token,
+            live=self._live,
+        )
+        try:
+            yield handle
+        finally:
+            self._live.discard(handle.owner)
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""

@@ -17,7 +17,8 @@ from .encoding import clean, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting, settle_rows, take_rows
 from .outbox import add_replies
 from .responses import put_reply, put_response
-from .rows import Database, Row, changed, one
+from .roots import close_root, session_promised
+from .rows import Database, Row, changed, exists, one
 from .runs import begin_run, finish_run, insert_events
 from .transcript import add_messages, first_words
 from .verbs import Verbs
@@ -26,10 +27,11 @@ __all__ = ["ALSO", "SqliteTurns"]
 
 _BEGIN: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
-    open_turn, started_at, last_active)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)
+    open_turn, started_at, last_active, owner)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13)
 ON CONFLICT (id) DO UPDATE SET
     open_turn = excluded.open_turn,
+    owner = excluded.owner,
     one_shot = max(one_shot, excluded.one_shot),
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
@@ -41,10 +43,11 @@ WHERE tenant = excluded.tenant
 _FINISH: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
     started_at, last_active, preview, ended_at, end_reason, message_count, tool_call_count, input_tokens, output_tokens,
-    cache_read_tokens, cache_write_tokens, reasoning_tokens, api_call_count)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)
+    cache_read_tokens, cache_write_tokens, reasoning_tokens, api_call_count, last_turn)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?24)
 ON CONFLICT (id) DO UPDATE SET
     open_turn = NULL,
+    last_turn = excluded.last_turn,
     one_shot = max(one_shot, excluded.one_shot),
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
@@ -77,8 +80,9 @@ UPDATE sessions SET
     cache_read_tokens = cache_read_tokens + ?9,
     cache_write_tokens = cache_write_tokens + ?10,
     reasoning_tokens = reasoning_tokens + ?11,
-    api_call_count = api_call_count + ?12
-WHERE id = ?1 AND tenant = ?14 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13
+    api_call_count = api_call_count + ?12,
+    last_turn = ?15
+WHERE id = ?1 AND tenant = ?14 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13 AND last_turn <> ?15
 RETURNING n
 """
 """What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
@@ -102,11 +106,11 @@ ALSO: Final[dict[type, Callable[[Database, float, object, int], None]]] = {
 """What may commit with a turn, in `TurnFinish.also`, and who writes it."""
 
 
-def begin_turn(db: Database, now: float, start: TurnStart) -> None:
+def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
     """Write down that a turn has begun. An ended session is reopened by it, for a new message arrived; a one-shot one is not."""
     context = start.context
     if start.run is not None:
-        begin_run(db, now, start.run, start)
+        begin_run(db, now, owner, start.run, start)
     begun = changed(
         db,
         _BEGIN,
@@ -123,16 +127,17 @@ def begin_turn(db: Database, now: float, start: TurnStart) -> None:
             start.one_shot,
             start.turn_id,
             now,
+            owner,
         ),
     )
     if not begun:
         raise ForeignSession(f"there is no session {context.session_id!r}")
     if start.inbox_ids:
-        take_rows(db, start.turn_id, context.session_id, start.inbox_ids)
+        take_rows(db, owner, start.turn_id, context.session_id, start.inbox_ids)
 
 
-def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: int) -> None:
-    """Write everything that a turn leaves behind."""
+def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, response_limit: int) -> bool:
+    """Write everything that a turn leaves behind. Writing it twice changes nothing: `last_turn` says that it is there."""
     start = finish.start
     context = start.context
     usage = finish.usage
@@ -150,9 +155,20 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
         usage.api_calls,
     )
     found: Row | None = None
-    if not finish.end_session:
-        found = one(db, _CONTINUE, (context.session_id, now, model, preview, *counts, start.one_shot, start.tenant))
+    reason = finish.end_session
+    mark = f"{owner}.{start.turn_id}"  # turn ids are unique for one owner
+    if finish.acknowledged or start.inbox_ids:
+        if _is_written(db, start, mark):
+            return False
+        settle_rows(db, now, owner, start.turn_id, start.inbox_ids, finish.acknowledged)
+    if reason and finish.branched and session_promised(db, context.session_id):
+        reason = ""
+    if not reason:
+        given = (context.session_id, now, model, preview, *counts, start.one_shot, start.tenant, mark)
+        found = one(db, _CONTINUE, given)
     if found is None:
+        if _is_written(db, start, mark):
+            return False
         found = one(
             db,
             _FINISH,
@@ -169,10 +185,11 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
                 start.one_shot,
                 now,
                 preview,
-                now if finish.end_session else None,
-                finish.end_session or None,
+                now if reason else None,
+                reason or None,
                 *counts,
                 start.began_at,
+                mark,
             ),
         )
     if found is None:
@@ -181,10 +198,8 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
         add_messages(db, now, found[0], messages)
     if finish.outbox:
         add_replies(db, now, context.session_id, start.turn_id, finish.outbox)
-    if finish.acknowledged or start.inbox_ids:
-        settle_rows(db, now, start.turn_id, start.inbox_ids, finish.acknowledged)
     if start.run is not None:
-        finish_run(db, now, start.run, finish)
+        finish_run(db, now, owner, start.run, finish)
     if finish.events:
         insert_events(db, now, finish.events)
     for record in finish.also:
@@ -192,8 +207,16 @@ def finish_turn(db: Database, now: float, finish: TurnFinish, response_limit: in
         if put is None:
             raise TypeError(f"TurnFinish.also: the store does not know how to write a {type(record).__name__}")
         put(db, now, record, response_limit)
-    if finish.end_session:
+    if reason:
         abandon_waiting(db, now, context.session_id, SESSION_ENDED)
+    if finish.branched:
+        close_root(db, finish.root_id)
+    return bool(reason)
+
+
+def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
+    """Whether the end of this turn is there already: the session stays locked until it is, so that no other turn can have come after it."""
+    return exists(db, "SELECT 1 FROM sessions WHERE id = ? AND last_turn = ?", (start.context.session_id, mark))
 
 
 class SqliteTurns(Verbs):
@@ -207,8 +230,8 @@ class SqliteTurns(Verbs):
         Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
         tenant; nothing is written then.
         """
-        await self._write(begin_turn, self._clock(), start)
+        await self._write(begin_turn, self._clock(), self.owner, start)
 
-    async def finish_turn(self, finish: TurnFinish) -> None:
-        """Write everything that a turn leaves behind, all of it or nothing. Raises `ForeignSession` for a session of another tenant."""
-        await self._write(finish_turn, self._clock(), finish, self._response_limit)
+    async def finish_turn(self, finish: TurnFinish) -> bool:
+        """Write everything that a turn leaves behind, all of it or nothing; return whether it ended its session."""
+        return await self._write(finish_turn, self._clock(), self.owner, finish, self._response_limit)

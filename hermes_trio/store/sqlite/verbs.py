@@ -14,6 +14,7 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 import apsw
 import trio
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import translate
 
 from .rows import Database
@@ -126,6 +127,15 @@ class Verbs:
     _writer: Writer
     _reads: Reads
     _clock: Callable[[], float]
+    owner: str
+    """The incarnation that holds what this handle begins."""
+    _live: set[str]
+    """The owners that are not gone."""
+
+    def _check_owner(self) -> None:
+        """Raise `Fenced` for a handle that counts as gone: what it held was reaped, and it claims nothing any more."""
+        if self.owner not in self._live:
+            raise Fenced("this owner counts as gone, and what it held was reaped; open the store again")
 
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"

@@ -135,13 +135,14 @@ class StoreContract(ABC):
 
     @pytest.mark.trio
     async def test_messages_wait_in_order_until_a_turn_takes_them(self, tmp_path: Path) -> None:
-        """A message that a turn has begun with is never begun again; reading it takes nothing."""
+        """The oldest message is claimed, and claimed again until a turn begins with it; what a turn has begun with is never begun again."""
         async with self.open_store(tmp_path) as store:
             first = await store.accept_message(_message("one"))
             second = await store.accept_message(_message("two"))
             assert first is not None
-            assert await _waiting(store) == await _waiting(store) == [(first, "one"), (second, "two")]
-            assert [row.kind for row in await store.take_inbox(INBOX, KEY, 1)] == [InboxKind.MESSAGE]
+            assert await _waiting(store) == await _waiting(store) == [(first, "one")]
+            claimed = await store.take_inbox(INBOX, KEY, 1)
+            assert [(row.kind, row.attempts) for row in claimed] == [(InboxKind.MESSAGE, 3)]
             assert await store.waiting_sessions(INBOX) == [KEY]
             await store.begin_turn(_start([first]))
             assert await _waiting(store) == [(second, "two")]
@@ -160,7 +161,7 @@ class StoreContract(ABC):
                     nursery.start_soon(accept)
             assert len([id for id in accepted if id is not None]) == 1
             assert None not in [await store.accept_message(_message()) for _ in range(2)]
-            assert len(await _waiting(store)) == 3
+            assert await store.inbox_waiting(inbox=INBOX, session_key=KEY) == 3
 
     @pytest.mark.trio
     async def test_a_full_mailbox_takes_nothing(self, tmp_path: Path) -> None:
@@ -208,14 +209,16 @@ class StoreContract(ABC):
 
     @pytest.mark.trio
     async def test_what_was_seen_or_given_up_waits_no_more(self, tmp_path: Path) -> None:
-        """Superseding and abandoning say what they took, once, by root and row."""
+        """Superseding and abandoning say how many rows they took, once; a root is open until nothing of it waits."""
         async with self.open_store(tmp_path) as store:
             await store.finish_turn(_finish(_start(), "hi", "there"))
-            first = await store.add_notice(_notice(job_id="job_1"))
-            second = await store.add_notice(_notice(job_id="job_2"))
-            assert await store.supersede("job_1") == [("root_1", first)]
-            assert await store.supersede("job_1") == []
-            assert await store.abandon(session_id="s1", reason="session_ended") == [("root_1", second)]
+            await store.add_notice(_notice(job_id="job_1"))
+            await store.add_notice(_notice(job_id="job_2"))
+            assert await store.supersede("job_1") == 1
+            assert await store.supersede("job_1") == 0
+            assert await store.root_open("root_1")
+            assert await store.abandon(session_id="s1", reason="session_ended") == 1
+            assert not await store.root_open("root_1")
             assert await _waiting(store) == []
 
     @pytest.mark.trio
@@ -251,8 +254,8 @@ class StoreContract(ABC):
             assert (await store.recover("epoch-2")).jobs_lost == 2
             assert len(await _waiting(store)) == 1
             assert (await store.recover("epoch-3")).jobs_lost == 0
-            assert len(await _waiting(store)) == 1
             assert (await store.backlog())["inbox"] == 1
+            assert len(await _waiting(store)) == 1
 
     @pytest.mark.trio
     async def test_a_cancelled_commit_is_whole_or_not_there(self, tmp_path: Path) -> None:

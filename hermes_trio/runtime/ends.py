@@ -1,0 +1,177 @@
+"""The ends that could not be written yet, and the one task that owns them.
+
+Whoever ends something (a turn, a job, an attempt to send, a cron slot, a claim) writes the end through `Ends.put`. If the store refuses it, this
+task repeats it with growing pauses until it is written or the runtime closes. Ends may be written twice: the store's verbs change nothing the
+second time. An end that is refused while other writes succeed is reduced to its state and its error. An end that belongs to another owner by now
+(`Fenced`) is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from .errors import Fenced
+from .tree import waiting
+
+if TYPE_CHECKING:
+    from .core import RuntimeCore
+
+__all__ = ["End", "Ends"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.ends")
+
+FIRST_SECONDS: Final = 0.1
+LONGEST_SECONDS: Final = 10.0
+FULL_ATTEMPTS: Final = 3
+"""So often the whole end is tried before it is reduced, if other writes succeed."""
+
+Write = Callable[[], Awaitable[object]]
+
+
+class End(msgspec.Struct, eq=False):
+    """Something that has ended and must be written down. `then` is called once, when it is written or was given up.
+
+    `reduced` writes its state and error alone. `problem` says why it is not written; it is empty once it is.
+    """
+
+    name: str
+    write: Write
+    reduced: Write | None = None
+    then: Callable[[End], None] | None = None
+    attempts: int = 0
+    problem: str = ""
+    error: Exception | None = None
+    written: bool = False
+    was_reduced: bool = False
+    value: object = None
+    """What `write` returned."""
+    over: trio.Event = msgspec.field(default_factory=trio.Event)
+
+
+class Ends:
+    """The ends of one runtime that wait. `len` is how many."""
+
+    def __init__(self, core: RuntimeCore) -> None:
+        self._core = core
+        self._waiting: dict[End, None] = {}
+        self._wake = trio.Event()
+        self._open = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def describe(self) -> list[str]:
+        """What waits to be written, and why: for a health report."""
+        return [f"{end.name}: attempt {end.attempts}, {end.problem}" for end in self._waiting]
+
+    async def put(self, end: End) -> bool:
+        """Write an end; return whether it is written. Shielded for `finish_seconds`; after that it is this object's to repeat, and `end.then` is called."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds) as bound:
+            try:
+                end.value = await end.write()
+                end.written = True
+                self._settle(end)
+                return True
+            except Fenced as error:
+                logger.warning("%s is not written: %s", end.name, error)
+                end.problem, end.error = str(error), error
+                self._settle(end)
+                return False
+            except Exception as error:
+                self._note(end, error)
+            self._keep(end)
+            await end.over.wait()
+        if bound.cancelled_caught and end not in self._waiting:
+            end.problem = f"the store did not answer within {self._core.settings.finish_seconds:g} s"
+            self._keep(end)
+        return end.written
+
+    def _keep(self, end: End) -> None:
+        if self._open:
+            self._waiting[end] = None
+            self._wake.set()
+        else:
+            self._give_up(end)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Ends are repeated for the body of the `async with`. Leaving tries each once more; what is not written then is reaped at the next start."""
+        self._open = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run, name="ends")
+            try:
+                yield
+            finally:
+                self._open = False
+                nursery.cancel_scope.cancel()
+                for end in list(self._waiting):
+                    if not await self._attempt(end):  # noqa: ASYNC102 - bounded by finish_seconds
+                        self._give_up(end)
+
+    def _give_up(self, end: End) -> None:
+        logger.error("%s is not written, the next start ends it: %s", end.name, end.problem)
+        self._settle(end)
+
+    async def _run(self) -> None:
+        delay = FIRST_SECONDS
+        while True:
+            if not self._waiting:
+                self._wake = trio.Event()
+                await self._wake.wait()
+                delay = FIRST_SECONDS
+            with waiting(f"the store, to write {len(self._waiting)} ends"):
+                await trio.sleep(delay)
+            delay = min(2 * delay, LONGEST_SECONDS)
+            for end in list(self._waiting):
+                if await self._attempt(end):
+                    delay = FIRST_SECONDS
+
+    async def _attempt(self, end: End) -> bool:
+        """Try once more, within bounds; say whether it does not wait any more."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds) as bound:
+            try:
+                try:
+                    end.value = await end.write()
+                except Fenced:
+                    raise
+                except Exception as error:
+                    self._note(end, error)
+                    if end.attempts <= FULL_ATTEMPTS or end.reduced is None:
+                        return False
+                    await self._core.store.probe()
+                    await end.reduced()
+                    end.was_reduced = True
+                    logger.error(
+                        "%s is refused by the store, and is reduced to its state and error: %s", end.name, error
+                    )
+                end.written, end.problem = True, ""
+            except Fenced as error:
+                logger.warning("%s is not written: %s", end.name, error)
+                end.problem = str(error)
+            except Exception as error:
+                self._note(end, error)
+                return False
+            self._settle(end)
+            return True
+        if bound.cancelled_caught:
+            end.attempts += 1
+        return False
+
+    def _note(self, end: End, error: Exception) -> None:
+        end.attempts += 1
+        end.problem, end.error = str(error) or type(error).__name__, error
+        if end.attempts in (1, FULL_ATTEMPTS):
+            logger.error("%s is not written yet, it is tried again: %s", end.name, end.problem)
+
+    def _settle(self, end: End) -> None:
+        self._waiting.pop(end, None)
+        then, end.then = end.then, None
+        if then is not None:
+            then(end)
+        end.over.set()

@@ -1,0 +1,56 @@
+"""What one input started, asked by the root that its jobs and notices carry: is anything of it still open?"""
+
+from __future__ import annotations
+
+from hermes_trio.runtime.ports import ROOT_TOPIC
+
+from .rows import Database, exists, one
+from .verbs import Verbs
+
+__all__ = ["SqliteRoots", "close_root", "session_promised"]
+
+
+def root_open(db: Database, root_id: str) -> bool:
+    """Whether a job of this root is live, or a notice of it waits or is being told."""
+    return exists(db, "SELECT 1 FROM jobs WHERE root_id = ? AND ended_at IS NULL LIMIT 1", (root_id,)) or exists(
+        db, "SELECT 1 FROM inbox WHERE root_id = ? AND root_id <> '' AND settled_at IS NULL LIMIT 1", (root_id,)
+    )
+
+
+def close_root(db: Database, root_id: str) -> None:
+    """Something of this root has ended: signal it if that was the last of it."""
+    if root_id and not root_open(db, root_id):
+        db.signals.append((ROOT_TOPIC, root_id))
+
+
+def root_wakes(db: Database, root_id: str) -> int:
+    """How many turns have begun with notices of this root."""
+    sql = "SELECT count(DISTINCT turn_id) FROM inbox WHERE root_id = ? AND root_id <> '' AND kind = 'notice' AND turn_id <> ''"
+    found = one(db, sql, (root_id,))
+    return found[0] if found else 0
+
+
+def session_promised(db: Database, session_id: str) -> int:
+    """The watched jobs of a session that run, and its rows that wait or are being told."""
+    sql = (
+        "SELECT (SELECT count(*) FROM jobs WHERE session_id = ?1 AND ended_at IS NULL AND inbox <> '')"
+        " + (SELECT count(*) FROM inbox WHERE session_id = ?1 AND session_id <> '' AND settled_at IS NULL)"
+    )
+    found = one(db, sql, (session_id,))
+    return found[0] if found else 0
+
+
+class SqliteRoots(Verbs):
+    """The roots' part of the store."""
+
+    async def root_open(self, root_id: str) -> bool:
+        """Whether a job of this root is live, or a notice of it waits or is being told."""
+        return await self._read(root_open, root_id)
+
+    async def root_wakes(self, root_id: str) -> int:
+        """How many turns have begun with notices of this root."""
+        return await self._read(root_wakes, root_id)
+
+    async def session_promised(self, session_id: str) -> int:
+        """How much a session still has to be told."""
+        return await self._read(session_promised, session_id)
