@@ -128,6 +128,10 @@ bench-runtime: $(VENV)/.installed-dev ## What a turn and a tree cost, against ba
 bench-store: $(VENV)/.installed-dev ## Durable commits, the cost of a turn's writes, reads under load
 	@$(PY) -m bench.store $(QUICKFLAG) $(ARGS)
 
+.PHONY: bench-compare
+bench-compare: $(VENV)/.installed-dev ## CPU of a turn here against another checkout: BEFORE=path
+	@$(PY) bench/compare.py $(BEFORE)
+
 bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processes takes
 	@$(PY) -m bench.stop $(QUICKFLAG) $(ARGS)
 

@@ -37,12 +37,13 @@ Write = Callable[[], Awaitable[object]]
 class End(msgspec.Struct, eq=False):
     """Something that has ended and must be written down. `then` is called once, when it is written or was given up.
 
-    `reduced` writes its state and error alone. `problem` says why it is not written; it is empty once it is.
+    `reduced(end)` writes its state and error alone; it is given the end, so that an end never refers to itself and need not be collected.
+    `problem` says why it is not written; it is empty once it is.
     """
 
     name: str
     write: Write
-    reduced: Write | None = None
+    reduced: Callable[[End], Awaitable[object]] | None = None
     then: Callable[[End], None] | None = None
     attempts: int = 0
     problem: str = ""
@@ -51,7 +52,8 @@ class End(msgspec.Struct, eq=False):
     was_reduced: bool = False
     value: object = None
     """What `write` returned."""
-    over: trio.Event = msgspec.field(default_factory=trio.Event)
+    over: trio.Event | None = None
+    """Made when the end has to wait; set when it does not wait any more."""
 
 
 class Ends:
@@ -76,7 +78,8 @@ class Ends:
             try:
                 end.value = await end.write()
                 end.written = True
-                self._settle(end)
+                if end.then is not None:
+                    self._settle(end)
                 return True
             except Fenced as error:
                 logger.warning("%s is not written: %s", end.name, error)
@@ -86,7 +89,8 @@ class Ends:
             except Exception as error:
                 self._note(end, error)
             self._keep(end)
-            await end.over.wait()
+            if end.over is not None:
+                await end.over.wait()
         if bound.cancelled_caught and end not in self._waiting:
             end.problem = f"the store did not answer within {self._core.settings.finish_seconds:g} s"
             self._keep(end)
@@ -94,6 +98,7 @@ class Ends:
 
     def _keep(self, end: End) -> None:
         if self._open:
+            end.over = trio.Event()
             self._waiting[end] = None
             self._wake.set()
         else:
@@ -145,7 +150,7 @@ class Ends:
                     if end.attempts <= FULL_ATTEMPTS or end.reduced is None:
                         return False
                     await self._core.store.probe()
-                    await end.reduced()
+                    await end.reduced(end)
                     end.was_reduced = True
                     logger.error(
                         "%s is refused by the store, and is reduced to its state and error: %s", end.name, error
@@ -174,4 +179,5 @@ class Ends:
         then, end.then = end.then, None
         if then is not None:
             then(end)
-        end.over.set()
+        if end.over is not None:
+            end.over.set()

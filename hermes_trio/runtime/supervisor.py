@@ -381,7 +381,7 @@ class Supervisor:
 
     async def _finish(self, job: Job) -> None:
         """One transaction: the terminal state and, if a channel was held, the notice. What the store refuses is repeated by `core.ends`."""
-        end = End(f"job {job.id}", lambda: self._write_end(job), lambda: self._write_end(job, reduced=True))
+        end = End(f"job {job.id}", lambda: self._write_end(job), lambda _: self._write_end(job, reduced=True))
         await self._core.ends.put(end)
 
     async def _write_end(self, job: Job, *, reduced: bool = False) -> None:

@@ -271,14 +271,14 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
     end = End(
         f"turn {turn.id}",
         lambda: core.store.finish_turn(finish),
-        lambda: core.store.finish_turn(reduced(_unstored(outcome, end.error))),
+        lambda end: core.store.finish_turn(reduced(_unstored(outcome, end.error))),
     )
     written = await core.ends.put(end)
     if end.value is True:
         core.forget_session(turn.context.session_id)
     if written and not end.was_reduced:
         return outcome
-    if not end.over.is_set():
+    if end.over is not None and not end.over.is_set():
         turn.unwritten = end
         end.then = lambda _: _written_late(core, turn, end, outcome)
     return msgspec.structs.replace(_unstored(outcome, end.error), committed=False)

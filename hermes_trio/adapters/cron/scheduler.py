@@ -120,7 +120,7 @@ class CronInterface(OneShotInterface):
         end = End(
             f"slot {slot} of cron job {job_id}",
             lambda: store.finish_cron_slot(job_id, slot, state, output=outcome.text, error=error),
-            lambda: store.finish_cron_slot(job_id, slot, state, error=error),
+            lambda _: store.finish_cron_slot(job_id, slot, state, error=error),
         )
         await self._desk.runtime.core.ends.put(end)
         self._ended(job_id)
