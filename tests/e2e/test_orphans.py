@@ -187,5 +187,5 @@ def test_the_end_of_the_warden(server: Servers, tmp_path: Path) -> None:
             wait(this.victim_is_gone, "the victim survived the warden")
             wait(this.innocent_is_gone, "the innocent job survived the warden")
         answer = gateway.order("say", "victim", '!tool process {"action": "list"}')
-        assert '"status":"exited"' in answer["text"]
-        assert '"status":"running"' not in answer["text"]
+        assert '"status": "exited"' in answer["text"]
+        assert '"status": "running"' not in answer["text"]

@@ -55,8 +55,8 @@ async def converse(store: SqliteStore, generation: str, lane: int) -> None:
         )
         say("finished", name)
         for row in await store.claim_outbox("telegram", limit=4):
-            await store.outbox_sent(row)
-            say("sent", row.text)
+            if await store.outbox_sent(row):  # another lane may have claimed it again, and sent it
+                say("sent", row.text)
 
 
 async def deliver(store: SqliteStore, generation: str, lane: int) -> None:

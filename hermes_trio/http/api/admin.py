@@ -13,7 +13,7 @@ from hermes_trio.http.errors import ApiError, not_found
 from hermes_trio.http.inputs import whole_number
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
-from hermes_trio.http.schemas import Deleted
+from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
 from hermes_trio.store import ApiKey
 from hermes_trio.store.records import OutboxRow, OutboxState
 
@@ -290,8 +290,8 @@ def admin_routes() -> list[Route]:
             parameters=(
                 RouteParameter("state", "pending (default), sending, sent or dead."),
                 RouteParameter("platform", "Only of this platform."),
-                RouteParameter("limit", "At most so many.", {"type": "integer"}),
-                RouteParameter("offset", "Leave out so many.", {"type": "integer"}),
+                RouteParameter("limit", "At most so many.", LOOSE_NUMBER),
+                RouteParameter("offset", "Leave out so many.", LOOSE_NUMBER),
             ),
             tag="admin",
         ),

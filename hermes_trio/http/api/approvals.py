@@ -12,8 +12,10 @@ import msgspec
 
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
+from hermes_trio.http.inputs import whole_number
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
+from hermes_trio.http.schemas import LOOSE_NUMBER
 from hermes_trio.store import ApprovalChoice, ApprovalRow
 from hermes_trio.store.records import ApprovalState
 
@@ -119,8 +121,7 @@ def _whole(row: ApprovalRow) -> AnyApproval:
 async def list_approvals(request: Request) -> HandlerResult:
     """Everything that waits for a person, the oldest first; with `state=answered` what was answered or expired, the newest first."""
     store, seen = request.front.store, request.caller.sees
-    text = request.query("limit")
-    limit = min(MOST_SHOWN, int(text)) if text.isdecimal() and len(text) < 9 else SHOWN
+    limit = whole_number(request.query("limit"), SHOWN, least=1, most=MOST_SHOWN)
     wanted = request.query("state") or ApprovalState.PENDING.value
     if wanted == ApprovalState.PENDING.value:
         return Response.of(ApprovalList([_whole(row) for row in await store.list_approvals(tenant=seen, limit=limit)]))
@@ -158,7 +159,7 @@ def approval_routes() -> list[Route]:
             errors=(400,),
             parameters=(
                 RouteParameter("state", "pending (default) or answered."),
-                RouteParameter("limit", "At most so many.", {"type": "integer"}),
+                RouteParameter("limit", "At most so many.", LOOSE_NUMBER),
             ),
             tag="approvals",
         ),
