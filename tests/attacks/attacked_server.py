@@ -80,8 +80,12 @@ class Attacked:
         found, waiting = [], [self.server.pid]
         while waiting:
             pid = waiting.pop()
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                numbers = [int(word) for word in task.read_text().split()]
+            try:
+                texts = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+            except FileNotFoundError:  # a process that ended meanwhile has no children
+                continue
+            for text in texts:
+                numbers = [int(word) for word in text.split()]
                 waiting += numbers
                 found += [number for number in numbers if b"daemon/main.py" in _cmdline(number)]
         return found
