@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -100,7 +100,7 @@ class Approvals:
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
         id = turn.core.ids.make("appr_", 16)
-        waiter = _Waiter(tell, approval_scope(turn), turn.context.user_id)
+        waiter = _Waiter(tell, approval_scope(turn))
         self._waiters[id] = waiter
         try:
             await self._store.create_approval(self._row(turn, id, waiter.scope, question))
@@ -131,6 +131,7 @@ class Approvals:
             run_id=scope if scope.startswith("run_") else "",
             tenant=turn.plan.tenant,
             grantee=grantee_of(turn),
+            asker=turn.context.user_id,
         )
 
     def _show(self, id: str, waiter: _Waiter, question: Question) -> None:
@@ -179,12 +180,16 @@ class Approvals:
         approval_id: str = "",
         everything: bool = False,
         reason: str = "",
+        may: Callable[[ApprovalRow], bool] | None = None,
     ) -> list[ApprovalRow]:
-        """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending."""
+        """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending.
+
+        With `may`, only requests of which it is true are looked at: the oldest is the oldest of those. What it says of a row must not change.
+        """
         said = reason[:REASON_LENGTH]
         answered: list[ApprovalRow] = []
-        if approval_id or choice is ApprovalChoice.ALWAYS:
-            for known in await self._known(scope, approval_id, everything):
+        if approval_id or may is not None or choice is ApprovalChoice.ALWAYS:
+            for known in await self._known(scope, approval_id, everything, may):
                 one = await self._store.answer_approval(known.id, _offered(known, choice), reason=said)
                 answered += [] if one is None else [one]
         else:
@@ -195,17 +200,14 @@ class Approvals:
                 waiter.take(approval)
         return answered
 
-    async def _known(self, scope: str, approval_id: str, everything: bool) -> list[ApprovalRow]:
+    async def _known(
+        self, scope: str, approval_id: str, everything: bool, may: Callable[[ApprovalRow], bool] | None
+    ) -> list[ApprovalRow]:
         if approval_id:
             one = await self._store.get_approval(approval_id)
-            return [] if one is None or one.scope != scope else [one]
-        waiting = await self._store.list_approvals(scope=scope)
+            return [] if one is None or one.scope != scope or not (may is None or may(one)) else [one]
+        waiting = [row for row in await self._store.list_approvals(scope=scope) if may is None or may(row)]
         return waiting if everything else waiting[:1]
-
-    def asker(self, approval_id: str) -> str:
-        """The id of the person whose turn waits for this answer; empty if nobody waits, or no person has asked."""
-        waiter = self._waiters.get(approval_id)
-        return "" if waiter is None else waiter.asker
 
     def withdraw(self, approval_id: str, reason: str = "") -> bool:
         """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting.
@@ -234,10 +236,9 @@ class Approvals:
 class _Waiter:
     """Somebody who waits for an answer. However it ends, whoever follows the turn is told once."""
 
-    def __init__(self, tell: EventSink, scope: str, asker: str) -> None:
+    def __init__(self, tell: EventSink, scope: str) -> None:
         self.tell = tell
         self.scope = scope
-        self.asker = asker
         self.over = trio.Event()
         self.answer: ApprovalRow | None = None
         self.refused = ""

@@ -85,29 +85,40 @@ class Commands:
             return f"There is no command {caller.prefix}{command.name}; {caller.prefix}help lists those that there are."
         return await entry.run(caller, command)
 
-    async def may_answer(self, source: Source, key: str, *, approval_id: str = "", everything: bool = False) -> bool:
-        """Whether a person may answer what waits: in a group, whoever asked, or one of the platform's `approval_admins` (`*`: everybody)."""
-        approvals, member = self._desk.approvals, self._desk.directory.find(source.platform)
-        if source.chat_type == "dm" or approvals is None or member is None:
-            return True
-        admins = member.settings.approval_admins
-        if "*" in admins or (source.user_id or "") in admins:
-            return True
-        waiting = [row.id for row in await approvals.pending(key)]
-        targets = [approval_id] if approval_id else waiting if everything else waiting[:1]
-        return all(approvals.asker(id) == source.user_id or (not approvals.asker(id) and not admins) for id in targets)
+    async def answer(
+        self, source: Source, key: str, answer: ApprovalAnswer, approval_id: str = ""
+    ) -> list[ApprovalRow] | None:
+        """Answer an approval of a conversation: one by its id, the oldest, or all of those that this person may answer.
 
-    async def answer(self, key: str, answer: ApprovalAnswer, approval_id: str = "") -> list[ApprovalRow]:
-        """Answer an approval of a conversation: one by its id, the oldest, or all of them."""
-        if self._desk.approvals is None:
+        None says that something waits, and that none of it is this person's to answer: in a group, only the asker's own requests are, and those that
+        nobody asked for. The platform's `approval_admins` may answer all of them (`*`: everybody is one).
+        """
+        approvals = self._desk.approvals
+        if approvals is None:
             return []
-        return await self._desk.approvals.answer(
+        may = self._limits(source)
+        answered = await approvals.answer(
             key,
             ApprovalChoice(answer.choice.value),
             approval_id=approval_id,
             everything=answer.everything,
             reason=answer.reason,
+            may=may,
         )
+        if answered or may is None:
+            return answered
+        waiting = [row for row in await approvals.pending(key) if approval_id in ("", row.id)]
+        return None if any(not may(row) for row in waiting) else []
+
+    def _limits(self, source: Source) -> Callable[[ApprovalRow], bool] | None:
+        """Which requests a person may answer; None for all of them."""
+        member = self._desk.directory.find(source.platform)
+        if source.chat_type == "dm" or member is None:
+            return None
+        admins = member.settings.approval_admins
+        if "*" in admins or (source.user_id or "") in admins:
+            return None
+        return lambda row: row.asker == source.user_id if row.asker else not admins
 
     # -- the commands ----------------------------------------------------------------------------------------------------------------
 
@@ -209,9 +220,7 @@ class Commands:
             answer = approval_answer(command)
         except CommandTextError as error:
             return str(error)
-        if not await self.may_answer(caller.source, caller.session_key, everything=answer.everything):
-            return NOT_YOURS
-        return answered_text(await self.answer(caller.session_key, answer), answer)
+        return answered_text(await self.answer(caller.source, caller.session_key, answer), answer)
 
     # -- what they look at ---------------------------------------------------------------------------------------------------------
 
@@ -223,8 +232,10 @@ class Commands:
         return await self._desk.store.inbox_waiting(inbox=caller.platform, session_key=caller.session_key)
 
 
-def answered_text(answered: Sequence[ApprovalRow], answer: ApprovalAnswer) -> str:
-    """What an answer did."""
+def answered_text(answered: Sequence[ApprovalRow] | None, answer: ApprovalAnswer) -> str:
+    """What an answer did; see `Commands.answer`."""
+    if answered is None:
+        return NOT_YOURS
     if not answered:
         return "Nothing waits for approval here (any more)."
     if answer.choice is Choice.DENY:

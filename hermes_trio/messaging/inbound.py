@@ -23,7 +23,7 @@ from hermes_trio.store.errors import StoreBusy
 from .access import Access, AccessControl
 from .addresses import Address
 from .command_text import ApprovalAnswer, Choice, Command, LiteralText, bare_answer, parse_command
-from .commands import NOT_YOURS, CommandContext, Commands, answered_text
+from .commands import CommandContext, Commands, answered_text
 from .contract import Adapter, Disposition, Incoming, Received
 from .conversations import NEWER_MESSAGE
 from .core import MessagingCore
@@ -84,9 +84,7 @@ class Inbound:
         if approval is None or not _same_chat(approval.session_key, source, member):
             return "Nothing waits for approval here (any more)."
         answer = ApprovalAnswer(choice)
-        if not await self._commands.may_answer(source, approval.scope, approval_id=approval_id):
-            return NOT_YOURS
-        return answered_text(await self._commands.answer(approval.scope, answer, approval_id), answer)
+        return answered_text(await self._commands.answer(source, approval.scope, answer, approval_id), answer)
 
     # -- one message -----------------------------------------------------------------------------------------------------------------
 
@@ -106,13 +104,10 @@ class Inbound:
             return await self._command(member, incoming, key, command)
         answer = bare_answer(incoming.text, waiting=True)
         if answer is not None and self._desk.approvals is not None:
-            if not await self._commands.may_answer(source, key, everything=answer.everything):
-                await self._say(incoming, NOT_YOURS)
-                return Received(receipt=Disposition.ANSWERED, session_key=key, text=NOT_YOURS)
-            answered = await self._commands.answer(key, answer)
-            if answered:
+            answered = await self._commands.answer(source, key, answer)
+            if answered or answered is None:
                 said = answered_text(answered, answer)
-                if not adapter.supports_edit:
+                if answered is None or not adapter.supports_edit:
                     await self._say(incoming, said)
                 return Received(receipt=Disposition.ANSWERED, session_key=key, text=said)
         if not incoming.plain_text.strip() and "content" not in incoming.payload:

@@ -244,7 +244,8 @@ class ApprovalChoice(Enum):
 class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key.
 
-    `grantee` is to whom an answer of `always` is given: the tenant or the platform that the request comes from.
+    `grantee` is to whom an answer of `always` is given: the tenant or the platform that the request comes from. `asker` is the platform's id of the
+    person whose turn waits; empty where no person has asked.
     """
 
     id: str
@@ -259,6 +260,7 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     tenant: str = ""
     grantee: str = ""
+    asker: str = ""
 
 
 class ApprovalRow(msgspec.Struct, frozen=True):
@@ -281,6 +283,7 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     expires_at: float
     answered_at: float | None
     grantee: str = ""
+    asker: str = ""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

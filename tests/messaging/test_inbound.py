@@ -13,6 +13,7 @@ from hermes_trio.messaging.contract import Button, Disposition, Incoming
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import PlatformSettings
+from hermes_trio.store import NewApproval
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, open_world, scripted, starts_job, works
@@ -389,6 +390,48 @@ async def test_in_a_group_only_the_asker_answers(admins: list[str], allowed: boo
             assert "Approved (once)" in await chat.click(*parsed, kind="group", user="u1")
         await chat.wait_sent(2)
     assert chat.texts()[1] == "allowed"
+
+
+@pytest.mark.parametrize("words", ["/approve", "/approve all", "/deny no", "/deny all", "yes", "no"])
+@pytest.mark.parametrize(("admins", "allowed"), [([], False), (["u2"], True), (["*"], True)])
+async def test_words_of_another_member_of_a_group_answer_nothing(words: str, admins: list[str], allowed: bool) -> None:
+    """In a conversation that a group shares, a command or a bare word of another member leaves the question waiting; an admin's answers it."""
+    chat, worlds = MemoryPlatform(), list[World]()
+    shared = member(chat, approval_admins=admins, group_sessions_per_user=False)
+    async with open_world(scripted(asks(lambda: worlds[0])), shared) as world:
+        worlds.append(world)
+        await chat.say("delete it", kind="group", user="u1")
+        await chat.wait_sent(1)
+        (waiting,) = await world.store.list_approvals()
+        assert waiting.asker == "u1"
+        said = await chat.say(words, kind="group", user="u2")
+        assert ("Only the person who asked" in said.text) is not allowed
+        assert len(await world.store.list_approvals()) == (0 if allowed else 1)
+        if not allowed:
+            await chat.say("yes", kind="group", user="u1")
+        await world.idle()
+    refused = allowed and ("deny" in words or words == "no")
+    assert any(text.startswith("refused" if refused else "allowed") for text in chat.texts())
+
+
+async def test_who_may_answer_is_known_to_every_process(tmp_path: Path) -> None:
+    """The asker is in the row: a process that did not ask the question lets the same people answer it, each their own oldest."""
+    chat = MemoryPlatform()
+    shared = member(chat, group_sessions_per_user=False)
+    async with open_world(scripted(), shared, path=tmp_path / "store.db") as world:
+        await chat.say("hello", kind="group", user="u1")
+        await world.idle()
+        key = (await world.store.list_sessions())[0].session_key
+        for number, user in enumerate(("u1", "u2", "u2")):
+            await world.store.create_approval(
+                NewApproval(id=f"appr_{number}", scope=key, command="x", expires_at=9e9, session_key=key, asker=user)
+            )
+        await chat.say("/approve", kind="group", user="u2")
+        assert [row.id for row in await world.store.list_approvals()] == ["appr_0", "appr_2"]
+        assert "Only the person who asked" in (await chat.say("/approve all", kind="group", user="u3")).text
+        assert "Only the person who asked" in await chat.click("appr_0", Choice.ONCE, kind="group", user="u2")
+        await chat.say("/deny all", kind="group", user="u2")
+        assert [row.id for row in await world.store.list_approvals()] == ["appr_0"]
 
 
 async def test_a_command_that_the_chat_cannot_show_whole_is_refused() -> None:

@@ -19,7 +19,7 @@ __all__ = ["SqliteApprovals"]
 
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
-    " reason, created_at, expires_at, answered_at, grantee"
+    " reason, created_at, expires_at, answered_at, grantee, asker"
 )
 
 
@@ -40,7 +40,7 @@ def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRo
     found = one(
         db,
         f"INSERT INTO approvals ({_COLUMNS}, owner)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?, ?)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?, ?, ?)"
         f" RETURNING {_COLUMNS}",
         (
             new.id,
@@ -56,6 +56,7 @@ def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRo
             now,
             new.expires_at,
             new.grantee,
+            new.asker,
             owner,
         ),
     )

@@ -15,10 +15,11 @@ from hermes_trio.store.sqlite.rows import Database
 from .v1 import to_version_1
 from .v2 import to_version_2
 from .v3 import to_version_3
+from .v4 import to_version_4
 
 __all__ = ["MIGRATIONS", "Migration"]
 
 Migration = Callable[[Database], None]
 
-MIGRATIONS: Final[Sequence[Migration]] = (to_version_1, to_version_2, to_version_3)
+MIGRATIONS: Final[Sequence[Migration]] = (to_version_1, to_version_2, to_version_3, to_version_4)
 """Migration k (from 1) takes a file of version k-1 to version k."""
