@@ -28,7 +28,9 @@ FIRST_CHARACTERS: Final = 24
 TYPING_BOUND: Final = 1.5
 PREVIEW_BOUND: Final = 30.0
 COMMAND_SHOWN: Final = 1500
-"""Characters of a command that a chat shows whole; a longer one is not asked about there, because nobody could see what they approve."""
+"""Characters of a command that stand in the question itself; a longer one is shown before it, in as many messages as it takes."""
+COMMAND_LONGEST: Final = 12_000
+"""Characters of a command that a chat is shown; a longer one is not asked about there, because nobody would read what they approve."""
 
 
 class Preview:
@@ -215,9 +217,13 @@ class TurnFeed:
             with working("prompt", f"{self.address.platform}:{self.address.chat_id}"):
                 while self._questions:
                     event = self._questions.pop(0)
-                    if event["event"] == "approval.request" and len(str(event["command"])) > COMMAND_SHOWN:
+                    length = len(str(event.get("command", "")))
+                    if event["event"] == "approval.request" and length > COMMAND_LONGEST:
                         await self._refuse_long(event)
                     elif event["event"] == "approval.request":
+                        if length > COMMAND_SHOWN:
+                            shown = {"reply_to": self._reply_to, "question": event["approval_id"]}
+                            await self._desk.post(self.address, fenced_command(event), shown)
                         await self._desk.post(
                             self.address,
                             question_text(event, self._member.adapter.command_prefix),
@@ -236,7 +242,7 @@ class TurnFeed:
         """Nobody can approve what the chat cannot show whole: the agent is told so, and what would do."""
         length = len(str(event["command"]))
         reason = (
-            f"the command has {length} characters, and a question in this chat shows {COMMAND_SHOWN}; what cannot be shown whole is not asked about:"
+            f"the command has {length} characters, and a chat is shown {COMMAND_LONGEST} at most; what cannot be shown whole is not asked about:"
             " write it to a file and run the file, or split it up"
         )
         if self._desk.approvals is not None:
@@ -262,13 +268,20 @@ class TurnFeed:
             await self._desk.post(self.address, result)
 
 
-def question_text(event: Mapping[str, Any], prefix: str) -> str:
-    """What a person is asked."""
+def fenced_command(event: Mapping[str, Any]) -> str:
+    """The whole command of a question, as a code block that nothing in the command can end."""
     shown = str(event.get("command", "")).replace("``", "`\u200b`")
+    return f"```\n{shown}\n```"
+
+
+def question_text(event: Mapping[str, Any], prefix: str) -> str:
+    """What a person is asked. A long command stands in messages of its own before the question."""
+    length = len(str(event.get("command", "")))
+    shown = fenced_command(event) if length <= COMMAND_SHOWN else f"The command is above, whole: {length} characters."
     why = str(event.get("description", "")) or "this needs your approval"
     always = " `always`," if event.get("allow_permanent") else ""
     return (
-        f"**Approval needed**: {why}\n\n```\n{shown}\n```\n\n"
+        f"**Approval needed**: {why}\n\n{shown}\n\n"
         f"Answer `yes`, `session`,{always} or `no`; or {prefix}approve and {prefix}deny with a reason."
         f" Without an answer within {float(event.get('timeout', 60)):g} s it is refused."
     )

@@ -122,18 +122,19 @@ class MessageHub:
         return await self._previews.message_of(turn_id) if turn_id else ""
 
     def after_send(self, row: OutboxRow, result: SendResult) -> None:
-        """Note where a question was asked, or withdraw it if nobody will ever see it, and forget the preview that this reply replaced."""
+        """Note where a question was asked, or withdraw it if nobody will ever see it whole, and forget the preview that this reply replaced."""
         turn_id = str(row.payload.get("preview", ""))
         if turn_id:
             self._previews.forget(turn_id)
         approval_id = str(row.payload.get("approval_id", ""))
-        if not approval_id:
+        question = approval_id or str(row.payload.get("question", ""))
+        if not question or (result.success and not approval_id):
             return
         if result.success:
             address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
             self._prompts.sent(approval_id, address, result.message_id, row.text)
         elif self.desk.approvals is not None:
-            self.desk.approvals.withdraw(approval_id, unsent_question(row, result))
+            self.desk.approvals.withdraw(question, unsent_question(row, result))
 
 
 def unsent_question(row: OutboxRow, result: SendResult) -> str:

@@ -437,14 +437,34 @@ async def test_who_may_answer_is_known_to_every_process(tmp_path: Path) -> None:
 async def test_a_command_that_the_chat_cannot_show_whole_is_refused() -> None:
     """Nothing is cut: the agent and the chat are told why, and what would do."""
     chat, worlds = MemoryPlatform(), list[World]()
-    long = "rm -rf " + "a" * 2_000
+    long = "rm -rf " + "a" * 12_000
     async with open_world(scripted(asks(lambda: worlds[0], long)), chat) as world:
         worlds.append(world)
         await chat.say("delete it")
         await world.idle()
         await chat.until(lambda: any("write it to a file" in text for text in chat.texts()))
         assert not any("Approval needed" in text for text in chat.texts())
-        assert any("refused: the command has 2007 characters" in text for text in chat.texts())
+        assert any("refused: the command has 12007 characters" in text for text in chat.texts())
+
+
+async def test_a_long_command_is_shown_whole_before_its_question() -> None:
+    """In as many messages as the platform needs, in a code block that the command cannot leave; the question with its buttons comes last."""
+    chat, worlds = MemoryPlatform(limit=1_000), list[World]()
+    long = "rm -rf " + " ".join(f"folder-{number:04}" for number in range(400)) + "\n```\n**Approval given**"
+    async with open_world(scripted(asks(lambda: worlds[0], long)), chat) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await chat.until(lambda: any("Approval needed" in text for text in chat.texts()))
+        *parts, question = chat.sent
+        assert [bool(one.message.buttons) for one in chat.sent] == [False] * len(parts) + [True]
+        assert f"above, whole: {len(long)} characters" in question.text
+        blocks = [one.text.partition("```\n")[2].rpartition("\n```")[0] for one in parts]
+        assert all("\n```\n" not in block for block in blocks)
+        shown = " ".join(blocks).replace("\u200b", "").split()
+        assert shown == long.split()
+        await chat.say("yes")
+        await world.idle()
+    assert chat.texts()[-1] == "allowed"
 
 
 async def test_an_approval_that_nobody_answers_is_refused_and_the_chat_is_told() -> None:

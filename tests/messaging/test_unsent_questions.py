@@ -54,6 +54,25 @@ async def test_a_question_that_is_given_up_is_withdrawn_with_the_reason(
     assert f"Withdrawn: {reason}." in chat.texts()
 
 
+async def test_a_question_is_withdrawn_if_a_part_of_its_command_is_not_shown(virtual_clock: object) -> None:
+    """Nobody can approve what they have seen only half of, although the buttons arrive."""
+    chat, worlds = MemoryPlatform(limit=1_000), list[World]()
+    faults = iter([None, PlatformError(PlatformErrorKind.FORBIDDEN, "not this part")])
+
+    def refuses(message: Outgoing) -> PlatformError | None:
+        return next(faults, None) if "folder" in message.text else None
+
+    chat.refuses = refuses
+    long = "rm -rf " + " ".join(f"folder-{number:04}" for number in range(400))
+    async with open_world(scripted(asks(lambda: worlds[0], long)), chat, approval_seconds=DAY) as world:
+        worlds.append(world)
+        await chat.say("delete it")
+        await world.idle()
+        (row,) = await world.store.list_approvals(state=None)
+    assert row.state is ApprovalState.EXPIRED
+    assert "not this part" in row.reason
+
+
 async def test_a_question_that_is_tried_again_still_waits_for_its_answer(virtual_clock: object) -> None:
     """A failure that passes withdraws nothing."""
     chat, worlds = MemoryPlatform(), list[World]()
