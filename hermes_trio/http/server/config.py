@@ -26,6 +26,7 @@ def hypercorn_config(bind: str | Sequence[str] = "127.0.0.1:8642") -> Config:
     config.backlog = 4096
     config.keep_alive_timeout = 75.0
     config.graceful_timeout = 10.0
+    config.ssl_handshake_timeout = 15.0
     config.include_server_header = False
     config.worker_class = "trio"
     return config

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 DRAIN_BYTES = 1024 * 1024
 DRAIN_TIMEOUT = 5.0
 LAST_SEND_TIMEOUT = 30.0
+PIECE_BYTES = 64 * 1024
 LAST_SEND_GRACE = 0.5
 WRITE_TIMEOUT = 30.0
 
@@ -259,13 +260,21 @@ class GuardedExchange:
             start, self._start = self._start, None
             self._begun = True
             await self._send(self._complete_head(start, None if more else len(message.get("body", b""))))
+        body: bytes = message.get("body", b"") if message["type"] == "http.response.body" else b""
+        if len(body) > PIECE_BYTES and not self._http1:
+            # The bound is for each piece: a reader that keeps taking a little gets everything.
+            last = (len(body) - 1) // PIECE_BYTES * PIECE_BYTES
+            for start in range(0, last, PIECE_BYTES):
+                if self.fate.ending is not None:
+                    break
+                await self._bounded({**message, "body": body[start : start + PIECE_BYTES], "more_body": True})
+            message = {**message, "body": body[last:]}
+        if self.fate.ending is Ending.SLOW_READER:
+            # An application that may not be cancelled goes on; there is nobody to go on for.
+            await trio.lowlevel.checkpoint()
+            return
         if message["type"] != "http.response.body" or more:
-            with trio.move_on_after(self._slow.write_timeout) as bound:
-                await self._send(message)
-            if bound.cancelled_caught:
-                # Over HTTP/2 a reader that gives no window stalls the stream, and the connection's own bound does not see it.
-                self._end(Ending.SLOW_READER)
-                await trio.lowlevel.checkpoint()
+            await self._bounded(message)
             return
         with trio.move_on_after(self._patience, shield=True) as self._last_send:
             self._answering = True
@@ -277,6 +286,15 @@ class GuardedExchange:
                 with trio.move_on_after(self._drain_timeout):
                     await self._settled.wait()
             await self._send(message)
+
+    async def _bounded(self, message: Message) -> None:
+        """Pass a message on that is not the last one. A reader that does not take it in time ends the request."""
+        with trio.move_on_after(self._slow.write_timeout) as bound:
+            await self._send(message)
+        if bound.cancelled_caught:
+            # Over HTTP/2 a reader that gives no window stalls the stream, and the connection's own bound does not see it.
+            self._end(Ending.SLOW_READER)
+            await trio.lowlevel.checkpoint()
 
     def _complete_head(self, start: Message, length: int | None) -> Message:
         """The opening message with the length of a one-part answer, and with the close that a long unread

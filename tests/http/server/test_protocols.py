@@ -11,7 +11,9 @@ from pathlib import Path
 
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
+import h2.settings
 import httpx2
 import msgspec
 import pytest
@@ -28,6 +30,8 @@ from hermes_trio.http.server.endings import Ending, ending_of
 
 from .loopback import RawClient, RunningServer, request, running
 from .sample_app import SampleApp
+
+SOON = 0.08
 
 LONG = 3600.0
 
@@ -255,3 +259,150 @@ async def test_a_reader_that_gives_no_window_ends_over_http2(fast: bool) -> None
         await client.send(connection.data_to_send())
         await ended.wait()
     assert endings == [Ending.SLOW_READER]
+
+
+def opened_http2() -> tuple[h2.connection.H2Connection, bytes, bytes]:
+    """A client's connection, its preface with its settings, and one complete head."""
+    connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+    connection.initiate_connection()
+    opening = connection.data_to_send()
+    headers = [(":method", "GET"), (":path", "/echo"), (":authority", "test"), (":scheme", "http"), ("x", "y" * 64)]
+    connection.send_headers(1, headers, end_stream=True)
+    return connection, opening, connection.data_to_send()
+
+
+def unended(head: bytes) -> bytes:
+    """A HEADERS frame that says that more of its head will come."""
+    return head[:4] + bytes([head[4] & ~4]) + head[5:]
+
+
+@pytest.mark.parametrize("sent", ["preface", "settings", "frame header", "half a frame", "unended head"])
+async def test_a_slow_head_ends_over_http2(fast: bool, sent: str) -> None:
+    """Whatever of a request comes first, the rest must follow in time, trickling or not; then the client is told to calm down."""
+    connection, opening, head = opened_http2()
+    told = {
+        "preface": opening[:20],
+        "settings": opening[:26],
+        "frame header": opening + head[:5],
+        "half a frame": opening + head[:30],
+        "unended head": opening + unended(head),
+    }[sent]
+    trickle = b"\0\0\0\x09\0\0\0\0\1" if sent == "unended head" else b""
+    async with running(SampleApp(), fast=fast, head_timeout=SOON) as server:
+        client = await server.connect()
+        await client.send(told)
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+
+                async def more() -> None:
+                    for _ in range(40):
+                        await trio.sleep(SOON / 10)
+                        try:
+                            await client.send(trickle)
+                        except trio.BrokenResourceError:
+                            return
+
+                nursery.start_soon(more)
+                events = connection.receive_data(await client.rest())
+                nursery.cancel_scope.cancel()
+    if sent not in ("preface", "settings"):
+        (ended,) = [event for event in events if isinstance(event, h2.events.ConnectionTerminated)]
+        assert ended.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+
+
+async def test_a_slow_head_is_answered_408_on_a_stock_connection() -> None:
+    """HTTP/1.1 over TLS has the same bound as without."""
+    async with running(SampleApp(), fast=False, head_timeout=SOON) as server:
+        client = await server.connect()
+        assert (await client.get("/echo")).status == 200
+        await client.send(b"GET / HTTP/1.1\r\nX: 1")
+        reply = await client.reply()
+        assert (reply.status, msgspec.json.decode(reply.body)["error"]["code"]) == (408, "request_timeout")
+        assert await client.rest() == b""
+
+
+async def test_a_body_over_http2_is_not_taken_for_a_head(fast: bool) -> None:
+    """A frame of a body may come as slowly as a body may."""
+    async with running(SampleApp(), fast=fast, head_timeout=SOON) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "POST"), (":path", "/echo"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers)
+        await client.send(connection.data_to_send())
+        connection.send_data(1, b"x" * 10, end_stream=True)
+        data = connection.data_to_send()
+        await client.send(data[:12])
+        await trio.sleep(SOON * 3)
+        await client.send(data[12:])
+        status, body = await exchange_http2(client, connection, 1)
+        assert (status, msgspec.json.decode(body)["body"]) == (200, "x" * 10)
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+async def test_an_idle_connection_ends_over_http2(fast: bool, requests: int) -> None:
+    """Before the first request and after the last; pings do not keep it."""
+    connection, opening, head = opened_http2()
+    async with running(SampleApp(), fast=fast, keep_alive_timeout=SOON) as server:
+        client = await server.connect()
+        await client.send(opening)
+        for number in range(requests):
+            if number:
+                headers = [(":method", "GET"), (":path", "/echo"), (":authority", "test"), (":scheme", "http")]
+                connection.send_headers(1 + 2 * number, headers, end_stream=True)
+                head = connection.data_to_send()
+            await client.send(head)
+            assert (await exchange_http2(client, connection, 1 + 2 * number))[0] == 200
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+
+                async def ping() -> None:
+                    while True:
+                        connection.ping(b"12345678")
+                        await trio.sleep(SOON / 10)
+                        try:
+                            await client.send(connection.data_to_send())
+                        except trio.BrokenResourceError:
+                            return
+
+                nursery.start_soon(ping)
+                await client.rest()
+                nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_that_takes_no_byte_ends_over_http2(fast: bool) -> None:
+    """With a window of its own but a full socket, the connection is closed: nothing can be sent on it."""
+    app = SampleApp()
+    async with running(app, fast=fast, write_timeout=SOON) as server:
+        client = await server.connect(receive_buffer=4096)
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
+        connection.increment_flow_control_window(2**31 - 2**16)
+        headers = [(":method", "GET"), (":path", "/shielded_flood"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers, end_stream=True)
+        await client.send(connection.data_to_send())
+        with trio.fail_after(5):
+            await app.cancelled.wait()
+
+
+async def test_a_slow_but_steady_reader_gets_everything_over_http2() -> None:
+    """One large part, a window of a few KiB at a time: longer in all than one write may take."""
+    async with running(SampleApp(), write_timeout=1.0) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "GET"), (":path", "/large"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers, end_stream=True)
+        received, started = 0, trio.current_time()
+        while True:
+            await client.send(connection.data_to_send())
+            for event in connection.receive_data(await client.stream.receive_some(65536)):
+                if isinstance(event, h2.events.DataReceived):
+                    received += len(event.data)
+                    connection.acknowledge_received_data(event.flow_controlled_length, 1)
+                    await trio.sleep(0.004)
+                elif isinstance(event, h2.events.StreamEnded):
+                    assert received == 5_000_000
+                    assert trio.current_time() - started > 1.0
+                    return
