@@ -10,7 +10,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-__all__ = ["Mount", "MountCaller", "MountProblem", "MountRequest", "MountResponse", "MountSend", "MountStream"]
+__all__ = [
+    "Mount",
+    "MountCaller",
+    "MountFile",
+    "MountProblem",
+    "MountRequest",
+    "MountResponse",
+    "MountSend",
+    "MountStream",
+]
 
 MountSend: TypeAlias = Callable[[bytes], Awaitable[None]]
 """Sends some bytes of a streamed answer. Cancelling it means that the client has left."""
@@ -45,6 +54,14 @@ class MountResponse(msgspec.Struct, frozen=True):
     status: int = 200
 
 
+class MountFile(msgspec.Struct, frozen=True):
+    """A file. The server lets a browser show a picture, and only keep anything else; nothing in it can run."""
+
+    body: bytes
+    media: str
+    name: str
+
+
 class MountStream(msgspec.Struct, frozen=True):
     """An answer that goes on: `run(send)` sends server-sent events until it returns or is cancelled."""
 
@@ -67,10 +84,12 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
     scope: str
-    handler: Callable[[MountRequest], Awaitable[MountResponse | MountStream]]
+    handler: Callable[[MountRequest], Awaitable[MountResponse | MountFile | MountStream]]
     streams: bool = False
     status: int = 200
     body: type | None = None
     """The type of the request's body."""
+    media: str = "application/json"
+    """The type of the answer, if it is no stream."""
     summary: str = ""
     tag: str = ""

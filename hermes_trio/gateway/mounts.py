@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import quote
 
 import trio
 
-from hermes_trio.base.mounts import Mount, MountCaller, MountProblem, MountRequest, MountResponse, MountStream
+from hermes_trio.base.mounts import (
+    Mount,
+    MountCaller,
+    MountFile,
+    MountProblem,
+    MountRequest,
+    MountResponse,
+    MountStream,
+)
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.errors import ApiError
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
@@ -42,6 +51,8 @@ def route_of(mount: Mount) -> Route:
             raise ApiError(problem.status, str(problem), code=problem.code) from None
         if isinstance(answer, MountResponse):
             return Response.of(answer.body, answer.status)
+        if isinstance(answer, MountFile):
+            return _file(answer)
         return _streamed(answer, request)
 
     return Route(
@@ -52,13 +63,25 @@ def route_of(mount: Mount) -> Route:
         access=RequiredScope(mount.scope),
         streams=mount.streams,
         summary=mount.summary,
-        answer=None if mount.streams else dict[str, Any],
+        answer=None if mount.streams or mount.media != "application/json" else dict[str, Any],
         status=mount.status,
-        media="text/event-stream" if mount.streams else "application/json",
+        media="text/event-stream" if mount.streams else mount.media,
         body=mount.body,
-        errors=(400,),
+        errors=(400, 404) if mount.media != "application/json" else (400,),
         tag=mount.tag,
     )
+
+
+def _file(file: MountFile) -> Response:
+    """A file of a person or an agent: nobody trusts it. A browser shows pictures, keeps the rest, and runs nothing of either."""
+    how = "inline" if file.media.startswith("image/") and file.media != "image/svg+xml" else "attachment"
+    headers = (
+        (b"content-security-policy", b"default-src 'none'; sandbox; frame-ancestors 'none'"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"cache-control", b"private, max-age=3600"),
+        (b"content-disposition", f"{how}; filename*=UTF-8''{quote(file.name, safe='')}".encode("ascii")),
+    )
+    return Response(file.body, 200, headers, file.media.encode("ascii"))
 
 
 def _streamed(stream: MountStream, request: Request) -> EventStream:

@@ -131,7 +131,9 @@ class Inbound:
             if desk.runtime.draining:
                 raise Draining
             with desk.committing() as bound:
-                if turn is not None and settings.busy == "steer" and not isinstance(incoming.text, LiteralText):
+                # Steering takes text up; files, and what no person typed, are a turn of their own.
+                typed = not isinstance(incoming.text, LiteralText) and "content" not in incoming.payload
+                if turn is not None and settings.busy == "steer" and typed:
                     return await self._steer(delivery, turn, message, key)
                 if not await delivery.accept(message):
                     return Received(receipt=Disposition.DUPLICATE, session_key=key)

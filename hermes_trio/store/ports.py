@@ -7,7 +7,7 @@ nothing behind. The small protocols are for those who need only a part; `Store` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hermes_trio.runtime.outcome import RunStatus
@@ -298,6 +298,10 @@ class OutboxStore(Protocol):
         self, state: OutboxState, *, platform: str | None = None, limit: int = 50, offset: int = 0
     ) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
+        ...
+
+    async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
+        """The newest replies to one chat, whatever became of them, newest first. Sent ones are kept for as long as retention says."""
         ...
 
     async def outbox_unsent(self) -> int:

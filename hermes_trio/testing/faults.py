@@ -74,6 +74,7 @@ READ_VERBS: Final[frozenset[str]] = frozenset(
         "load_history",
         "next_outbox_due",
         "outbox_unsent",
+        "replies_to",
         "root_open",
         "root_wakes",
         "session_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from hermes_trio.config import load_config
 from hermes_trio.gateway.serving import Serving, open_server
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.net.sse import EventReader
+from hermes_trio.runtime.ports import Message
 
 KEY = "web-admin-key-0123456789"
 BASE = "/v1/web/conversations"
@@ -123,8 +125,9 @@ async def test_a_tenant_has_its_own_conversations_and_its_work_is_filed_under_it
         assert (await http.get(BASE, headers=keys["none"])).status_code == 403
         stopped = await http.post(path, json={"text": "/stop"}, headers=keys["acme"])
         assert stopped.json()["receipt"] == "command"
-        found = await until(http, path, lambda found: found["asides"], headers=keys["acme"])
-        assert "nothing of it runs any more" in found["asides"][0]["text"]
+        await until(
+            http, path, lambda found: "nothing of it runs any more" in str(found["asides"]), headers=keys["acme"]
+        )
         (session,) = (await http.get("/api/sessions", headers=keys["acme"])).json()["data"]
         assert session["source"] == "web"
 
@@ -146,6 +149,148 @@ async def test_an_approval_is_answered_in_place_and_only_by_its_owner(tmp_path: 
         await http.post(decide, json={"choice": "deny"})
         ended = await until(http, path, lambda found: texts(found, "assistant"))
         assert ended["approvals"] == []
+
+
+async def test_what_is_in_no_transcript_comes_from_rows_also_after_a_restart(tmp_path: Path) -> None:
+    """Answers to commands and how a turn failed: each once, in order; a conversation that is started anew begins empty."""
+    path = f"{BASE}/a/messages"
+    async with open_chat(tmp_path) as (_, http):
+        await http.post(path, json={"text": "hello"})
+        await until(http, path, lambda found: texts(found, "assistant"))
+        await http.post(path, json={"text": "/status"})
+        await http.post(path, json={"text": "!fail because it must"})
+        before = await until(http, path, lambda found: len(found["asides"]) == 2)
+    async with open_chat(tmp_path) as (_, http):
+        after = (await http.get(path)).json()
+        assert after["asides"] == before["asides"]
+        assert "hello" not in str(after["asides"][0])
+        assert "This failed" in after["asides"][1]["text"]
+        assert texts(after, "assistant") == texts(before, "assistant")
+        await http.post(path, json={"text": "/new"})
+        anew = await until(http, path, lambda found: found["session_id"] != after["session_id"])
+        anew = await until(http, path, lambda found: found["asides"])
+        assert len(anew["asides"]) == 1
+
+
+async def test_a_message_that_waits_is_shown_until_its_own_turn_has_ended(tmp_path: Path) -> None:
+    """The end of the turn before it does not take it off a page, and it is not shown twice."""
+
+    def said(found: dict[str, Any]) -> list[str]:
+        ids = {one["said"]["text"] for one in found["live"] if one.get("said")}
+        return [*texts(found, "user"), *ids | {one["text"] for one in found["live"] if one["event"] == "said"}]
+
+    async with open_chat(tmp_path) as (_, http):
+        path = f"{BASE}/a/messages"
+        await http.post(path, json={"text": "!sleep 0.3", "id": "1"})
+        await http.post(path, json={"text": "!sleep 0.4", "id": "2"})
+        while True:
+            found = (await http.get(path)).json()
+            assert sorted(said(found)) == ["!sleep 0.3", "!sleep 0.4"]
+            if len(texts(found, "user")) == 2:
+                break
+            await trio.sleep(0.02)
+        assert found["live"] == []
+
+
+async def test_unread_counts_are_kept_for_each_key_and_conversation(tmp_path: Path) -> None:
+    """What came while nobody looked is unread, after a restart as well, until that key has read it; another key of the tenant has its own count."""
+
+    async def unread(http: httpx2.AsyncClient, **more: Any) -> list[int]:
+        return [one["unread"] for one in (await http.get(BASE, **more)).json()["data"]]
+
+    path = f"{BASE}/a/messages"
+    async with open_chat(tmp_path) as (serving, http):
+        keys: list[dict[str, str]] = []
+        for name in ("one", "two"):
+            _, secret = await serving.gateway.gateway.store.create_api_key(name, scopes=("chat",), tenant="acme")
+            keys.append({"Authorization": f"Bearer {secret}"})
+        one, two = keys
+        await http.post(path, json={"text": "!bg sleep 0.1; echo done"}, headers=one)
+        await until(http, path, lambda found: len(texts(found, "user")) == 2, headers=one)
+        assert await unread(http, headers=one) == [2]
+        assert await unread(http, headers=two) == [0]
+    async with open_chat(tmp_path) as (_, http):
+        assert await unread(http, headers=one) == [2]
+        older = (await http.get(path, headers=one)).json()["mark"]
+        await http.post(path, json={"text": "/status"}, headers=two)
+        found = await until(http, path, lambda found: found["asides"], headers=one)
+        assert await unread(http, headers=one) == [3]
+        await http.post(f"{BASE}/a/seen", json={"mark": found["mark"]}, headers=one)
+        assert await unread(http, headers=one) == [0]
+        # A page that is behind takes nothing back.
+        await http.post(f"{BASE}/a/seen", json={"mark": older}, headers=one)
+        assert await unread(http, headers=one) == [0]
+        assert await unread(http, headers=two) != [0]
+        for mark in ("", "7", '["x", "y"]'):
+            assert (await http.post(f"{BASE}/a/seen", json={"mark": mark}, headers=one)).status_code == 400
+
+
+PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+
+
+def attached(name: str, body: bytes, media: str = "") -> dict[str, str]:
+    """A file as a page sends it."""
+    return {"name": name, "media": media, "data": b64encode(body).decode()}
+
+
+async def test_attachments_go_to_the_agent_and_come_back_with_the_transcript(tmp_path: Path) -> None:
+    """Pictures and text files reach the model; a page finds their names and fetches them, a browser runs nothing in them, other tenants find nothing."""
+    async with open_chat(tmp_path) as (serving, http):
+        store = serving.gateway.gateway.store
+        path, name = f"{BASE}/a/messages", "<img src=x onerror=alert(1)>.png"
+        files = [attached(name, PIXEL, "text/html"), attached("notes.txt", b"first line\n<b>second</b>")]
+        said = await http.post(path, json={"text": "look", "attachments": files})
+        assert said.json()["receipt"] == "accepted"
+        found = await until(http, path, lambda found: texts(found, "assistant"))
+        assert "(with 1 image)" in texts(found, "assistant")[0]
+        assert "first line" in texts(found, "assistant")[0]
+        (mine,) = [one for one in found["data"] if one["role"] == "user"]
+        assert mine["text"] == "look"
+        assert [(one["name"], one["media"], one["bytes"]) for one in mine["attachments"]] == [
+            (name, "image/png", len(PIXEL)),
+            ("notes.txt", "text/plain", 24),
+        ]
+        picture, notes = (f"{path}/{mine['place']}/parts/{one['part']}" for one in mine["attachments"])
+        answer = await http.get(picture)
+        assert (answer.content, answer.headers["content-type"]) == (PIXEL, "image/png")
+        assert answer.headers["content-disposition"].startswith("inline; filename*=UTF-8''%3Cimg")
+        for fetched in (answer, await http.get(notes)):
+            assert "sandbox" in fetched.headers["content-security-policy"]
+            assert fetched.headers["x-content-type-options"] == "nosniff"
+        assert (await http.get(notes)).headers["content-disposition"].startswith("attachment;")
+        _, secret = await store.create_api_key("b", scopes=("chat",), tenant="b")
+        foreign = {"Authorization": f"Bearer {secret}"}
+        assert (await http.get(picture, headers=foreign)).status_code == 404
+        for wrong in (f"{mine['place']}/parts/9", f"7.{mine['id']}/parts/1", "x/parts/1", f"{mine['place']}/parts/0"):
+            assert (await http.get(f"{path}/{wrong}")).status_code == 404, wrong
+        # What an agent puts into its answer is shown in the same way.
+        url = "data:image/png;base64," + b64encode(PIXEL).decode()
+        parts = [{"type": "text", "text": "a chart"}, {"type": "image_url", "image_url": {"url": url}}]
+        await store.append_messages(found["session_id"], [Message(role="assistant", content=parts)])
+        drawn = (await http.get(path)).json()["data"][-1]
+        assert (drawn["text"], [one["name"] for one in drawn["attachments"]]) == ("a chart", ["picture"])
+        assert (await http.get(f"{path}/{drawn['place']}/parts/1")).content == PIXEL
+
+
+REFUSED = [
+    ([attached("a.bin", b"\x00\x01\x02")], "unsupported_attachment"),
+    ([{"name": "a.png", "data": "not base64!"}], "unsupported_attachment"),
+    ([attached("a.webp", b"RIFF\x00\x00\x00\x00WAVE")], "unsupported_attachment"),
+    ([attached("a.txt", b"x" * 300_000)], "unsupported_attachment"),
+    ([attached("a.txt", b"x")] * 9, "too_many_attachments"),
+    ([{"name": "a.txt", "data": "eA==", "path": "/etc/passwd"}], "invalid_body"),
+]
+
+
+async def test_a_file_that_no_agent_could_read_is_refused(tmp_path: Path) -> None:
+    """400, with what would be right; nothing of the message is taken. A command takes no file."""
+    async with open_chat(tmp_path) as (_, http):
+        for files, code in REFUSED:
+            answer = await http.post(f"{BASE}/a/messages", json={"text": "x", "attachments": files})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+        command = await http.post(f"{BASE}/a/messages", json={"text": "/stop", "attachments": [attached("a", b"x")]})
+        assert command.status_code == 400
+        assert (await http.get(BASE)).json()["data"] == []
 
 
 @pytest.mark.parametrize("name", ["a.b", "a:b", "%2e%2e", "x" * 65, "ä"])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
+MARKUP = "<b>bold</b><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
 
 def find_chromium() -> str | None:
     """Where a Chromium is, if there is one."""
@@ -101,3 +103,13 @@ def visitor(browser: Browser, url: str, **options: Any) -> Iterator[Visitor]:
 def link(http: httpx2.Client) -> str:
     """The path of a link that signs in once."""
     return http.post("/v1/console/code").raise_for_status().json()["path"]
+
+
+def row(page: Page, text: str) -> Any:
+    """The visible row of the tree that has this text."""
+    return page.locator(".row:not([hidden])", has_text=text).first
+
+
+def start(http: httpx2.Client, text: str) -> str:
+    """Start a run."""
+    return http.post("/v1/runs", json={"input": text}).raise_for_status().json()["run_id"]

@@ -5,59 +5,22 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 
 from tests.e2e.server_process import KEY, ServerProcess, server_process
 
-from .browser import link, needs_chromium, open_browser, visitor
+from .browser import MARKUP, link, needs_chromium, row, start, visitor
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium(), pytest.mark.slow]
 
 COMMAND = (sys.executable, "-m", "hermes_trio", "serve", "--port")
-
-MARKUP = "<b>bold</b><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of this module; each has a context of its own."""
-    with open_browser() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests of this module."""
-    with server_process(tmp_path_factory.mktemp("home")) as one:
-        yield one
-
-
-@pytest.fixture
-def http(server: ServerProcess) -> Iterator[httpx2.Client]:
-    """A client with the admin key."""
-    with httpx2.Client(base_url=server.url, headers=server.headers, trust_env=False, timeout=30) as client:
-        yield client
-        for run in client.get("/v1/runs?status=running").json()["data"]:
-            client.post(f"/v1/runs/{run['run_id']}/stop?wait=true")
-
-
-def row(page: Page, text: str) -> Any:
-    """The visible row of the tree that has this text."""
-    return page.locator(".row:not([hidden])", has_text=text).first
-
-
-def start(http: httpx2.Client, text: str) -> str:
-    """Start a run."""
-    return http.post("/v1/runs", json={"input": text}).raise_for_status().json()["run_id"]
 
 
 def test_signing_in_by_link_and_by_key_and_out(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:
@@ -118,29 +81,6 @@ def test_an_approval_is_answered_by_a_click_while_the_command_waits(
         assert "approved by the user (once)" in ended["output"]
         page.get_by_text("Allowed once").first.wait_for()
         card.wait_for(state="hidden")
-
-
-def test_background_work_comes_back_to_a_closed_tab_and_to_a_second_browser(
-    browser: Browser, server: ServerProcess, http: httpx2.Client
-) -> None:
-    """The chat starts something, its tab is closed, and both a new tab and another browser find what came of it."""
-    with visitor(browser, server.url) as one:
-        page = one.open(link(http))
-        page.goto(server.url + "/#/chat")
-        page.get_by_role("button", name="New conversation").click()
-        page.get_by_label("Message", exact=True).fill("!bg sleep 2; echo all-is-baked")
-        page.keyboard.press("Enter")
-        page.get_by_text("Background process started").first.wait_for()
-        place = page.url
-        page.close()
-        time.sleep(2.5)
-        page = one.open(place.removeprefix(server.url))
-        page.locator(".notice", has_text="completed normally").wait_for()
-        assert page.locator(".flow").inner_text().count("Background process started") == 1
-        with visitor(browser, server.url) as two:
-            other = two.open(link(http))
-            other.goto(place)
-            other.locator(".notice", has_text="completed normally").wait_for()
 
 
 def test_a_tenants_key_sees_only_its_own(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:

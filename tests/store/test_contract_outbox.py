@@ -65,3 +65,15 @@ async def test_a_settled_reply_stays_settled(store: Store, clock: Clock) -> None
     assert await store.outbox_dead(number, error="late") is False
     assert await store.outbox_unsent() == 0
     assert await store.next_outbox_due("telegram") is None
+
+
+async def test_what_was_said_in_one_chat_is_found_whatever_became_of_it(store: Store) -> None:
+    """Newest first, sent or not, of this chat of this platform alone, at most so many."""
+    await store.add_outbox([entry("a1"), entry("a2"), entry("b1", chat="b")])
+    (first, _) = await store.claim_outbox("telegram")
+    await store.outbox_sent(first)
+    await store.add_outbox([entry("a3")])
+    target = entry("x").target
+    assert [row.text for row in await store.replies_to("telegram", target)] == ["a3", "a2", "a1"]
+    assert [row.text for row in await store.replies_to("telegram", target, limit=2)] == ["a3", "a2"]
+    assert await store.replies_to("slack", target) == []

@@ -1,13 +1,14 @@
 """The chat in the browser, as a delivering adapter beside the stateless API: conversations of a key's tenant, streamed answers, approvals in place.
 
-What was said is the session's transcript, so that a page that was closed finds everything again, also what came back from the background. What a
-page sees live (text as it is written, tools, questions, answers to commands) goes through a bounded feed of its owner, from which a page resumes.
+What was said is in rows, so that a page that was closed and a server that was restarted lose nothing: the session's transcript, with what came back from
+the background; the replies outside any transcript (answers to commands, failures), which are the outbox rows of the chat; the questions that wait. How far
+each key has read is a row as well. What a page sees live (text as it is written, tools, questions) goes through a bounded feed of its owner, from which
+a page resumes.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,24 +21,29 @@ import trio
 from hermes_trio.base.mounts import (
     Mount,
     MountCaller,
+    MountFile,
     MountProblem,
     MountRequest,
     MountResponse,
     MountSend,
     MountStream,
 )
+from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.chunking import Limit
 from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Adapter, Disposition, Incoming, Outgoing, SendResult
-from hermes_trio.messaging.lru import LruMap
 from hermes_trio.messaging.platforms import Platform
+from hermes_trio.messaging.senders import target_of
 from hermes_trio.messaging.session_keys import Source, session_key
 from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.ports import Content
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store.records import ApprovalRow, SessionRow, StoredMessage
+from hermes_trio.store.records import ApprovalRow, OutboxRow, SessionRow, StoredMessage
+
+from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
 
 __all__ = ["WebAdapter", "web_member"]
 
@@ -51,8 +57,10 @@ SHOWN: Final = 500
 """Messages of a transcript that a page is given: the newest."""
 
 RESULT_SHOWN: Final = 4000
-MOST_ASIDES: Final = 1000
-KEPT_ASIDES: Final = 50
+ASIDES: Final = 50
+"""Replies of a chat that are looked at for what is in no transcript: the newest."""
+
+CONVERSATIONS: Final = 100
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOLD: Final = frozenset(
@@ -73,18 +81,39 @@ class WebStore(Protocol):
 
     async def list_approvals(self, *, scope: str | None = None) -> list[ApprovalRow]: ...
 
+    async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]: ...
+
+    async def get_cursor(self, adapter: str) -> str | None: ...
+
+    async def set_cursor(self, adapter: str, value: str) -> None: ...
+
 
 class WebMessage(msgspec.Struct, forbid_unknown_fields=True):
     """What a person writes. `id` makes sending it twice harmless."""
 
-    text: str
+    text: str = ""
     id: str = ""
+    attachments: list[WebAttachment] = []
 
 
 class WebDecision(msgspec.Struct, forbid_unknown_fields=True):
     """How a person answers a question."""
 
     choice: str
+
+
+class WebSeen(msgspec.Struct, forbid_unknown_fields=True):
+    """How far a person has read: the `mark` that came with the messages."""
+
+    mark: str
+
+
+class WebMark(msgspec.Struct, frozen=True, array_like=True):
+    """How far a conversation was read: so many messages of a session, and everything up to a reply."""
+
+    session: str = ""
+    messages: int = 0
+    reply: int = 0
 
 
 class OwnerFeed:
@@ -124,8 +153,6 @@ class WebAdapter(Adapter):
         self._feeds: dict[str, OwnerFeed] = {}
         self._live: dict[str, list[Mapping[str, Any]]] = {}
         """What happened in a conversation since its last turn was committed, for a page that is opened meanwhile."""
-        self._asides: LruMap[str, deque[Mapping[str, Any]]] = LruMap(MOST_ASIDES)
-        """Answers to commands: they are in no transcript."""
         self._ids = Ids()
         self._epoch = self._ids.hex(8)
 
@@ -137,22 +164,12 @@ class WebAdapter(Adapter):
         await trio.sleep_forever()
 
     async def send(self, message: Outgoing) -> SendResult:
-        """Show a message to the pages of its owner. A page that is not open finds it in the transcript."""
-        id = self._ids.make("web_", 12)
-        approval = str(message.payload.get("approval_id", ""))
-        if not approval:
-            aside = {"event": "message", "id": id, "text": message.text, "timestamp": time.time()}
-            if not message.payload.get("turn"):
-                known = self._asides.get(message.chat_id)
-                if known is None:
-                    known = deque[Mapping[str, Any]](maxlen=KEPT_ASIDES)
-                    self._asides.note(message.chat_id, known)
-                known.append(aside)
-                self._tell(message.chat_id, aside)
-            else:
-                self._tell(message.chat_id, {"event": "answered", "text": message.text})
+        """Tell the pages of its owner that there is a message: they read it from its row. A page that is not open finds it later."""
+        if not message.payload.get("approval_id"):
+            turn = str(message.payload.get("turn", ""))
+            self._tell(message.chat_id, {"event": "message", "turn": turn, "text": message.text[:RESULT_SHOWN]})
         await trio.lowlevel.checkpoint()
-        return SendResult.sent(id)
+        return SendResult.sent(self._ids.make("web_", 12))
 
     def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
         """Show a turn's events as they happen."""
@@ -163,9 +180,13 @@ class WebAdapter(Adapter):
             self._tell(context.chat_id, shown)
 
     async def on_turn_start(self, turn: Turn) -> None:
-        """Say that the agent works."""
-        notices = [notice.text[:RESULT_SHOWN] for notice in turn.input.notices]
-        self._tell(turn.context.chat_id, {"event": "turn.started", "turn": turn.id, "notices": notices})
+        """Say that the agent works, and on what: a message that waited, also before a restart, is shown from here on."""
+        given = turn.input
+        notices = [notice.text[:RESULT_SHOWN] for notice in given.notices]
+        event: dict[str, Any] = {"event": "turn.started", "turn": turn.id, "notices": notices}
+        if not notices:
+            event["said"] = _said(given.text, str(given.payload.get("id", "")), given.content)
+        self._tell(turn.context.chat_id, event)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         """Say that a turn is over, and how."""
@@ -174,15 +195,26 @@ class WebAdapter(Adapter):
 
     def _tell(self, chat: str, event: Mapping[str, Any]) -> None:
         owner, _, name = chat.partition(".")
-        if event["event"] == "turn.ended":
-            self._live.pop(chat, None)
-        elif event["event"] not in ("message", "answered"):
-            live = self._live.setdefault(chat, [])
-            if len(live) < FEED_LENGTH:
-                live.append(event)
+        match event["event"]:
+            case "turn.ended":
+                self._forget(chat, str(event["turn"]))
+            case "message" | "seen":
+                pass
+            case _:
+                live = self._live.setdefault(chat, [])
+                if len(live) < FEED_LENGTH:
+                    live.append(event)
         feed = self._feeds.get(owner)
         if feed is not None:
             feed.put({**event, "conversation": name})
+
+    def _forget(self, chat: str, turn: str) -> None:
+        """A turn is in the transcript: of what happened live, only the messages that wait for a turn of their own are kept."""
+        live = self._live.pop(chat, [])
+        began = [one["said"]["id"] for one in live if one["event"] == "turn.started" and "said" in one]
+        waiting = [one for one in live if one["event"] == "said" and one["id"] not in began]
+        if waiting:
+            self._live[chat] = waiting
 
     # -- the addresses -------------------------------------------------------------------------------------------------------------
 
@@ -203,6 +235,22 @@ class WebAdapter(Adapter):
                 body=WebMessage,
             ),
             _mount(
+                "web_seen",
+                "POST",
+                base + "/{conversation}/seen",
+                self._saw,
+                "Say how far you have read",
+                body=WebSeen,
+            ),
+            _mount(
+                "web_file",
+                "GET",
+                base + "/{conversation}/messages/{place}/parts/{part}",
+                self._file,
+                "A file of a message",
+                media="application/octet-stream",
+            ),
+            _mount(
                 "web_decide",
                 "POST",
                 base + "/{conversation}/approvals/{approval_id}",
@@ -217,12 +265,43 @@ class WebAdapter(Adapter):
 
     async def _list(self, request: MountRequest) -> MountResponse:
         owner = _owner(request.caller)
-        rows = await self.store.list_sessions(limit=200, source=self.platform, tenant=request.caller.tenant)
+        rows = await self.store.list_sessions(
+            limit=2 * CONVERSATIONS, source=self.platform, tenant=request.caller.tenant
+        )
         newest: dict[str, SessionRow] = {}
         for row in rows:
             if row.session_key.rpartition(":")[2].startswith(f"{owner}."):
                 newest.setdefault(row.session_key, row)
-        return MountResponse({"object": "list", "data": [_conversation(row) for row in newest.values()]})
+        data = [
+            {**_conversation(row), "unread": await self._unread(request.caller, row)}
+            for row in list(newest.values())[:CONVERSATIONS]
+        ]
+        return MountResponse({"object": "list", "data": data})
+
+    async def _unread(self, caller: MountCaller, row: SessionRow) -> int:
+        """Answers that this key has not been shown. A conversation that it never opened has none."""
+        chat = row.session_key.rpartition(":")[2]
+        seen = await self._mark(caller, chat)
+        if seen is None:
+            return 0
+        fresh = [one for one in await self._replies(chat) if one.id > seen.reply]
+        read = seen.messages if seen.session == row.id else 0
+        said: list[StoredMessage] = []
+        if row.message_count > read:
+            said = await self.store.list_messages(row.id, limit=SHOWN, offset=read)
+        texts = sum(one.message.role == "assistant" and bool(one.message.text.strip()) for one in said)
+        # A turn that failed has a reply and perhaps no message; replies that were sent long ago are not kept, and messages are.
+        return max(texts, sum(bool(one.turn_id) for one in fresh)) + sum(not one.turn_id for one in fresh)
+
+    async def _mark(self, caller: MountCaller, chat: str) -> WebMark | None:
+        found = await self.store.get_cursor(_seen_key(caller, chat))
+        return None if found is None else msgspec.json.decode(found, type=WebMark)
+
+    async def _replies(self, chat: str) -> list[OutboxRow]:
+        """What was said in a chat outside transcripts or with a turn, newest first; questions have rows of their own."""
+        target = target_of(Address(self.platform, chat, None))
+        rows = await self.store.replies_to(self.platform, target, limit=ASIDES)
+        return [row for row in rows if not row.payload.get("approval_id")]
 
     async def _history(self, request: MountRequest) -> MountResponse:
         source = _source(request)
@@ -232,36 +311,91 @@ class WebAdapter(Adapter):
         live = list(self._live.get(chat, ()))
         key = session_key(source, PlatformSettings().isolation)
         row = await self.store.session_of(key)
-        data: list[dict[str, Any]] = []
+        messages: list[StoredMessage] = []
+        offset = 0
         if row is not None:
             offset = max(0, row.message_count - SHOWN)
-            data = [_message(one) for one in await self.store.list_messages(row.id, limit=SHOWN, offset=offset)]
+            messages = await self.store.list_messages(row.id, limit=SHOWN, offset=offset)
+        replies = await self._replies(chat)
+        mark = WebMark(
+            "" if row is None else row.id, offset + len(messages), max((one.id for one in replies), default=0)
+        )
         asked = [_question(one) for one in await self.store.list_approvals(scope=key)]
         return MountResponse(
             {
                 "object": "list",
-                "data": data,
-                "asides": list(self._asides.get(chat) or ()),
+                "data": [_message(one, offset + index) for index, one in enumerate(messages)],
+                "asides": _asides(row, messages, replies),
                 "live": live,
                 "approvals": asked,
                 "session_id": None if row is None else row.id,
+                "mark": msgspec.json.encode(mark).decode(),
                 "event_id": event_id,
             }
         )
 
+    async def _saw(self, request: MountRequest) -> MountResponse:
+        try:
+            mark = msgspec.json.decode(_decode(request.body, WebSeen).mark, type=WebMark)
+        except msgspec.MsgspecError:
+            raise MountProblem(400, "invalid_mark", "mark must be the one that came with the messages.") from None
+        chat = _source(request).chat_id or ""
+        if await self._advance(request.caller, chat, mark):
+            self._tell(chat, {"event": "seen"})
+        return MountResponse({"object": "hermes.web.seen"})
+
+    async def _advance(self, caller: MountCaller, chat: str, mark: WebMark) -> bool:
+        """Note how far a key has read; a page that is behind another one of the same key takes nothing back."""
+        known = await self._mark(caller, chat)
+        if known is not None:
+            messages = max(known.messages, mark.messages) if known.session == mark.session else mark.messages
+            mark = WebMark(mark.session, messages, max(known.reply, mark.reply))
+        if mark == known:
+            return False
+        await self.store.set_cursor(_seen_key(caller, chat), msgspec.json.encode(mark).decode())
+        return True
+
+    async def _file(self, request: MountRequest) -> MountFile:
+        source = _source(request)
+        place, _, number = request.params["place"].partition(".")
+        part = request.params["part"]
+        row = await self.store.session_of(session_key(source, PlatformSettings().isolation))
+        if row is not None and all(one.isdecimal() and len(one) < 10 for one in (place, number, part)):
+            for one in await self.store.list_messages(row.id, limit=1, offset=int(place)):
+                found = file_of(one.message.content, int(part)) if one.id == int(number) else None
+                if found is not None:
+                    return found
+        raise MountProblem(404, "file_not_found", "This conversation has no such file (any more).")
+
     async def _say(self, request: MountRequest) -> MountResponse:
         said = _decode(request.body, WebMessage)
-        if not said.text.strip() or len(said.text) > TEXT_LENGTH:
+        if len(said.text) > TEXT_LENGTH or not (said.text.strip() or said.attachments):
             raise MountProblem(400, "invalid_message", f"text must have 1 to {TEXT_LENGTH} characters.")
+        if said.attachments and said.text.lstrip().startswith(self.command_prefix):
+            raise MountProblem(400, "invalid_message", "A command cannot have attachments.")
+        content = compose_content(said.text, said.attachments)
         self._feed(request.caller)
         source = _source(request)
-        event_id = f"{source.chat_id}:{said.id}" if said.id else ""
-        received = await self.gateway.receive(self, Incoming(source=source, text=said.text, event_id=event_id))
+        chat = source.chat_id or ""
+        if await self._mark(request.caller, chat) is None:
+            # Whoever writes wants to hear the answer: from here on it is counted.
+            await self._advance(request.caller, chat, WebMark())
+        event_id = f"{chat}:{said.id}" if said.id else ""
+        payload: dict[str, Any] = {"id": said.id}
+        if said.attachments:
+            payload["content"] = content
+        received = await self.gateway.receive(
+            self, Incoming(source=source, text=said.text, event_id=event_id, payload=payload)
+        )
         if received.receipt is Disposition.REFUSED:
             raise MountProblem(429, "mailbox_full", "Too many messages wait in this conversation.")
-        if received.receipt is Disposition.ACCEPTED:
-            self._tell(source.chat_id or "", {"event": "said", "text": said.text, "id": said.id})
+        if received.receipt is Disposition.ACCEPTED and not self._began(chat, said.id):
+            self._tell(chat, {"event": "said", **_said(said.text, said.id, content)})
         return MountResponse({"object": "hermes.web.received", "receipt": received.receipt.value}, 202)
+
+    def _began(self, chat: str, id: str) -> bool:
+        """Whether the turn of a message has begun already: it has told what was said."""
+        return any(one.get("said", {}).get("id") == id for one in self._live.get(chat, ()))
 
     async def _decide(self, request: MountRequest) -> MountResponse:
         try:
@@ -352,6 +486,40 @@ def _question(row: ApprovalRow) -> dict[str, Any]:
     }
 
 
+def _seen_key(caller: MountCaller, chat: str) -> str:
+    return f"web:seen:{caller.key_id}:{chat}"
+
+
+def _said(text: str, id: str, content: Content) -> dict[str, Any]:
+    """What a person said, as pages are told: its files by their names."""
+    return {"text": text, "id": id, "attachments": [] if isinstance(content, str) else attached_files(content)}
+
+
+def _asides(
+    session: SessionRow | None, messages: Sequence[StoredMessage], replies: Sequence[OutboxRow]
+) -> list[dict[str, Any]]:
+    """What was said to a person and is in no transcript, oldest first: answers to commands, how a turn failed.
+
+    What belongs to a conversation that was started anew, or before the messages that are shown, is left out.
+    """
+    since = 0.0 if session is None else session.started_at
+    if messages and len(messages) == SHOWN:
+        since = max(since, messages[0].message.timestamp)
+    told = [one.message.text.strip() for one in messages if one.message.role == "assistant"]
+    found: list[dict[str, Any]] = []
+    for row in reversed(replies):
+        if row.created_at < since or (row.turn_id and session is not None and row.session_id != session.id):
+            continue
+        text = row.text
+        if row.turn_id:
+            # The answer itself is in the transcript; what was said beside it is not.
+            for known in sorted({one for one in told if one and one in text}, key=len, reverse=True)[:1]:
+                text = text.replace(known, "", 1)
+        if text.strip():
+            found.append({"id": row.id, "text": text.strip(), "timestamp": row.created_at})
+    return found
+
+
 def _conversation(row: SessionRow) -> dict[str, Any]:
     return {
         "id": row.session_key.rpartition(".")[2],
@@ -363,11 +531,15 @@ def _conversation(row: SessionRow) -> dict[str, Any]:
     }
 
 
-def _message(row: StoredMessage) -> dict[str, Any]:
+def _message(row: StoredMessage, place: int) -> dict[str, Any]:
+    """A message of the transcript; its files are fetched by its place and its number."""
+    content = row.message.content
     return {
         "id": row.id,
+        "place": f"{place}.{row.id}",
         "role": row.message.role,
-        "text": row.message.text[:TEXT_LENGTH],
+        "text": said_text(content)[:TEXT_LENGTH],
+        "attachments": [] if isinstance(content, str) else attached_files(content),
         "timestamp": row.message.timestamp,
         "tool": row.message.tool_name,
         "tool_call_id": row.message.tool_call_id,

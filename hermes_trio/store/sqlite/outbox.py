@@ -6,7 +6,7 @@ when the server died is sent again, marked as a possible duplicate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from hermes_trio.runtime.errors import Fenced
@@ -44,6 +44,11 @@ def _row(row: Row) -> OutboxRow:
     )
 
 
+def _target(target: Mapping[str, object]) -> str:
+    """A target as it is written: equal targets are equal texts."""
+    return dump(dict(sorted(target.items())))
+
+
 def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[NewReply]) -> list[int]:
     """Queue replies, in order; return their ids."""
     ids: list[int] = []
@@ -54,7 +59,7 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 entry.platform,
-                dump(dict(sorted(entry.target.items()))),
+                _target(entry.target),
                 clean(entry.text),
                 dump(entry.payload) if entry.payload else "{}",
                 session_id,
@@ -137,6 +142,15 @@ def listed(db: Database, state: str, platform: str | None, limit: int, offset: i
     return [_row(row) for row in many(db, sql, bindings)]
 
 
+def to_chat(db: Database, platform: str, target: str, limit: int) -> list[OutboxRow]:
+    """The newest replies to one chat, newest first. Each half has an index of its own."""
+    found: list[Row] = []
+    for state in ("settled_at IS NULL", "settled_at IS NOT NULL"):
+        sql = f"SELECT {_COLUMNS} FROM outbox WHERE platform = ? AND target = ? AND {state} ORDER BY id DESC LIMIT ?"
+        found += many(db, sql, (platform, target, limit))
+    return sorted((_row(row) for row in found), key=lambda row: -row.id)[:limit]
+
+
 def unsent(db: Database) -> int:
     """How many replies are neither sent nor dead."""
     found = one(db, "SELECT count(*) FROM outbox WHERE settled_at IS NULL")
@@ -183,6 +197,10 @@ class SqliteOutbox(Verbs):
     ) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
         return await self._scan(listed, state.value, platform, limit, offset)
+
+    async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
+        """The newest replies to one chat, whatever became of them, newest first."""
+        return await self._read(to_chat, platform, _target(target), limit)
 
     async def outbox_unsent(self) -> int:
         """How many replies are neither sent nor dead: what a drain reports as undelivered."""

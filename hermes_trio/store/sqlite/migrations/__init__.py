@@ -16,10 +16,11 @@ from .v1 import to_version_1
 from .v2 import to_version_2
 from .v3 import to_version_3
 from .v4 import to_version_4
+from .v5 import to_version_5
 
 __all__ = ["MIGRATIONS", "Migration"]
 
 Migration = Callable[[Database], None]
 
-MIGRATIONS: Final[Sequence[Migration]] = (to_version_1, to_version_2, to_version_3, to_version_4)
+MIGRATIONS: Final[Sequence[Migration]] = (to_version_1, to_version_2, to_version_3, to_version_4, to_version_5)
 """Migration k (from 1) takes a file of version k-1 to version k."""

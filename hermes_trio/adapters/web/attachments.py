@@ -1,0 +1,142 @@
+"""Files that a person sends with a message, and those that stand in a transcript: pictures and text, which is what an agent's content can hold.
+
+A file becomes two parts of the message's content: a line with its name, and the picture; the text of a text file follows its name in the same part. So a
+model reads the names, no provider is sent a field that it does not know, and a transcript gives the files back without anything beside it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from hermes_trio.base.mounts import MountFile, MountProblem
+from hermes_trio.runtime.ports import Content
+
+__all__ = ["WebAttachment", "attached_files", "compose_content", "file_of", "said_text"]
+
+MOST_FILES: Final = 8
+MOST_PICTURE_BYTES: Final = 5_000_000
+MOST_TEXT_BYTES: Final = 256_000
+NAME_LENGTH: Final = 120
+
+PICTURES: Final[Mapping[str, tuple[bytes, ...]]] = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+}
+"""Pictures that every model with eyes reads, with how their bytes begin."""
+
+_HEAD: Final = re.compile(r"\[File: ([^\]\n]*)\](?:\n|$)")
+_DATA: Final = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
+
+
+class WebAttachment(msgspec.Struct, forbid_unknown_fields=True):
+    """A file: `media` is its type, `data` its bytes in base64."""
+
+    name: str
+    data: str
+    media: str = ""
+
+
+def compose_content(text: str, files: Sequence[WebAttachment]) -> Content:
+    """What a message with files is for the agent. Raises `MountProblem` for a file that no agent could read."""
+    if not files:
+        return text
+    if len(files) > MOST_FILES:
+        raise MountProblem(400, "too_many_attachments", f"A message can have {MOST_FILES} files, not {len(files)}.")
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text.strip() else []
+    for file in files:
+        parts += _parts(file)
+    return parts
+
+
+def _parts(file: WebAttachment) -> Iterator[dict[str, Any]]:
+    name = " ".join("".join(one if one.isprintable() else " " for one in file.name).split()).replace("]", ")")
+    name = name[:NAME_LENGTH] or "unnamed"
+    try:
+        body = b64decode(file.data, validate=True)
+    except (binascii.Error, ValueError):
+        raise _refused(name, "its data is not base64") from None
+    media = next((media for media, heads in PICTURES.items() if body.startswith(heads)), "")
+    if media == "image/webp" and body[8:12] != b"WEBP":
+        media = ""
+    if media:
+        if len(body) > MOST_PICTURE_BYTES:
+            raise _refused(name, f"a picture can have {MOST_PICTURE_BYTES:,} bytes, not {len(body):,}")
+        yield {"type": "text", "text": f"[File: {name}]"}
+        yield {"type": "image_url", "image_url": {"url": f"data:{media};base64,{file.data}"}}
+        return
+    if len(body) > MOST_TEXT_BYTES:
+        raise _refused(name, f"a text file can have {MOST_TEXT_BYTES:,} bytes, not {len(body):,}")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise _refused(name, "the agent reads PNG, JPEG, GIF and WebP pictures, and text in UTF-8")
+    yield {"type": "text", "text": f"[File: {name}]\n{text}"}
+
+
+def _refused(name: str, why: str) -> MountProblem:
+    return MountProblem(400, "unsupported_attachment", f"The file {name!r} cannot be attached: {why}.")
+
+
+def _walk(content: Content) -> Iterator[tuple[int, str, str, Any]]:
+    """The parts of a content: index, name of the file that it is or empty, media type, and text or address."""
+    if isinstance(content, str):
+        yield 0, "", "text/plain", content
+        return
+    name = ""
+    for index, part in enumerate(content):
+        if part.get("type") == "image_url":
+            source: Any = part.get("image_url")
+            url = str(cast("Mapping[str, Any]", source).get("url", "") if isinstance(source, Mapping) else source or "")
+            found = _DATA.match(url)
+            yield index, name or "picture", found.group(1).lower() if found else "", url
+            name = ""
+        elif part.get("type") == "text":
+            text = str(part.get("text", ""))
+            head = _HEAD.match(text)
+            if head is None:
+                yield index, "", "text/plain", text
+            elif head.end() == len(text) and not text.endswith("\n"):
+                name = head.group(1)
+            else:
+                yield index, head.group(1), "text/plain", text[head.end() :]
+
+
+def said_text(content: Content) -> str:
+    """The text of a message without its files."""
+    return "\n".join(value for _, name, media, value in _walk(content) if not name and media == "text/plain")
+
+
+def attached_files(content: Content) -> list[dict[str, Any]]:
+    """The files of a message: their names, types and sizes, and by which part each is fetched (none for a picture that lies elsewhere)."""
+    found: list[dict[str, Any]] = []
+    for index, name, media, value in _walk(content):
+        if name:
+            data = value[value.find(",") + 1 :].rstrip("=")
+            size = len(value.encode()) if media == "text/plain" else len(data) * 3 // 4
+            own = media == "text/plain" or media in PICTURES
+            found.append({"name": name, "media": media, "bytes": size if own else 0, "part": index if own else None})
+    return found
+
+
+def file_of(content: Content, part: int) -> MountFile | None:
+    """The file in one part of a content, or None."""
+    for index, name, media, value in _walk(content):
+        if index == part and name:
+            if media == "text/plain":
+                return MountFile(value.encode(), "text/plain; charset=utf-8", name)
+            if media in PICTURES:
+                try:
+                    return MountFile(b64decode(value.partition(",")[2], validate=True), media, name)
+                except (binascii.Error, ValueError):
+                    return None
+    return None

@@ -1,0 +1,12 @@
+"""Version 5: what was said in one chat is found by an index, also when it was sent long ago."""
+
+from __future__ import annotations
+
+from hermes_trio.store.sqlite.rows import Database
+
+__all__ = ["to_version_5"]
+
+
+def to_version_5(db: Database) -> None:
+    """Index the settled replies by their chat, beside the open ones."""
+    db.execute("CREATE INDEX outbox_said ON outbox (platform, target, id) WHERE settled_at IS NOT NULL")
