@@ -197,7 +197,7 @@ class WebAdapter(Adapter):
         owner, _, name = chat.partition(".")
         match event["event"]:
             case "turn.ended":
-                self._forget(chat, str(event["turn"]))
+                self._forget(chat)
             case "message" | "seen":
                 pass
             case _:
@@ -208,11 +208,9 @@ class WebAdapter(Adapter):
         if feed is not None:
             feed.put({**event, "conversation": name})
 
-    def _forget(self, chat: str, turn: str) -> None:
+    def _forget(self, chat: str) -> None:
         """A turn is in the transcript: of what happened live, only the messages that wait for a turn of their own are kept."""
-        live = self._live.pop(chat, [])
-        began = [one["said"]["id"] for one in live if one["event"] == "turn.started" and "said" in one]
-        waiting = [one for one in live if one["event"] == "said" and one["id"] not in began]
+        waiting = _waiting(self._live.pop(chat, []))
         if waiting:
             self._live[chat] = waiting
 
@@ -310,13 +308,18 @@ class WebAdapter(Adapter):
         event_id = f"{self._epoch}-{self._feed(request.caller).last}"
         live = list(self._live.get(chat, ()))
         key = session_key(source, PlatformSettings().isolation)
-        row = await self.store.session_of(key)
-        messages: list[StoredMessage] = []
-        offset = 0
-        if row is not None:
-            offset = max(0, row.message_count - SHOWN)
-            messages = await self.store.list_messages(row.id, limit=SHOWN, offset=offset)
         replies = await self._replies(chat)
+        while True:
+            row = await self.store.session_of(key)
+            offset = 0 if row is None else max(0, row.message_count - SHOWN)
+            messages = [] if row is None else await self.store.list_messages(row.id, limit=SHOWN, offset=offset)
+            before, replies = replies, await self._replies(chat)
+            if [one.id for one in before] == [one.id for one in replies]:
+                break
+        # A turn's reply is committed with its messages, a moment before its end is told: what it did live is among them already.
+        began = {one["turn"] for one in live if one["event"] == "turn.started"}
+        if began & {one.turn_id for one in replies}:
+            live = _waiting(live)
         mark = WebMark(
             "" if row is None else row.id, offset + len(messages), max((one.id for one in replies), default=0)
         )
@@ -484,6 +487,12 @@ def _question(row: ApprovalRow) -> dict[str, Any]:
         "run_id": "",
         "tenant": "",
     }
+
+
+def _waiting(live: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of what happened live, the messages whose turn has not begun."""
+    began = [one["said"]["id"] for one in live if one["event"] == "turn.started" and "said" in one]
+    return [one for one in live if one["event"] == "said" and one["id"] not in began]
 
 
 def _seen_key(caller: MountCaller, chat: str) -> str:

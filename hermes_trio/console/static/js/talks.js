@@ -12,6 +12,14 @@ const NOTICE = /^\[IMPORTANT: /;
  *   asks: object[], loaded: boolean, busy: boolean}} Talk One conversation.
  */
 
+const HEARD = 500;
+
+/** Whether an event came after another. An id is `epoch-number`; those of another server are after everything. */
+function isAfter(id, other) {
+  const [epoch, number] = id.split("-"), [known, last] = other.split("-");
+  return epoch !== known || Number(number) > Number(last);
+}
+
 /** A name for a new conversation. */
 const name = () => Array.from(crypto.getRandomValues(new Uint8Array(6)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 const pathOf = (talk) => `/v1/web/conversations/${encodeURIComponent(talk.id)}`;
@@ -26,8 +34,8 @@ export class Talks {
     this.version = 0;
     this.loaded = false;
     this.shown = null; // the conversation that is on the screen
-    this.heard = 0; // events, for whoever wants to know that none was lost or repeated
-    this.follower = new Follower("/v1/web/events", { hear: ({ data }) => this.hear(data), state: (state) => { if (state === "live") this.load(); } });
+    this.heard = []; // the newest events with their ids: a conversation that is read anew takes up those that came meanwhile
+    this.follower = new Follower("/v1/web/events", { hear: ({ id, data }) => this.hear(data, id), state: (state) => { if (state === "live") this.load(); } });
     this.looked = () => { if (!document.hidden && this.shown) this.saw(this.shown); };
     document.addEventListener("visibilitychange", this.looked);
   }
@@ -86,6 +94,8 @@ export class Talks {
     talk.asks = found.approvals;
     talk.loaded = true;
     for (const event of found.live) this.take(talk, event);
+    talk.read = found.event_id;
+    for (const [id, event] of this.heard) if (event.conversation === talk.id && isAfter(id, talk.read)) this.take(talk, event);
     if (talk === this.shown) this.saw(talk);
     this.version += 1;
   }
@@ -103,15 +113,16 @@ export class Talks {
     }
   }
 
-  /** Take an event of the stream. */
-  hear(event) {
-    this.heard += 1;
+  /** Take an event of the stream. @param {object} event @param {string} [id] */
+  hear(event, id = "") {
+    this.heard.push([id, event]);
+    if (this.heard.length > HEARD) this.heard.shift();
     if (event.event === "resync") return this.load();
     const talk = this.find(event.conversation);
     if (!talk) return this.load();
     if (event.event === "seen") return talk === this.shown ? undefined : this.load();
     if (event.event === "message") return event.turn ? undefined : this.changed(talk, event.text);
-    this.take(talk, event);
+    if (!talk.read || isAfter(id, talk.read)) this.take(talk, event);
     if (event.event === "turn.ended") this.changed(talk, "");
     else if (event.event === "approval.request") this.notify(talk, "waits for your answer");
     this.version += 1;
