@@ -98,7 +98,7 @@ def _make_provider(settings: TracingSettings) -> SdkTracerProvider:
         known = ", ".join(sorted(found)) or "none"
         raise TracingProblem(
             f"tracing.exporter is {settings.exporter!r}, which is not installed; installed are {known}."
-            " `pip install opentelemetry-exporter-otlp-proto-http` brings otlp_proto_http"
+            " `pip install hermes-trio[otel]` brings otlp_proto_http"
         )
     exporter: Any = entry.load()
     provider = TracerProvider(resource=Resource.create({"service.name": settings.service_name}), shutdown_on_exit=False)

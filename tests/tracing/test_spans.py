@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -322,3 +324,38 @@ async def test_the_configured_exporter_gets_the_spans(monkeypatch: pytest.Monkey
     assert turn.resource.attributes["service.name"] == "gate"
     assert not [thread for thread in threading.enumerate() if "Span" in thread.name]
     assert threading.active_count() <= threads + 1  # Trio keeps the thread that waited for the exporter for a while
+
+
+async def test_the_extra_exports_over_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `hermes-trio[otel]` brings is enough: spans go to a collector as OTLP over HTTP, and the last of them before the runtime has ended."""
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["content-length"]))
+            bodies.append(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    async def agent(turn: Turn) -> str:
+        return SECRET_WORDS
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        serving = threading.Thread(target=collector.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+            monkeypatch.setenv("NO_PROXY", "*")
+            stage = configured_tracing(TracingSettings(enabled=True))
+            async with Runtime(agent=agent, stages=[stage]) as rt:
+                await rt.run_turn(SECRET_WORDS)
+        finally:
+            collector.shutdown()
+            serving.join()
+    sent = b"".join(bodies)
+    assert b"invoke_agent hermes-trio" in sent
+    assert b"commit finish_turn" in sent
+    assert SECRET_WORDS.encode() not in sent
