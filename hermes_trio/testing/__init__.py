@@ -8,6 +8,7 @@ from hermes_trio.base.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from .contracts.adapter import AdapterBench, AdapterContract, RecordingHub
+    from .contracts.gateway_store import GatewayStoreContract
     from .contracts.store import StoreContract
     from .fakes import FakeAdapter, ScriptedAgent, Sent, fake_job
     from .faults import InjectedFault, StoreFaultKind, StoreFaults
@@ -19,6 +20,7 @@ __all__ = [
     "AdapterContract",
     "Delivered",
     "FakeAdapter",
+    "GatewayStoreContract",
     "InjectedFault",
     "MemoryPlatform",
     "ModelServer",
@@ -37,6 +39,7 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         ".contracts.adapter": ["AdapterBench", "AdapterContract", "RecordingHub"],
+        ".contracts.gateway_store": ["GatewayStoreContract"],
         ".contracts.store": ["StoreContract"],
         ".fakes": ["FakeAdapter", "ScriptedAgent", "Sent", "fake_job"],
         ".faults": ["InjectedFault", "StoreFaultKind", "StoreFaults"],

@@ -11,34 +11,53 @@ import pytest
 import trio
 
 from hermes_trio.runtime.ports import RuntimeStore
-from hermes_trio.store import open_store
-from hermes_trio.testing.contracts import AdapterBench, AdapterContract, StoreContract
-from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.store import Store, open_store
+from hermes_trio.testing.contracts import AdapterBench, AdapterContract, GatewayStoreContract, StoreContract
+from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 
 
-class TestStoreInAFile(StoreContract):
+class TestStoreInAFile(GatewayStoreContract):
     """The store that the gateway uses."""
 
-    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
-        return open_store(path / "state.db")
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
+        return open_store(path / "state.db", maintenance=False)
 
 
-class TestStoreInMemory(StoreContract):
+class TestStoreInMemory(GatewayStoreContract):
     """The store of a runtime that was given none."""
 
     durable = False
 
-    def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
         return open_store(None, runner="inline")
 
 
-class TestFaultyStore(StoreContract):
-    """A store that could fail and does not: the wrapper changes nothing."""
+class TestSlowStore(StoreContract):
+    """A store that takes its time for every write: nothing that is promised depends on it."""
 
     def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
-        return StoreFaults().around(open_store(path / "state.db"))
+        faults = StoreFaults()
+        faults.slow(seconds=0.0005, times=None)
+        return faults.around(open_store(path / "state.db", runner="inline", maintenance=False))
+
+
+async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) -> None:
+    """A verb that is added to the port without a promise in the contract is found here."""
+    faults = StoreFaults()
+
+    class Counted(TestStoreInMemory):
+        def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
+            return faults.around(super().open_store(path))
+
+    contract = Counted()
+    restarts = {"test_what_was_written_is_there_after_a_restart", "test_no_query_is_an_error"}
+    restarts.add("test_a_reply_that_was_under_way_is_sent_again_with_a_label")
+    for name in dir(contract):
+        if name.startswith("test_") and name not in restarts:
+            await getattr(contract, name)(tmp_path)
+    assert STORE_VERBS - faults.calls.keys() == set()
 
 
 class _Mailbox(AdapterBench):
@@ -116,8 +135,10 @@ async def test_a_store_that_forgets_is_found(tmp_path: Path) -> None:
     """The contract fails for a store whose commit is lost."""
 
     class Forgetful(TestStoreInAFile):
-        def open_store(self, path: Path) -> AbstractAsyncContextManager[RuntimeStore]:
+        def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
             return open_store(None, runner="inline")
 
     with pytest.raises(AssertionError):
         await Forgetful().test_what_was_written_is_there_after_a_restart(tmp_path)
+    with pytest.raises(AssertionError):
+        await Forgetful().test_the_last_value_counts(tmp_path)

@@ -87,7 +87,7 @@ def test_a_clean_test_passes_and_the_fixtures_work_together(pytester: pytest.Pyt
         async def test_it(runtime, scripted_agent, fake_adapter, stateless):
             async def start(turn):
                 assert isinstance(turn, DeliveringTurn)
-                await turn.core.supervisor.start_watched(fake_job(24 * 3600, "done"), turn.owner, turn.channel)
+                await turn.watch_job(fake_job(24 * 3600, "done"))
                 return "started"
 
             scripted_agent.then(start, "told")

@@ -1,9 +1,11 @@
 """Contracts as test suites: subclass one in a test module, say how to open what is under test, and pytest runs all of its promises.
 
-`AdapterContract` is for adapters of chat platforms, `StoreContract` for stores of a runtime. Both need pytest-trio (`pip install hermes-trio[pytest]`).
+`AdapterContract` is for adapters of chat platforms, `StoreContract` for stores of a runtime, `GatewayStoreContract` for stores of a whole gateway (the
+classes of its slices are in `gateway_store`). All of them need pytest-trio (`pip install hermes-trio[pytest]`).
 """
 
 from .adapter import AdapterBench, AdapterContract, RecordingHub
+from .gateway_store import GatewayStoreContract
 from .store import StoreContract
 
-__all__ = ["AdapterBench", "AdapterContract", "RecordingHub", "StoreContract"]
+__all__ = ["AdapterBench", "AdapterContract", "GatewayStoreContract", "RecordingHub", "StoreContract"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -26,8 +27,12 @@ from hermes_trio.runtime.ports import (
     TurnStart,
     inbox_topic,
 )
+from hermes_trio.store.errors import CommitUncertain, StoreError
+from hermes_trio.testing.faults import StoreFaults
 
 __all__ = ["StoreContract"]
+
+T = TypeVar("T")
 
 INBOX = "contract"
 KEY = "agent:main:contract:dm:1"
@@ -277,3 +282,79 @@ class StoreContract(ABC):
                 await store.accept_message(_message(key="behind"))  # whatever was in the queue before is written by now
                 kept = f"told {number}" in await _texts(store)
                 assert kept == (told not in [id for id, _ in await _waiting(store)])
+
+    @pytest.mark.trio
+    async def test_a_claim_is_given_up_or_buried(self, tmp_path: Path) -> None:
+        """What was released is claimed again; what was buried or acknowledged is not, and waits for nobody."""
+        async with self.open_store(tmp_path) as store:
+            await store.probe()
+            ids = [await store.accept_message(_message(text)) for text in ("one", "two")]
+            first, second = [number for number in ids if number is not None]
+            assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [first]
+            await store.release_inbox([first])
+            assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [first]
+            await store.bury_inbox([first], reason="it failed too often")
+            assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [second]
+            await store.acknowledge([second])
+            assert await _waiting(store) == []
+            assert await store.inbox_waiting(inbox=INBOX, session_key=KEY) == 0
+
+    @pytest.mark.trio
+    async def test_what_a_session_is_promised_is_counted(self, tmp_path: Path) -> None:
+        """A watched job that runs and a notice that waits count; so do the turns that the notices of a root began."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            assert await store.session_promised("s1") == 0
+            await store.start_job(_job())
+            assert await store.session_promised("s1") == 1
+            told = await store.finish_job(JobFinish(job_id="job_1", state=JobState.EXITED, notice=_notice("bye")))
+            assert told is not None
+            assert await store.session_promised("s1") == 1
+            assert await store.root_wakes("root_1") == 0
+            await store.take_inbox(INBOX, KEY)
+            start = _start([told], "turn_2")
+            await store.begin_turn(start)
+            assert await store.root_wakes("root_1") == 1
+            await store.finish_turn(_finish(start, "[bye]", "good", acknowledged=[told]))
+            assert await store.session_promised("s1") == 0
+            assert not await store.root_open("root_1")
+
+    @pytest.mark.trio
+    async def test_a_living_owner_keeps_what_is_its_own(self, tmp_path: Path) -> None:
+        """Looking for owners that are gone ends nothing of this one."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            await store.start_job(_job())
+            assert (await store.reap("epoch-1")).jobs_lost == 0
+            assert await store.root_open("root_1")
+
+    @pytest.mark.trio
+    async def test_a_write_that_failed_or_is_uncertain_may_be_made_again(self, tmp_path: Path) -> None:
+        """Whoever does not know whether a write was committed makes it again: the message, the turn and the end of the job are there once."""
+        faults = StoreFaults()
+        verbs = ("accept_message", "begin_turn", "finish_turn", "finish_job")
+        for verb in verbs:
+            faults.fail(verb)
+            faults.fail(verb, after_commit=True)
+
+        async with faults.around(self.open_store(tmp_path)) as store:
+
+            async def insist(write: Callable[[], Awaitable[T]]) -> T:
+                for error in (StoreError, CommitUncertain):
+                    with pytest.raises(error):
+                        await write()
+                return await write()
+
+            await insist(lambda: store.accept_message(_message("one", dedupe="7")))
+            ((number, text),) = await _waiting(store)
+            assert text == "one"
+            start = _start([number])
+            await insist(lambda: store.begin_turn(start))
+            await store.start_job(_job())
+            finish = _finish(start, "one", "two")
+            await insist(lambda: store.finish_turn(finish))
+            end = JobFinish(job_id="job_1", state=JobState.EXITED, notice=_notice("bye"))
+            await insist(lambda: store.finish_job(end))
+            assert await _texts(store) == ["one", "two"]
+            assert [text for _, text in await _waiting(store)] == ["bye"]
+        assert len(faults.injected) == 2 * len(verbs)
