@@ -24,7 +24,7 @@ async def agent(turn: Turn) -> str:
     who = get_session_env("HERMES_SESSION_USER_NAME", "somebody")
     if turn.input.text == "build" and isinstance(turn, DeliveringTurn):
         spec = JobSpec(kind="build", title="the build", run=build)
-        await turn.core.supervisor.start_watched(spec, turn.owner, turn.channel)
+        await turn.watch_job(spec)
         return f"{who}, I will tell you when it is built"
     if turn.input.text == "think":
         await trio.sleep_forever()

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Final, Self, TypeVar, TypeVarTuple
 
 import trio
 
@@ -32,8 +34,13 @@ from hermes_trio.runtime.turn import EventSink, Turn
 
 __all__ = ["AsyncioRuntime"]
 
+logger: Final = logging.getLogger("hermes_trio.guest")
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+LOOP_CHECK_SECONDS: Final = 0.5
+"""How often the runtime looks whether its host has closed the loop under it."""
 
 
 class AsyncioRuntime:
@@ -58,7 +65,11 @@ class AsyncioRuntime:
         self._token: trio.lowlevel.TrioToken
         self._calls: trio.Nursery
         self._closing: trio.Event
+        self._opening = trio.CancelScope()
+        self._given_up = False
         self._open = False
+        self._kept: deque[InboxRow] = deque()
+        """Notices whose reader was cancelled when they came: the next reader gets them."""
 
     @property
     def runtime(self) -> Runtime:
@@ -73,7 +84,12 @@ class AsyncioRuntime:
         ready: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(target=self._main, args=(ready,), name="hermes-trio runtime", daemon=True)
         self._thread.start()
-        await asyncio.wait([ready, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait([ready, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._give_up()
+            await self._wait_for_the_end()  # noqa: ASYNC102 - as in __aexit__
+            raise
         if not ready.done():
             self._thread.join()
             self._ended.result()  # raises what kept the runtime from opening
@@ -84,17 +100,28 @@ class AsyncioRuntime:
     async def __aexit__(self, *error: object) -> None:
         self._open = False
         self._call_trio(lambda: self._closing.set())
+        interrupted = await self._wait_for_the_end()  # noqa: ASYNC102 - the runtime bounds its own end
+        self._ended.result()
+        if interrupted is not None:
+            raise interrupted
+
+    async def _wait_for_the_end(self) -> asyncio.CancelledError | None:
+        """Wait until the runtime has ended, join its thread, and return a cancellation that came meanwhile."""
         interrupted: asyncio.CancelledError | None = None
         while not self._ended.done():
             try:
                 await asyncio.wait([self._ended])  # noqa: ASYNC102 - the runtime ends in its own order, and bounds it
-            except asyncio.CancelledError as cancelled:  # noqa: ASYNC103 - raised below, after the runtime has ended
+            except asyncio.CancelledError as cancelled:  # noqa: ASYNC103 - raised by the caller, after the runtime has ended
                 interrupted = cancelled
         assert self._thread is not None
         self._thread.join()
-        self._ended.result()
-        if interrupted is not None:
-            raise interrupted
+        return interrupted
+
+    def _give_up(self) -> None:
+        """Cancel the opening of the runtime. The thread may not have come to `_live` yet: then it finds the flag there."""
+        self._given_up = True
+        if hasattr(self, "_token"):
+            self._call_trio(lambda: self._opening.cancel())
 
     # -- work --------------------------------------------------------------------------------------------------------------------
 
@@ -162,17 +189,24 @@ class AsyncioRuntime:
         return await self.run(render)
 
     async def completions(self) -> AsyncGenerator[InboxRow, None]:
-        """Yield the notices of in-process work as they come. Each is taken for good when it is yielded."""
+        """Yield the notices of in-process work as they come. Each is taken for good when it is yielded; cancelling the wait loses none."""
 
         async def take() -> InboxRow:
             return await anext(aiter(self._runtime.completions()))
 
         while True:
-            yield await self.run(take)
+            yield self._kept.popleft() if self._kept else await self._run(take, None, late=self._kept.append)
 
     # -- the bridge --------------------------------------------------------------------------------------------------------------
 
-    async def _run(self, function: Callable[[], Awaitable[T]], stop: Callable[[], Awaitable[None]] | None) -> T:
+    async def _run(
+        self,
+        function: Callable[[], Awaitable[T]],
+        stop: Callable[[], Awaitable[None]] | None,
+        *,
+        late: Callable[[T], None] | None = None,
+    ) -> T:
+        """Run `function` in the Trio thread. `late` gets a result that came although the caller was cancelled."""
         loop = self._running()
         future: asyncio.Future[T] = loop.create_future()
         stopped: asyncio.Future[None] = loop.create_future()
@@ -235,8 +269,8 @@ class AsyncioRuntime:
                     await asyncio.wait([*pending, self._ended], return_when=asyncio.FIRST_COMPLETED)  # noqa: ASYNC102
                 except asyncio.CancelledError:  # noqa: ASYNC103 - the turn's end is waited for, however often the host asks
                     continue  # noqa: ASYNC104
-            if future.done() and not future.cancelled():
-                future.exception()
+            if future.done() and not future.cancelled() and future.exception() is None and late is not None:
+                late(future.result())
             raise
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -276,12 +310,26 @@ class AsyncioRuntime:
         assert self._loop is not None
         self._token = trio.lowlevel.current_trio_token()
         self._closing = trio.Event()
-        async with self._runtime as runtime, trio.open_nursery() as calls:
-            runtime.core.asyncio_loop.lend(self._loop)
-            self._calls = calls
-            _call_host(self._loop, lambda: ready.done() or ready.set_result(None))
-            await self._closing.wait()
-            calls.cancel_scope.cancel()
+        with self._opening:
+            if self._given_up:
+                self._opening.cancel()
+            async with self._runtime as runtime, trio.open_nursery() as calls:
+                runtime.core.asyncio_loop.lend(self._loop)
+                self._calls = calls
+                _call_host(self._loop, lambda: ready.done() or ready.set_result(None))
+                calls.start_soon(self._watch_loop, self._loop)
+                await self._closing.wait()
+                calls.cancel_scope.cancel()
+
+    async def _watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the runtime when its host has closed the loop without leaving the `async with`: nobody could do it any more."""
+        while not loop.is_closed():  # noqa: ASYNC110 - a loop tells nobody that it is closed
+            await trio.sleep(LOOP_CHECK_SECONDS)
+        logger.warning(
+            "the asyncio loop of an AsyncioRuntime was closed while the runtime was open; the runtime ends now."
+            " Leave its `async with` before the loop is closed"
+        )
+        self._closing.set()
 
 
 def _host_agent(agent: AnyAgent) -> Agent:

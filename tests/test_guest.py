@@ -25,6 +25,7 @@ from hermes_trio import (
 )
 from hermes_trio.guest import AsyncioRuntime
 from hermes_trio.runtime.agents import trio_agent
+from hermes_trio.store import open_store
 
 
 def names() -> set[str]:
@@ -260,5 +261,101 @@ def test_the_runtimes_end_fails_what_the_host_still_waits_for():
             await started.wait()
         with pytest.raises(RuntimeClosed):
             await task
+
+    asyncio.run(main())
+
+
+class SlowToOpen:
+    """A store that takes a while to open, and says whether it was closed."""
+
+    def __init__(self) -> None:
+        self.opening = threading.Event()
+        self.closed = False
+        self._store = open_store(None, runner="inline")
+
+    async def __aenter__(self) -> Any:
+        self.opening.set()
+        await trio.sleep(0.05)
+        return await self._store.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> Any:
+        self.closed = True
+        return await self._store.__aexit__(*error)
+
+
+def test_a_host_that_is_cancelled_while_the_runtime_opens_leaves_no_thread():
+    """`async with` that never began has no end that could close it: what was started is ended before `CancelledError` is raised."""
+
+    async def main() -> None:
+        slow = SlowToOpen()
+        runtime = AsyncioRuntime(agent=echo, store=slow)
+        task = asyncio.create_task(runtime.__aenter__())
+        while not slow.opening.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert "hermes-trio runtime" not in names()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_under_the_runtime_ends_it():
+    """A host that closes its loop without leaving the `async with` leaves no thread and no open store."""
+    loop = asyncio.new_event_loop()
+    slow = SlowToOpen()
+    started = threading.Event()
+
+    async def agent(turn: Turn) -> str:
+        started.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    runtime = AsyncioRuntime(agent=agent, store=slow)
+    loop.run_until_complete(runtime.__aenter__())
+    task = loop.create_task(runtime.run_turn("go"))
+    while not started.is_set():
+        loop.run_until_complete(asyncio.sleep(0.001))
+    task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+    for other in asyncio.all_tasks(loop):
+        other._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+    loop.close()
+    thread = runtime._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert slow.closed
+
+
+def test_no_notice_is_lost_when_its_reader_is_cancelled():
+    """A reader of `completions` that is cancelled while a notice comes in leaves it to the next one."""
+
+    async def measure(job: Job) -> JobState:
+        job.started()
+        job.text = "42"
+        return JobState.EXITED
+
+    async def start(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        await turn.watch_job(JobSpec(kind="measurement", title="a measurement", run=measure))
+        return "later"
+
+    async def read(rt: AsyncioRuntime) -> str:
+        async for notice in rt.completions():
+            return notice.text
+        return ""
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=trio_agent(start)) as rt:
+            for number in range(20):
+                reader = asyncio.create_task(read(rt))
+                await rt.run_turn("measure")
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                reader.cancel()
+                got = (await asyncio.gather(reader, return_exceptions=True))[0]
+                if isinstance(got, asyncio.CancelledError):
+                    got = await asyncio.wait_for(read(rt), 10)
+                assert got == "42"
 
     asyncio.run(main())

@@ -126,8 +126,11 @@ class Runtime:
     async def _open(self) -> AsyncIterator[Runtime]:
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._live)
+                opened = trio.Event()
+                nursery.start_soon(self._live, opened)
                 try:
+                    # Not `nursery.start`: whoever is cancelled while a runtime opens would wait for ever, because `_live` is shielded.
+                    await opened.wait()
                     yield self
                 finally:
                     self._closing.set()
@@ -138,7 +141,7 @@ class Runtime:
                 raise alone[0] from alone[0].__cause__  # noqa: ASYNC123 - it is the caller's own exception
             raise
 
-    async def _live(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _live(self, opened: trio.Event) -> None:
         """The tree, outermost first. Shielded: it ends in its own order, whoever is cancelled."""
         with trio.CancelScope(shield=True):
             token = _binding.set(Binding(EMPTY_CONTEXT, None, None))
@@ -161,7 +164,7 @@ class Runtime:
                             self._turns = turns
                             async with trio.open_nursery() as receivers:
                                 self._receivers = receivers
-                                task_status.started()
+                                opened.set()
                                 await self._closing.wait()
                                 self._receivers = None
                                 receivers.cancel_scope.cancel()

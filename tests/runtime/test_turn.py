@@ -1,6 +1,8 @@
 """A turn: its nursery, its context, its two kinds, and the one way in which it ends."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -265,6 +267,28 @@ async def test_a_closed_runtime_says_so(scripted_agent: ScriptedAgent):
     with pytest.raises(Exception, match="opened before; make a new one"):
         async with runtime:
             pass
+
+
+async def test_whoever_is_cancelled_while_a_runtime_opens_gets_away(
+    virtual_clock: object, scripted_agent: ScriptedAgent
+):
+    """The runtime opens and ends in its own order, and the cancelled caller does not wait for ever."""
+    ended: list[str] = []
+
+    @asynccontextmanager
+    async def slow(runtime: Runtime) -> AsyncIterator[None]:
+        await trio.sleep(10)
+        try:
+            yield
+        finally:
+            ended.append("stage")
+
+    with trio.fail_after(60):
+        with trio.move_on_after(1) as scope:
+            async with Runtime(agent=scripted_agent, stages=[slow]):
+                raise AssertionError("it was opened for a caller that was cancelled")
+    assert scope.cancelled_caught
+    assert ended == ["stage"]
 
 
 async def test_a_sync_function_can_be_an_agent(runtime: Runtime):
