@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 import trio
 
+from hermes_trio.runtime.ports import APPROVAL_TOPIC
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.ports import ApprovalStore
@@ -28,6 +29,9 @@ REASON_LENGTH: Final = 280
 
 WITHDRAW_SECONDS: Final = 5.0
 """The bound of the shield in which a question is withdrawn when its turn is cut off."""
+
+RETRY_SECONDS: Final = 1.0
+"""How long is waited before a row that could not be read is read again."""
 
 NOT_SHOWN: Final = "the question could not be shown to anybody"
 
@@ -81,7 +85,6 @@ class Approvals:
     def __init__(self, store: ApprovalStore, *, seconds: float = DEFAULT_SECONDS) -> None:
         self._store = store
         self._seconds = seconds
-        self._waiters: dict[str, _Waiter] = {}
 
     async def granted(self, turn: Turn) -> frozenset[str]:
         """The categories that are allowed for a turn without asking."""
@@ -100,22 +103,36 @@ class Approvals:
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
         id = turn.core.ids.make("appr_", 16)
-        waiter = _Waiter(tell, approval_scope(turn))
-        self._waiters[id] = waiter
-        try:
-            await self._store.create_approval(self._row(turn, id, waiter.scope, question))
-            self._show(id, waiter, question)
-            with trio.move_on_after(self._seconds), waiting(f"approval {id}"):
-                await waiter.over.wait()
-            await self._expire(id, waiter, "timeout")
-        except BaseException:
-            # The store does what it is told in order: this finds the row even if the wait for its creation was cut off.
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_SECONDS):
-                await self._expire(id, waiter, "the turn ended")
-            raise
-        finally:
-            del self._waiters[id]
+        waiter = _Waiter(tell)
+        with self._store.subscribe(APPROVAL_TOPIC, waiter.wake, id):
+            try:
+                await self._store.create_approval(self._row(turn, id, approval_scope(turn), question))
+                if not self._show(id, waiter, question):
+                    await self.withdraw(id)
+                with trio.move_on_after(self._seconds), waiting(f"approval {id}"):
+                    while waiter.row is None:
+                        await waiter.woken.wait()
+                        await self._read(id, waiter)
+                await self._expire(id, waiter, "timeout")
+            except BaseException:
+                # The store does what it is told in order: this finds the row even if the wait for its creation was cut off.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_SECONDS):
+                    await self._expire(id, waiter, "the turn ended")
+                raise
         return _answer(waiter, id, self._seconds)
+
+    async def _read(self, id: str, waiter: _Waiter) -> None:
+        """See what the row of a request says, after it was signalled. While it cannot be read, it is read again."""
+        waiter.woken = trio.Event()
+        try:
+            known = await self._store.get_approval(id)
+        except Exception as error:
+            logger.error("approval %s cannot be read, trying again in %g s: %s", id, RETRY_SECONDS, error)
+            await trio.sleep(RETRY_SECONDS)
+            waiter.woken.set()
+            return
+        if known is not None and known.state is not ApprovalState.PENDING:
+            waiter.take(known)
 
     def _row(self, turn: Turn, id: str, scope: str, question: Question) -> NewApproval:
         return NewApproval(
@@ -134,8 +151,8 @@ class Approvals:
             asker=turn.context.user_id,
         )
 
-    def _show(self, id: str, waiter: _Waiter, question: Question) -> None:
-        """Put the question before a person. If that fails there is nothing to wait for."""
+    def _show(self, id: str, waiter: _Waiter, question: Question) -> bool:
+        """Put the question before a person; say whether that succeeded. If it fails there is nothing to wait for."""
         try:
             waiter.tell(
                 {
@@ -154,23 +171,16 @@ class Approvals:
             waiter.shown = True
         except Exception:
             logger.exception("approval %s could not be shown to anybody", id)
-            waiter.refuse(NOT_SHOWN, asked=False)
+        return waiter.shown
 
     async def _expire(self, id: str, waiter: _Waiter, reason: str) -> None:
         """End a question that has no answer. If somebody was faster, what the row says is what happened."""
-        if waiter.answer is not None:
+        if waiter.row is not None:
             return
-        why = waiter.refused or reason
-        if await self._store.expire_approval(id, reason=why):
-            waiter.conclude({"event": "approval.expired", "approval_id": id, "reason": why, "resolved": 1})
-            return
+        expired = await self._store.expire_approval(id, reason=reason)
         known = await self._store.get_approval(id)
-        if known is None:
-            return
-        if known.state is ApprovalState.EXPIRED:
-            waiter.conclude({"event": "approval.expired", "approval_id": id, "reason": known.reason, "resolved": 1})
-        else:
-            waiter.take(known)
+        if known is not None and known.state is not ApprovalState.PENDING:
+            waiter.take(known, timed_out=expired)
 
     async def answer(
         self,
@@ -194,10 +204,6 @@ class Approvals:
                 answered += [] if one is None else [one]
         else:
             answered = await self._store.answer_approvals(scope, choice, everything=everything, reason=said)
-        for approval in answered:
-            waiter = self._waiters.get(approval.id)
-            if waiter is not None:
-                waiter.take(approval)
         return answered
 
     async def _known(
@@ -209,16 +215,12 @@ class Approvals:
         waiting = [row for row in await self._store.list_approvals(scope=scope) if may is None or may(row)]
         return waiting if everything else waiting[:1]
 
-    def withdraw(self, approval_id: str, reason: str = "") -> bool:
-        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether somebody was waiting.
+    async def withdraw(self, approval_id: str, reason: str = "") -> bool:
+        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether it was pending.
 
         The reason is for the agent: nobody has said no, so that it must not be told that somebody did.
         """
-        waiter = self._waiters.get(approval_id)
-        if waiter is None:
-            return False
-        waiter.refuse(reason or NOT_SHOWN, asked=False)
-        return True
+        return await self._store.expire_approval(approval_id, reason=reason or NOT_SHOWN, asked=False)
 
     async def pending(self, scope: str) -> Sequence[ApprovalRow]:
         """What waits for an answer in a scope, oldest first."""
@@ -226,44 +228,36 @@ class Approvals:
 
     async def end_scope(self, scope: str, reason: str) -> int:
         """A run or a conversation is over: what waits is refused with the reason, what was granted to it is forgotten."""
-        ended = await self._store.end_approval_scope(scope, reason=reason)
-        for waiter in list(self._waiters.values()):
-            if waiter.scope == scope:
-                waiter.refuse(reason)
-        return ended
+        return await self._store.end_approval_scope(scope, reason=reason)
 
 
 class _Waiter:
     """Somebody who waits for an answer. However it ends, whoever follows the turn is told once."""
 
-    def __init__(self, tell: EventSink, scope: str) -> None:
+    def __init__(self, tell: EventSink) -> None:
         self.tell = tell
-        self.scope = scope
-        self.over = trio.Event()
-        self.answer: ApprovalRow | None = None
-        self.refused = ""
-        self.asked = True
+        self.woken = trio.Event()
+        self.row: ApprovalRow | None = None
+        """The request, once it is answered or has expired."""
+        self.timed_out = False
         self.shown = False
 
-    def take(self, approval: ApprovalRow) -> None:
-        """A person has answered."""
-        self.answer = approval
-        self.over.set()
-        choice = "" if approval.choice is None else approval.choice.value
-        self.conclude({"event": "approval.responded", "approval_id": approval.id, "choice": choice, "resolved": 1})
+    def wake(self, approval_id: str) -> None:
+        """The row may say something new."""
+        self.woken.set()
 
-    def refuse(self, reason: str, *, asked: bool = True) -> None:
-        """Nobody will answer; without `asked`, because nobody has seen the question."""
-        if not self.over.is_set():
-            self.refused = reason
-            self.asked = asked
-            self.over.set()
-
-    def conclude(self, event: Mapping[str, Any]) -> None:
-        """Tell how it ended, once, and only if the question was told."""
-        if self.shown:
-            self.shown = False
-            self.tell(event)
+    def take(self, row: ApprovalRow, *, timed_out: bool = False) -> None:
+        """The request has ended as its row says: tell it, if the question was told."""
+        self.row = row
+        self.timed_out = timed_out
+        if not self.shown:
+            return
+        self.shown = False
+        if row.state is ApprovalState.EXPIRED:
+            self.tell({"event": "approval.expired", "approval_id": row.id, "reason": row.reason, "resolved": 1})
+        else:
+            choice = "" if row.choice is None else row.choice.value
+            self.tell({"event": "approval.responded", "approval_id": row.id, "choice": choice, "resolved": 1})
 
 
 def _offered(approval: ApprovalRow, choice: ApprovalChoice) -> ApprovalChoice:
@@ -274,16 +268,16 @@ def _offered(approval: ApprovalRow, choice: ApprovalChoice) -> ApprovalChoice:
 
 
 def _answer(waiter: _Waiter, id: str, seconds: float) -> ApprovalResult:
-    approval = waiter.answer
-    if approval is None:
-        if waiter.refused:
-            return ApprovalResult(allowed=False, approval_id=id, reason=waiter.refused, asked=waiter.asked)
+    approval = waiter.row
+    if approval is None or waiter.timed_out:
         return ApprovalResult(
             allowed=False,
             approval_id=id,
             timed_out=True,
             reason=f"nobody answered within {seconds:g} s; silence is not consent",
         )
+    if approval.state is ApprovalState.EXPIRED:
+        return ApprovalResult(allowed=False, approval_id=id, reason=approval.reason, asked=approval.asked)
     allowed = approval.state is ApprovalState.APPROVED
     return ApprovalResult(
         allowed=allowed,

@@ -134,7 +134,7 @@ def new_key() -> str:
 
 
 class Keyring:
-    """Says who holds a key. Revoking one goes through `forget`, so a revoked key is refused from the next request on."""
+    """Says who holds a key. The store's signal of a revocation calls `forget`, so a revoked key is refused from the next request on."""
 
     def __init__(self, admin_key: str, store: KeyStore) -> None:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()

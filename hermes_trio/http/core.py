@@ -17,6 +17,7 @@ from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.outcome import Cause, StopReceipt
+from hermes_trio.runtime.ports import KEY_TOPIC
 from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.runtime.tree import Tree
@@ -170,6 +171,8 @@ class ApiCore:
         self.started_at: float = time.time()
         self.keyring = Keyring(admin_key, store)
         self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home)
+        self._revocations = store.subscribe(KEY_TOPIC, self._forget_key)
+        self._revocations.__enter__()  # for as long as the store is open: it closes after everything that asks here
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
         self.readers = ReaderLimit(limits.event_readers)
         self.turns = ApiTurns(host.stateless, store, limits)
@@ -180,6 +183,11 @@ class ApiCore:
         """Turns of one named conversation of responses take turns."""
         self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
         """Responses that are being made: tenant and body, by id."""
+
+    def _forget_key(self, key_id: str) -> None:
+        """A key was put out of force, here or on another node: it is asked for again."""
+        self.keyring.forget(key_id)
+        self.signin.forget(key_id)
 
     def check_intake(self) -> None:
         """Raise if no new work is taken. Reads are answered all the same."""

@@ -246,7 +246,7 @@ class TurnFeed:
             " write it to a file and run the file, or split it up"
         )
         if self._desk.approvals is not None:
-            self._desk.approvals.withdraw(str(event["approval_id"]), reason)
+            await self._desk.approvals.withdraw(str(event["approval_id"]), reason)
         await self._desk.post(self.address, f"A command was refused: {reason}.", {"reply_to": self._reply_to})
 
     async def _settle(self, event: Mapping[str, Any]) -> None:

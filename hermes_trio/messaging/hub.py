@@ -134,7 +134,7 @@ class MessageHub:
             address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
             self._prompts.sent(approval_id, address, result.message_id, row.text)
         elif self.desk.approvals is not None:
-            self.desk.approvals.withdraw(question, unsent_question(row, result))
+            self.desk.spawn(self.desk.approvals.withdraw, question, unsent_question(row, result))
 
 
 def unsent_question(row: OutboxRow, result: SendResult) -> str:

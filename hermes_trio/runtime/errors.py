@@ -13,10 +13,12 @@ __all__ = [
     "InvalidContext",
     "JobRefused",
     "MailboxFull",
+    "MembershipLost",
     "NoRuntime",
     "OutcomeUnknown",
     "RuntimeClosed",
     "RuntimeProblem",
+    "SessionHeld",
     "TooBusy",
     "UnknownJob",
     "UnknownRun",
@@ -67,6 +69,14 @@ class Draining(RuntimeProblem):
 
 class Fenced(RuntimeProblem):
     """What was to be ended or begun belongs to another owner by now; nothing was written. The other owner decides what becomes of it."""
+
+
+class SessionHeld(RuntimeProblem):
+    """A turn of another node has the session; nothing was written. Its end is signalled."""
+
+
+class MembershipLost(RuntimeProblem):
+    """This node can no longer know that it owns what it holds: its lease was not renewed in time, or it was taken over. What it ran has been stopped."""
 
 
 class TooBusy(RuntimeProblem):

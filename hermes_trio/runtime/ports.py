@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from .turn import Turn
 
 __all__ = [
+    "ANSWER_TOPIC",
+    "APPROVAL_TOPIC",
+    "KEY_TOPIC",
+    "LEASE_TOPIC",
+    "NODE_TOPIC",
     "OUTBOX_TOPIC",
+    "REQUEST_TOPIC",
     "ROOT_TOPIC",
+    "RUN_TOPIC",
+    "SESSION_TOPIC",
     "Agent",
     "Content",
     "EventRow",
@@ -35,10 +43,15 @@ __all__ = [
     "NewNotice",
     "NewReply",
     "NewRun",
+    "NodeAnswer",
+    "NodeRequest",
+    "NodeRow",
+    "NodeStore",
     "NoticeKind",
     "Recovery",
     "Reply",
     "RuntimeStore",
+    "SignalStore",
     "ToolCall",
     "TurnFinish",
     "TurnInput",
@@ -56,6 +69,31 @@ OUTBOX_TOPIC: Final = "outbox"
 
 ROOT_TOPIC: Final = "root"
 """The topic of roots of which nothing is open any more; its keys are root ids."""
+
+
+RUN_TOPIC: Final = "run"
+"""The topic of runs whose row or event log has changed; its keys are run ids."""
+
+APPROVAL_TOPIC: Final = "approval"
+"""The topic of requests that were answered or have expired; its keys are approval ids."""
+
+KEY_TOPIC: Final = "key"
+"""The topic of API keys that were put out of force; its keys are their ids."""
+
+SESSION_TOPIC: Final = "session"
+"""The topic of sessions whose lock was given back (in a store that several nodes share); its keys are session ids."""
+
+NODE_TOPIC: Final = "node"
+"""The topic of nodes that joined, left or were taken over; its keys are incarnations."""
+
+LEASE_TOPIC: Final = "lease"
+"""The topic of singletons that nobody holds any more; its keys are their names."""
+
+REQUEST_TOPIC: Final = "request"
+"""The topic of requests that wait for a node; its keys are incarnations."""
+
+ANSWER_TOPIC: Final = "answer"
+"""The topic of requests to nodes that were answered; its keys are request ids."""
 
 
 def inbox_topic(inbox: str) -> str:
@@ -205,6 +243,8 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     run: NewRun | None = None
     inbox_ids: tuple[int, ...] = ()
     one_shot: bool = False
+    hold: bool = False
+    """Whether the turn takes the lock of its session, in a store that several nodes share: `SessionHeld` if a turn of another node has it."""
     began_at: float = 0.0
     """When the turn began: a message to a session that had ended before reopens it; one that ends under its turn stays ended."""
 
@@ -276,8 +316,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     messages_waiting: int = 0
 
 
-class RuntimeStore(Protocol):
-    """The verbs that the runtime calls. See the records for what each one promises."""
+class SignalStore(Protocol):
+    """A store that says which rows may have changed."""
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`.
@@ -285,6 +325,100 @@ class RuntimeStore(Protocol):
         A signal is a hint: it may come too often or late, and the woken side reads rows.
         """
         ...
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: a process that shares the store with others. Its `incarnation` is random, and new at each start; names may repeat.
+
+    `info` is what the node says about itself (its load, its version). `leases` are the singletons that it runs.
+    """
+
+    incarnation: str
+    name: str
+    started_at: float
+    expires_at: float
+    info: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    leases: tuple[str, ...] = ()
+
+
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that only one node can do, because it holds what the request is about: stop a turn, read the output of a process."""
+
+    id: str
+    node: str
+    """The incarnation that has to answer it."""
+    kind: str
+    target: str = ""
+    payload: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node answered. `gone` says that it was taken over before it did; the answer is then the reaper's, and empty."""
+
+    value: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    gone: bool = False
+
+
+class NodeStore(Protocol):
+    """Membership: which nodes share a store, what only one of them may do at a time, and what they ask of each other.
+
+    A node is a row with an expiry, decided by the store's clock alone. Every write of a node whose row is gone raises `Fenced` and writes nothing; the
+    row of an expired node is removed by whoever reaps it, in the transaction that gives everything that it owned its end. A store that is opened by one
+    owner at a time has `lease_seconds` 0: it is held for as long as it is open, and none of these verbs is called.
+    """
+
+    @property
+    def owner(self) -> str:
+        """The incarnation of this handle: what it begins from now on carries it."""
+        ...
+
+    @property
+    def lease_seconds(self) -> float:
+        """For how long a renewed node is alive; 0 for a store that has one owner for as long as it is open."""
+        ...
+
+    async def renew_node(self, info: Mapping[str, Any]) -> bool:
+        """Renew the lease of this node; return whether another one has expired, so that there is something to `reap`.
+
+        Raises `Fenced` if the row is gone or has expired: an expired lease is never renewed.
+        """
+        ...
+
+    async def leave_node(self, epoch: str) -> None:
+        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        ...
+
+    async def list_nodes(self) -> list[NodeRow]:
+        """The nodes that have not been taken over, oldest first; one that has expired is listed until it is."""
+        ...
+
+    async def claim_lease(self, name: str) -> bool:
+        """Become the one node that runs this singleton; False while another one has it. It ends with `release_lease`, or with the node."""
+        ...
+
+    async def release_lease(self, name: str) -> None:
+        """Give a singleton up: whoever waits for it is signalled. Does nothing if this node does not hold it."""
+        ...
+
+    async def ask_node(self, request: NodeRequest) -> bool:
+        """Put a request to a node; False, with nothing written, if that node is gone."""
+        ...
+
+    async def take_requests(self) -> list[NodeRequest]:
+        """The requests to this node that it has not taken before, oldest first."""
+        ...
+
+    async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
+        """Answer a request. An answer that is there already stays; a request that nobody knows any more is ignored."""
+        ...
+
+    async def get_answer(self, request_id: str) -> NodeAnswer | None:
+        """The answer to a request, or None while there is none."""
+        ...
+
+
+class RuntimeStore(SignalStore, NodeStore, Protocol):
+    """The verbs that the runtime calls. See the records for what each one promises."""
 
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
         """The id of the open session behind `context.session_key`, made if there is none (or if `fresh`). An ended one is not reused."""
@@ -294,7 +428,9 @@ class RuntimeStore(Protocol):
         """The live messages of a session, oldest first; empty for an unknown session."""
         ...
 
-    async def begin_turn(self, start: TurnStart) -> None: ...
+    async def begin_turn(self, start: TurnStart) -> None:
+        """Write down what was promised before the turn runs. With `start.hold`, `SessionHeld` if a turn of another node has the session."""
+        ...
 
     async def finish_turn(self, finish: TurnFinish) -> bool:
         """Write the end of a turn; return whether it ended its session. Writing it twice changes nothing."""
@@ -379,11 +515,14 @@ class RuntimeStore(Protocol):
         ...
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation, which owns what is begun from now on, and reap what belongs to owners that are gone. Called before any work."""
+        """Begin a new incarnation, which owns what is begun from now on, and reap what belongs to owners that are gone. Called before any work.
+
+        In a store that several nodes share, the incarnation is a node from now on; its lease expires in `lease_seconds`.
+        """
         ...
 
     async def reap(self, epoch: str) -> Recovery:
-        """Give everything that belongs to owners that are gone its end, or hand it over."""
+        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
         ...
 
 

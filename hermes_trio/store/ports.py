@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hermes_trio.runtime.outcome import RunStatus
-from hermes_trio.runtime.ports import EventRow, InboxRow, Message, NewMessage, NewReply, RuntimeStore
+from hermes_trio.runtime.ports import EventRow, InboxRow, Message, NewMessage, NewReply, RuntimeStore, SignalStore
 
 from .records import (
     EVENT_PAGE_BYTES,
@@ -309,7 +309,7 @@ class OutboxStore(Protocol):
         ...
 
 
-class ApprovalStore(Protocol):
+class ApprovalStore(SignalStore, Protocol):
     """Requests that wait for a human, and grants."""
 
     async def create_approval(self, new: NewApproval) -> ApprovalRow:
@@ -332,8 +332,8 @@ class ApprovalStore(Protocol):
         """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
         ...
 
-    async def expire_approval(self, approval_id: str, *, reason: str = "timeout") -> bool:
-        """Nobody answered; returns whether the request was still pending."""
+    async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
+        """Nobody answered, or, without `asked`, nobody has seen it; returns whether the request was still pending."""
         ...
 
     async def end_approval_scope(self, scope: str, *, reason: str) -> int:
@@ -473,7 +473,7 @@ class CronStore(Protocol):
         ...
 
 
-class KeyStore(Protocol):
+class KeyStore(SignalStore, Protocol):
     """API keys."""
 
     async def create_api_key(

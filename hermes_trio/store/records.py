@@ -166,6 +166,8 @@ class RunRow(msgspec.Struct, frozen=True):
     usage: Mapping[str, int] | None
     error: str
     error_code: str
+    owner: str = ""
+    """The node that runs it, or that has ended it."""
 
 
 class JobRow(msgspec.Struct, frozen=True):
@@ -186,6 +188,8 @@ class JobRow(msgspec.Struct, frozen=True):
     output_tail: str
     started_at: float
     ended_at: float | None
+    owner: str = ""
+    """The node that it runs on, or that has ended it."""
 
 
 class OutboxState(Enum):
@@ -261,6 +265,7 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     grantee: str = ""
     asker: str = ""
+    """The person whose turn asks, if one does."""
 
 
 class ApprovalRow(msgspec.Struct, frozen=True):
@@ -284,6 +289,8 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     answered_at: float | None
     grantee: str = ""
     asker: str = ""
+    asked: bool = True
+    """False if the request was withdrawn because nobody could be shown it."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

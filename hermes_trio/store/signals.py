@@ -9,7 +9,14 @@ in its own process, and there is no timer behind it.
 | `inbox:<name>` | session key | something waits for a session in this inbox |
 | `outbox` | platform | a reply waits for a platform |
 | `root` | root id | nothing that this root started is open any more |
+| `run` | run id | a run's row or its event log |
 | `approval` | approval id | a request was answered or has expired |
+| `key` | key id | an API key was put out of force |
+| `session` | session id | the lock of a session was given back, in a store that several nodes share |
+| `node` | incarnation | a node joined, left or was taken over |
+| `lease` | name | nobody runs a singleton any more |
+| `request` | incarnation | a request waits for a node |
+| `answer` | request id | a node's answer is there |
 """
 
 from __future__ import annotations

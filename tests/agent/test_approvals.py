@@ -147,12 +147,12 @@ async def test_a_question_that_cannot_be_shown_is_refused_at_once(runtime: Runti
         began = trio.current_time()
         person.ask()
         await wait_all_tasks_blocked()
-        assert person.approvals.withdraw(person.asked[0], "the message could not be sent")
+        assert await person.approvals.withdraw(person.asked[0], "the message could not be sent")
         await wait_all_tasks_blocked()
         assert person.answers[0].reason == "the message could not be sent"
         assert trio.current_time() == began
         assert person.told == ["approval.request", "approval.expired"]
-        assert not person.approvals.withdraw(person.asked[0])
+        assert not await person.approvals.withdraw(person.asked[0])
 
 
 async def test_a_sink_that_fails_is_a_refusal(runtime: Runtime) -> None:

@@ -203,9 +203,8 @@ async def test_a_zombie_is_fenced_and_what_it_held_is_handed_over(virtual_clock:
             async with FakeAdapter().connect(dead) as adapter:
                 await adapter.say("work")
                 await trio.testing.wait_all_tasks_blocked()
-                store._live.discard(one.owner)
-                recovery = await two.reap("e9")
-                assert recovery.messages_waiting == 1
+                await one.leave_node("e8")
+                assert await two.inbox_waiting() == 1
                 gate.set()
                 (sent,) = await adapter.wait_for(1)
                 assert (sent.outcome.committed, sent.outcome.error_code) == (False, "store_error")

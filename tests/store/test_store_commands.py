@@ -259,9 +259,13 @@ def test_the_port_is_what_the_backend_offers() -> None:
 
     from hermes_trio.store import Store
 
-    own = {"observe_writes", "owner", "path", "retention", "shared", "statistics"}
+    own = {"observe_writes", "path", "retention", "shared", "statistics"}
     offered = {name for name in dir(SqliteStore) if not name.startswith("_")} - own
-    promised = {name for name in dir(Store) if not name.startswith("_")} - {"secret"}  # an attribute of the open store
+    promised = {name for name in dir(Store) if not name.startswith("_")} - {
+        "secret",
+        "owner",
+        "lease_seconds",
+    }  # attributes of the open store
     assert offered == promised
     for name in sorted(promised):
         port = inspect.signature(getattr(Store, name))

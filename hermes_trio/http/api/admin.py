@@ -152,8 +152,6 @@ async def revoke_key(request: Request) -> HandlerResult:
     key_id = request.params["key_id"]
     if not await request.front.store.revoke_api_key(key_id):
         raise not_found("key in force", key_id, "key_not_found")
-    request.front.keyring.forget(key_id)
-    request.front.signin.forget(key_id)
     return Response.of(Deleted(key_id, "hermes.key.revoked", True))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from hermes_trio.runtime.ports import APPROVAL_TOPIC
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
 
 from .encoding import clean, dump, load
@@ -19,7 +20,7 @@ __all__ = ["SqliteApprovals"]
 
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
-    " reason, created_at, expires_at, answered_at, grantee, asker"
+    " reason, created_at, expires_at, answered_at, grantee, asker, asked"
 )
 
 
@@ -30,7 +31,8 @@ def _approval(row: Row) -> ApprovalRow:
         tuple(ApprovalChoice(choice) for choice in cast("list[str]", load(row[9]))),
         ApprovalState(row[10]),
         ApprovalChoice(row[11]) if row[11] else None,
-        *row[12:],
+        *row[12:18],
+        bool(row[18]),
     ]
     return ApprovalRow(*values)
 
@@ -40,7 +42,7 @@ def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRo
     found = one(
         db,
         f"INSERT INTO approvals ({_COLUMNS}, owner)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?, ?, ?)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', '', '', ?, ?, NULL, ?, ?, 1, ?)"
         f" RETURNING {_COLUMNS}",
         (
             new.id,
@@ -81,6 +83,7 @@ def answer(db: Database, now: float, approval_id: str, choice: ApprovalChoice, r
     )
     if found is None:
         return None
+    db.signals.append((APPROVAL_TOPIC, approval_id))
     answered = _approval(found)
     if choice in answered.choices:
         if choice is ApprovalChoice.SESSION:
@@ -100,24 +103,21 @@ def answer_scope(
     return [answered for answered in answers if answered is not None]
 
 
-def expire(db: Database, now: float, approval_id: str, reason: str) -> bool:
+def expire(db: Database, now: float, approval_id: str, reason: str, asked: bool) -> bool:
     """Nobody answered a request."""
-    return bool(
-        changed(
-            db,
-            "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE id = ? AND state = 'pending'",
-            (reason, now, approval_id),
-        )
-    )
+    sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ?, asked = ? WHERE id = ? AND state = 'pending'"
+    expired = changed(db, sql, (clean(reason), now, asked, approval_id))
+    if expired:
+        db.signals.append((APPROVAL_TOPIC, approval_id))
+    return bool(expired)
 
 
 def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
     """Nobody will answer the requests of a scope."""
-    return changed(
-        db,
-        "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending'",
-        (reason, now, scope),
-    )
+    sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending' RETURNING id"
+    expired = many(db, sql, (reason, now, scope))
+    db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in expired])
+    return len(expired)
 
 
 def listed(
@@ -206,9 +206,9 @@ class SqliteApprovals(Verbs):
         """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
         return await self._write(answer_scope, self._clock(), scope, choice, everything, reason)
 
-    async def expire_approval(self, approval_id: str, *, reason: str = "timeout") -> bool:
-        """Nobody answered; returns whether the request was still pending."""
-        return await self._write(expire, self._clock(), approval_id, reason)
+    async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
+        """Nobody answered, or, without `asked`, nobody has seen it; returns whether the request was still pending."""
+        return await self._write(expire, self._clock(), approval_id, reason, asked)
 
     async def end_approval_scope(self, scope: str, *, reason: str) -> int:
         """A run or a conversation is over: what waits expires, its grants end. Returns how many requests expired."""

@@ -41,6 +41,12 @@ _CLAIMABLE: Final = (
     " AND (state = 'pending' OR (state = 'taken' AND owner = ? AND turn_id = ''))"
 )
 
+_ELSEWHERE: Final = (
+    "SELECT 1 FROM inbox WHERE settled_at IS NULL AND session_key = ?1 AND inbox = ?2 AND state = 'taken' AND owner <> ?3"
+    " UNION ALL SELECT 1 FROM jobs WHERE ended_at IS NULL AND session_key = ?1 AND owner <> ?3 LIMIT 1"
+)
+"""Another node has the lane of a session key: it is working on a row of it, or background work of the session runs there."""
+
 
 def _row(row: Row) -> InboxRow:
     number, kind, inbox, key, session_id, routing, text, notice, job_id, root_id, payload, created, attempts = row
@@ -241,6 +247,13 @@ def _close(db: Database, rows: Sequence[Row]) -> int:
     return len(rows)
 
 
+def claim_lane(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
+    """Claim as `claim_rows` does, unless another node has the lane of the session: the end of what it does there is signalled."""
+    if exists(db, _ELSEWHERE, (session_key, inbox, owner)):
+        return []
+    return claim_rows(db, owner, inbox, session_key, limit)
+
+
 def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
     """Claim what the next turn of a session is about: its oldest message, or all notices before that message that have one destination.
 
@@ -336,10 +349,10 @@ class SqliteInbox(Verbs):
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
         """Claim what the next turn of a session is about: one message, or a burst of notices that go to one place."""
-        self._check_owner()
         if not await self._read(waits, inbox, session_key, self.owner):
             return []
-        return await self._write(claim_rows, self.owner, inbox, session_key, limit)
+        claim = claim_lane if self.lease_seconds else claim_rows
+        return await self._write(claim, self.owner, inbox, session_key, limit)
 
     async def release_inbox(self, ids: Sequence[int]) -> None:
         """Give up a claim: the rows wait again."""

@@ -22,7 +22,7 @@ TAIL_LENGTH: Final = 4_000
 
 JOB_COLUMNS: Final = (
     "job_id, kind, title, session_id, session_key, root_id, turn_id, routing, inbox, details, state, summary,"
-    " output_tail, started_at, ended_at"
+    " output_tail, started_at, ended_at, owner"
 )
 
 
@@ -36,7 +36,7 @@ def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
     """Write a job down before its work exists."""
     write(
         db,
-        f"INSERT INTO jobs ({JOB_COLUMNS}, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)",
+        f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)",
         (
             job.job_id,
             job.kind,

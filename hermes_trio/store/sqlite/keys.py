@@ -9,6 +9,7 @@ import hashlib
 import secrets
 from typing import Any, Final, cast
 
+from hermes_trio.runtime.ports import KEY_TOPIC
 from hermes_trio.store.records import ApiKey
 
 from .encoding import clean, dump, load
@@ -60,7 +61,10 @@ def used(db: Database, now: float, key_id: str) -> None:
 
 def revoke(db: Database, now: float, key_id: str) -> bool:
     """A key is no longer in force."""
-    return bool(changed(db, "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now, key_id)))
+    revoked = changed(db, "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now, key_id))
+    if revoked:
+        db.signals.append((KEY_TOPIC, key_id))
+    return bool(revoked)
 
 
 def list_all(db: Database, include_revoked: bool) -> list[ApiKey]:

@@ -12,16 +12,28 @@ from collections.abc import Sequence
 from typing import Final
 
 from hermes_trio.runtime.outcome import JobState
-from hermes_trio.runtime.ports import NewNotice, NoticeKind, Recovery, inbox_topic
+from hermes_trio.runtime.ports import (
+    APPROVAL_TOPIC,
+    OUTBOX_TOPIC,
+    RUN_TOPIC,
+    SESSION_TOPIC,
+    NewNotice,
+    NoticeKind,
+    Recovery,
+    inbox_topic,
+)
 from hermes_trio.store.records import JobRow
 
 from .cursors import set_meta
 from .encoding import dump, load_routing
 from .inbox import insert_notice, waiting_count
 from .jobs import JOB_COLUMNS, job_from_row
-from .rows import Database, changed, many, marks, write
+from .nodes import insert_node, remove_gone, remove_node
+from .roots import close_root
+from .rows import Database, many, marks, write
 from .sessions import end_session
 from .verbs import Verbs
+from .writer import Weight
 
 __all__ = ["SqliteRecovery", "reap"]
 
@@ -41,26 +53,29 @@ class _Reaper:
 
 
 def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) -> Recovery:
-    """Give everything that belongs to owners that are gone its end, or hand it over."""
+    """Give everything that belongs to owners that are gone its end, or hand it over. `live` are the owners that are there beside the nodes."""
+    live = (*live, *remove_gone(db, now))
     reaper = _Reaper(db, now, owner, live)
     gone, held = reaper.gone, reaper.live
     sessions_ended = _end_interrupted_turns(reaper)
     runs = _fail_runs(reaper, epoch)
     jobs = _lose_jobs(reaper)
     _interrupt_messages(reaper)
-    sessions_ended += _end_settled_one_shots(db, now)
-    approvals = changed(
+    sessions_ended += _end_settled_one_shots(reaper)
+    approvals = many(
         db,
         "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ?, owner = ?"
-        f" WHERE state = 'pending' AND {gone}",
+        f" WHERE state = 'pending' AND {gone} RETURNING id",
         (INTERRUPTED, now, owner, *held),
     )
-    outbox = changed(
+    db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in approvals])
+    outbox = many(
         db,
         "UPDATE outbox SET state = 'pending', maybe_duplicate = 1, next_at = ?, owner = ''"
-        f" WHERE settled_at IS NULL AND state = 'attempting' AND {gone}",
+        f" WHERE settled_at IS NULL AND state = 'attempting' AND {gone} RETURNING platform",
         (now, *held),
     )
+    db.signals.extend([(OUTBOX_TOPIC, platform) for (platform,) in outbox])
     write(
         db,
         "UPDATE cron_executions SET state = 'failed', error = ?, ended_at = ?, owner = ?"
@@ -76,8 +91,8 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
         epoch=epoch,
         runs_interrupted=runs,
         jobs_lost=jobs,
-        approvals_expired=approvals,
-        outbox_requeued=outbox,
+        approvals_expired=len(approvals),
+        outbox_requeued=len(outbox),
         sessions_ended=sessions_ended,
         messages_waiting=waiting_count(db),
     )
@@ -90,18 +105,20 @@ def _end_interrupted_turns(reaper: _Reaper) -> int:
     for session_id, one_shot in many(db, f"SELECT id, one_shot FROM sessions WHERE {open_turns}", reaper.live):
         if one_shot and end_session(db, reaper.now, session_id, INTERRUPTED):
             ended += 1
+        db.signals.append((SESSION_TOPIC, session_id))
     write(db, f"UPDATE sessions SET open_turn = NULL WHERE {open_turns}", reaper.live)
     return ended
 
 
-def _end_settled_one_shots(db: Database, now: float) -> int:
+def _end_settled_one_shots(reaper: _Reaper) -> int:
     """A one-shot session whose turn was over waited for its jobs; with nothing left to tell it, it is settled."""
+    db = reaper.db
     sql = (
-        "SELECT id FROM sessions s WHERE one_shot = 1 AND ended_at IS NULL AND open_turn IS NULL"
+        f"SELECT id FROM sessions s WHERE one_shot = 1 AND ended_at IS NULL AND open_turn IS NULL AND {reaper.gone}"
         " AND NOT EXISTS (SELECT 1 FROM inbox WHERE session_id = s.id AND session_id <> '' AND settled_at IS NULL)"
         " AND NOT EXISTS (SELECT 1 FROM jobs WHERE session_id = s.id AND ended_at IS NULL)"
     )
-    return sum(end_session(db, now, session_id, INTERRUPTED) for (session_id,) in many(db, sql))
+    return sum(end_session(db, reaper.now, session_id, INTERRUPTED) for (session_id,) in many(db, sql, reaper.live))
 
 
 def _fail_runs(reaper: _Reaper, epoch: str) -> int:
@@ -128,6 +145,7 @@ def _fail_runs(reaper: _Reaper, epoch: str) -> int:
             " ended_at = ?, owner = ? WHERE run_id = ?",
             (_ERROR, INTERRUPTED, now, now, reaper.owner, run_id),
         )
+        db.signals.append((RUN_TOPIC, run_id))
     return len(live)
 
 
@@ -143,6 +161,7 @@ def _lose_jobs(reaper: _Reaper) -> int:
         )
         if job.inbox:
             insert_notice(db, now, _lost(job))
+        close_root(db, job.root_id)
     return len(live)
 
 
@@ -206,19 +225,42 @@ def _interrupt_messages(reaper: _Reaper) -> None:
         )
 
 
+def recover(db: Database, now: float, last: str, owner: str, member: tuple[str, float] | None, epoch: str) -> Recovery:
+    """An owner begins: as a node of that name and lease, or as the one owner of the database. Its last incarnation is gone."""
+    remove_node(db, last)
+    if member is not None:
+        insert_node(db, now, owner, *member)
+    return reap(db, now, owner, () if member is not None else (owner,), epoch)
+
+
+def leave(db: Database, now: float, owner: str, epoch: str) -> None:
+    """A node ends as planned: it reaps what it leaves behind."""
+    remove_node(db, owner)
+    reap(db, now, owner, (), epoch)
+
+
 class SqliteRecovery(Verbs):
     """The reaper's part of the store."""
 
+    node_name: str
+    """What this node is called; empty for the one owner of a database."""
+
     async def recover(self, epoch: str) -> Recovery:
         """Begin a new incarnation of this handle, and reap what belongs to owners that are gone, its own last incarnation among them."""
-        self._live.discard(self.owner)
-        self.owner = secrets.token_hex(16)
-        self._live.add(self.owner)
-        return await self.reap(epoch)
+        last, self.owner = self.owner, secrets.token_hex(16)
+        member = self.lease_seconds and (self.node_name, self.lease_seconds)
+        return await self._writer.submit(
+            recover, self._clock(), last, self.owner, member or None, epoch, weight=Weight.HEAVY
+        )
 
     async def reap(self, epoch: str) -> Recovery:
-        """Give everything that belongs to owners that are gone its end, or hand it over."""
-        return await self._write_heavily(reap, self._clock(), self.owner, tuple(self._live), epoch)
+        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
+        alone = () if self.lease_seconds else (self.owner,)
+        return await self._write_heavily(reap, self._clock(), self.owner, alone, epoch)
+
+    async def leave_node(self, epoch: str) -> None:
+        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        await self._write_heavily(leave, self._clock(), self.owner, epoch)
 
     async def probe(self) -> None:
         """Write a row, to learn whether writes succeed."""

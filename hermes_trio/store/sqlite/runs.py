@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import RunStatus, Usage
-from hermes_trio.runtime.ports import EventRow, NewRun, TurnFinish, TurnStart
+from hermes_trio.runtime.ports import RUN_TOPIC, EventRow, NewRun, TurnFinish, TurnStart
 from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
 from hermes_trio.store.records import EVENT_PAGE_BYTES, LISTED_OUTPUT, RunRow
 
@@ -15,18 +15,18 @@ from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, exists, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "usage_text"]
+__all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "update_status", "usage_text"]
 
 _COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
-    " created_at, updated_at, ended_at, output, usage, error, error_code"
+    " created_at, updated_at, ended_at, output, usage, error, error_code, owner"
 )
 
 _QUIET_EVENTS: Final = frozenset({"message.delta"})
 """Events that `last_event` does not follow."""
 
 _FINISH: Final = f"""
-INSERT INTO runs ({_COLUMNS}, owner)
+INSERT INTO runs ({_COLUMNS})
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16)
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), model), status = excluded.status,
@@ -39,7 +39,7 @@ WHERE ended_at IS NULL AND tenant = excluded.tenant AND owner = ?16
 def run_from_row(row: Row) -> RunRow:
     """A run's record."""
     usage = load_mapping(row[14]) if row[14] else None
-    values: list[Any] = [*row[:8], RunStatus(row[8]), *row[9:14], usage, row[15], row[16]]
+    values: list[Any] = [*row[:8], RunStatus(row[8]), *row[9:14], usage, *row[15:]]
     return RunRow(*values)
 
 
@@ -83,6 +83,7 @@ def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStar
             owner,
         ),
     )
+    db.signals.append((RUN_TOPIC, run.run_id))
 
 
 def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFinish) -> None:
@@ -112,6 +113,7 @@ def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFi
     )
     if not written and exists(db, "SELECT 1 FROM runs WHERE run_id = ? AND owner <> ?", (run.run_id, owner)):
         raise Fenced(f"run {run.run_id} belongs to another owner by now")
+    db.signals.append((RUN_TOPIC, run.run_id))
 
 
 def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
@@ -122,6 +124,7 @@ def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
         " WHERE EXISTS (SELECT 1 FROM runs WHERE run_id = ?1) ON CONFLICT DO NOTHING",
         [(event.run_id, event.number, event.epoch, dump(event.event)) for event in events],
     )
+    db.signals.extend([(RUN_TOPIC, run_id) for run_id in {event.run_id for event in events}])
 
 
 def append_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
@@ -147,6 +150,7 @@ def update_status(db: Database, now: float, run_id: str, status: str, last_event
         " WHERE run_id = ? AND ended_at IS NULL",
         (status, last_event, now, run_id),
     )
+    db.signals.append((RUN_TOPIC, run_id))
 
 
 def get_run(db: Database, run_id: str) -> RunRow | None:

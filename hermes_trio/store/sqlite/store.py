@@ -35,6 +35,7 @@ from .inbox import SqliteInbox
 from .jobs import SqliteJobs
 from .keys import SqliteKeys
 from .maintenance import SqliteMaintenance
+from .nodes import SqliteNodes, insert_node
 from .outbox import SqliteOutbox
 from .recovery import SqliteRecovery
 from .responses import SqliteResponses
@@ -56,6 +57,9 @@ INDEX_SECONDS: Final = 15.0
 
 INDEX_PATIENCE: Final = 4.0
 """Indexing rests so many times as long as it has worked."""
+
+LEASE_SECONDS: Final = 15.0
+"""For how long a renewed node is alive, if nothing else is said."""
 
 SECRET_NAME: Final = "server_secret"
 
@@ -89,6 +93,7 @@ class SqliteStore(
     SqliteKeys,
     SqliteAccess,
     SqliteCursors,
+    SqliteNodes,
     SqliteRecovery,
     SqliteMaintenance,
 ):
@@ -104,16 +109,17 @@ class SqliteStore(
         retention: Retention,
         clock: Callable[[], float],
         token: Callable[[int], str],
-        live: set[str] | None = None,
+        node_name: str = "",
+        lease_seconds: float = 0.0,
     ) -> None:
         self.path: str = path
         self.retention = retention
         self._writer = writer
         self._reads = reads
         self._signals = signals
-        self._live = set[str]() if live is None else live
         self.owner = secrets.token_hex(16)
-        self._live.add(self.owner)
+        self.node_name = node_name
+        self.lease_seconds = lease_seconds
         self._clock = clock
         self._token = token
         self._response_limit = retention.response_count
@@ -121,8 +127,11 @@ class SqliteStore(
         """See `SessionStore.secret`; put there by `open_store`."""
 
     @asynccontextmanager
-    async def shared(self) -> AsyncIterator[SqliteStore]:
-        """Open this store once more, as another owner: for several runtimes in one process. A handle that is closed leaves what it held to the reaper."""
+    async def shared(self, name: str = "", *, lease_seconds: float = LEASE_SECONDS) -> AsyncIterator[SqliteStore]:
+        """Open this store once more, as a node: for several runtimes in one process. All of its users must be nodes.
+
+        A handle that is closed without `leave_node` is a node that has died: its lease runs out, and its neighbours reap what it held.
+        """
         handle = SqliteStore(
             path=self.path,
             writer=self._writer,
@@ -131,12 +140,12 @@ class SqliteStore(
             retention=self.retention,
             clock=self._clock,
             token=self._token,
-            live=self._live,
+            node_name=name or f"node-{self._token(4)}",
+            lease_seconds=lease_seconds,
         )
-        try:
-            yield handle
-        finally:
-            self._live.discard(handle.owner)
+        handle.secret = self.secret
+        await self._writer.submit(insert_node, self._clock(), handle.owner, handle.node_name, lease_seconds)
+        yield handle
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from hermes_trio.runtime.ports import TurnFinish, TurnStart
+from hermes_trio.runtime.errors import SessionHeld
+from hermes_trio.runtime.outcome import RunStatus
+from hermes_trio.runtime.ports import SESSION_TOPIC, TurnFinish, TurnStart
 from hermes_trio.store.errors import ForeignSession
 from hermes_trio.store.records import IdempotentReply, StoredResponse
 
@@ -19,7 +21,7 @@ from .outbox import add_replies
 from .responses import put_reply, put_response
 from .roots import close_root, session_promised
 from .rows import Database, Row, changed, exists, one
-from .runs import begin_run, finish_run, insert_events
+from .runs import begin_run, finish_run, insert_events, update_status
 from .transcript import add_messages, first_words
 from .verbs import Verbs
 
@@ -30,15 +32,16 @@ INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_se
     open_turn, started_at, last_active, owner)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13)
 ON CONFLICT (id) DO UPDATE SET
-    open_turn = excluded.open_turn,
-    owner = excluded.owner,
+    open_turn = CASE WHEN excluded.open_turn = '' THEN coalesce(open_turn, '') ELSE excluded.open_turn END,
+    owner = CASE WHEN excluded.open_turn = '' AND open_turn <> '' THEN owner ELSE excluded.owner END,
     one_shot = max(one_shot, excluded.one_shot),
     last_active = excluded.last_active,
     model = CASE model WHEN '' THEN excluded.model ELSE model END,
     end_reason = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN end_reason END,
     ended_at = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN ended_at END
-WHERE tenant = excluded.tenant
+WHERE tenant = excluded.tenant AND (?14 = 0 OR coalesce(open_turn, '') = '' OR owner = excluded.owner)
 """
+"""A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too."""
 
 _FINISH: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -46,7 +49,7 @@ INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_se
     cache_read_tokens, cache_write_tokens, reasoning_tokens, api_call_count, last_turn)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?24)
 ON CONFLICT (id) DO UPDATE SET
-    open_turn = NULL,
+    open_turn = CASE WHEN ?25 <> '' AND open_turn <> ?25 THEN open_turn END,
     last_turn = excluded.last_turn,
     one_shot = max(one_shot, excluded.one_shot),
     last_active = excluded.last_active,
@@ -128,10 +131,15 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             start.turn_id,
             now,
             owner,
+            start.hold,
         ),
     )
     if not begun:
+        if start.hold and (other := _holder(db, start, owner)):
+            raise SessionHeld(f"turn {other} of another node has session {context.session_id!r}")
         raise ForeignSession(f"there is no session {context.session_id!r}")
+    if start.hold and start.run is not None:
+        update_status(db, now, start.run.run_id, RunStatus.RUNNING.value, None)
     if start.inbox_ids:
         take_rows(db, owner, start.turn_id, context.session_id, start.inbox_ids)
 
@@ -190,6 +198,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
                 *counts,
                 start.began_at,
                 mark,
+                start.turn_id if start.hold else "",
             ),
         )
     if found is None:
@@ -211,7 +220,16 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
         abandon_waiting(db, now, context.session_id, SESSION_ENDED)
     if finish.branched:
         close_root(db, finish.root_id)
+    if start.hold:
+        db.signals.append((SESSION_TOPIC, context.session_id))
     return bool(reason)
+
+
+def _holder(db: Database, start: TurnStart, owner: str) -> str:
+    """The turn of another owner that has the session; empty if none has."""
+    sql = "SELECT open_turn FROM sessions WHERE id = ? AND tenant = ? AND owner <> ?"
+    found = one(db, sql, (start.context.session_id, start.tenant, owner))
+    return (found[0] or "") if found else ""
 
 
 def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
@@ -228,7 +246,7 @@ class SqliteTurns(Verbs):
         """Write down what was promised before the turn runs: its run, its session, the messages that it takes.
 
         Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
-        tenant; nothing is written then.
+        tenant; nothing is written then. With `start.hold` it also takes the lock of the session: `SessionHeld` if a turn of another node has it.
         """
         await self._write(begin_turn, self._clock(), self.owner, start)
 

@@ -8,6 +8,7 @@ long lists, long transcripts) runs in a thread on one of a few more connections.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from time import perf_counter
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ import trio
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import translate
 
-from .rows import Database
+from .rows import Database, exists
 from .writer import Weight, Writer
 
 __all__ = ["Reads", "Verbs"]
@@ -129,21 +130,30 @@ class Verbs:
     _clock: Callable[[], float]
     owner: str
     """The incarnation that holds what this handle begins."""
-    _live: set[str]
-    """The owners that are not gone."""
-
-    def _check_owner(self) -> None:
-        """Raise `Fenced` for a handle that counts as gone: what it held was reaped, and it claims nothing any more."""
-        if self.owner not in self._live:
-            raise Fenced("this owner counts as gone, and what it held was reaped; open the store again")
+    lease_seconds: float
+    """For how long a renewed node is alive; 0 for the one owner of a database."""
 
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
+        if self.lease_seconds:
+            return await self._writer.submit(self._fenced(verb), *args)
         return await self._writer.submit(verb, *args)
 
     async def _write_heavily(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
-        return await self._writer.submit(verb, *args, weight=Weight.HEAVY)
+        return await self._writer.submit(self._fenced(verb) if self.lease_seconds else verb, *args, weight=Weight.HEAVY)
+
+    def _fenced(self, verb: Callable[Concatenate[Database, P], T]) -> Callable[Concatenate[Database, P], T]:
+        """The verb, behind a look at this node's own row in the same transaction: a node that was taken over writes nothing any more."""
+        owner = self.owner
+
+        @wraps(verb)
+        def fenced(db: Database, *args: P.args, **named: P.kwargs) -> T:
+            if not exists(db, "SELECT 1 FROM nodes WHERE incarnation = ?", (owner,)):
+                raise Fenced("this node was taken over, and what it held was reaped; nothing was written")
+            return verb(db, *args, **named)
+
+        return fenced
 
     async def _read(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         return await self._reads.point(lambda db: verb(db, *args, **named))

@@ -17,10 +17,18 @@ from .v2 import to_version_2
 from .v3 import to_version_3
 from .v4 import to_version_4
 from .v5 import to_version_5
+from .v6 import to_version_6
 
 __all__ = ["MIGRATIONS", "Migration"]
 
 Migration = Callable[[Database], None]
 
-MIGRATIONS: Final[Sequence[Migration]] = (to_version_1, to_version_2, to_version_3, to_version_4, to_version_5)
+MIGRATIONS: Final[Sequence[Migration]] = (
+    to_version_1,
+    to_version_2,
+    to_version_3,
+    to_version_4,
+    to_version_5,
+    to_version_6,
+)
 """Migration k (from 1) takes a file of version k-1 to version k."""

@@ -1,0 +1,189 @@
+"""The nodes that share a store: rows with an expiry, the singletons that each runs, and what they ask of each other.
+
+A SQLite file has one owner and no rows here. In memory, `SqliteStore.shared` opens one database for several runtimes, each a node: that is how what
+holds between hosts is tested in one process, on virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.ports import (
+    ANSWER_TOPIC,
+    LEASE_TOPIC,
+    NODE_TOPIC,
+    REQUEST_TOPIC,
+    NodeAnswer,
+    NodeRequest,
+    NodeRow,
+)
+
+from .encoding import dump, load_mapping
+from .rows import Database, changed, exists, many, one, write
+from .verbs import Verbs
+
+__all__ = ["SqliteNodes", "insert_node", "remove_gone", "remove_node"]
+
+KEPT_SECONDS: Final = 3600.0
+"""How long a request is kept that nobody has come back for."""
+
+
+def is_member(db: Database, incarnation: str) -> bool:
+    """Whether a node has not been taken over."""
+    return exists(db, "SELECT 1 FROM nodes WHERE incarnation = ?", (incarnation,))
+
+
+def insert_node(db: Database, now: float, incarnation: str, name: str, seconds: float) -> None:
+    """Make a node's row."""
+    write(
+        db,
+        "INSERT INTO nodes (incarnation, name, started_at, expires_at) VALUES (?, ?, ?, ?)",
+        (incarnation, name, now, now + seconds),
+    )
+    db.signals.append((NODE_TOPIC, incarnation))
+
+
+def renew(db: Database, now: float, incarnation: str, seconds: float, info: Mapping[str, Any]) -> bool:
+    """Renew a lease that has not expired; say whether another one has."""
+    sql = "UPDATE nodes SET expires_at = ?, info = ? WHERE incarnation = ? AND expires_at > ?"
+    if not changed(db, sql, (now + seconds, dump(info), incarnation, now)):
+        raise Fenced("the lease of this node has expired; an expired lease is not renewed")
+    return exists(db, "SELECT 1 FROM nodes WHERE expires_at <= ? LIMIT 1", (now,))
+
+
+def remove_node(db: Database, incarnation: str) -> None:
+    """A node is gone: nothing that it writes from now on is written. Its singletons are free, and who waits for an answer of it is told."""
+    write(db, "DELETE FROM nodes WHERE incarnation = ?", (incarnation,))
+    db.signals.append((NODE_TOPIC, incarnation))
+    for (name,) in many(db, "DELETE FROM leases WHERE owner = ? RETURNING name", (incarnation,)):
+        db.signals.append((LEASE_TOPIC, name))
+    sql = "UPDATE node_requests SET state = 'gone' WHERE node = ? AND state IN ('open', 'taken') RETURNING id"
+    for (request_id,) in many(db, sql, (incarnation,)):
+        db.signals.append((ANSWER_TOPIC, request_id))
+
+
+def remove_gone(db: Database, now: float) -> list[str]:
+    """Remove the nodes whose lease has expired; return those that are left."""
+    for (incarnation,) in many(db, "SELECT incarnation FROM nodes WHERE expires_at <= ?", (now,)):
+        remove_node(db, incarnation)
+    return [incarnation for (incarnation,) in many(db, "SELECT incarnation FROM nodes")]
+
+
+def list_nodes(db: Database) -> list[NodeRow]:
+    """All nodes, oldest first."""
+    held: dict[str, list[str]] = {}
+    for name, owner in many(db, "SELECT name, owner FROM leases ORDER BY name"):
+        held.setdefault(owner, []).append(name)
+    sql = "SELECT incarnation, name, started_at, expires_at, info FROM nodes ORDER BY started_at, name, incarnation"
+    return [
+        NodeRow(
+            incarnation=incarnation,
+            name=name,
+            started_at=started,
+            expires_at=expires,
+            info=load_mapping(info),
+            leases=tuple(held.get(incarnation, ())),
+        )
+        for incarnation, name, started, expires, info in many(db, sql)
+    ]
+
+
+def claim_lease(db: Database, now: float, owner: str, name: str) -> bool:
+    """Take a singleton that nobody has."""
+    write(
+        db, "INSERT INTO leases (name, owner, claimed_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, owner, now)
+    )
+    return exists(db, "SELECT 1 FROM leases WHERE name = ? AND owner = ?", (name, owner))
+
+
+def release_lease(db: Database, owner: str, name: str) -> None:
+    """Give a singleton up."""
+    if changed(db, "DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)):
+        db.signals.append((LEASE_TOPIC, name))
+
+
+def ask(db: Database, now: float, request: NodeRequest) -> bool:
+    """Write a request to a node that is there. Written twice, it is one."""
+    write(db, "DELETE FROM node_requests WHERE created_at < ?", (now - KEPT_SECONDS,))
+    if not is_member(db, request.node):
+        return False
+    write(
+        db,
+        "INSERT INTO node_requests (id, node, kind, target, payload, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO NOTHING",
+        (request.id, request.node, request.kind, request.target, dump(request.payload), now),
+    )
+    db.signals.append((REQUEST_TOPIC, request.node))
+    return True
+
+
+def take(db: Database, node: str) -> list[NodeRequest]:
+    """Take the requests to a node that it has not taken."""
+    sql = "SELECT id, kind, target, payload FROM node_requests WHERE node = ? AND state = 'open' ORDER BY n"
+    found = [
+        NodeRequest(id=id, node=node, kind=kind, target=target, payload=load_mapping(payload))
+        for id, kind, target, payload in many(db, sql, (node,))
+    ]
+    for request in found:
+        write(db, "UPDATE node_requests SET state = 'taken' WHERE id = ?", (request.id,))
+    return found
+
+
+def has_requests(db: Database, node: str) -> bool:
+    """Whether there is something to take."""
+    return exists(db, "SELECT 1 FROM node_requests WHERE node = ? AND state = 'open' LIMIT 1", (node,))
+
+
+def answer(db: Database, request_id: str, value: Mapping[str, Any]) -> None:
+    """Answer a request, once."""
+    sql = "UPDATE node_requests SET state = 'answered', answer = ? WHERE id = ? AND state IN ('open', 'taken')"
+    if changed(db, sql, (dump(value), request_id)):
+        db.signals.append((ANSWER_TOPIC, request_id))
+
+
+def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
+    """The answer to a request."""
+    found = one(db, "SELECT state, answer FROM node_requests WHERE id = ?", (request_id,))
+    if found is None or found[0] in ("open", "taken"):
+        return None
+    return NodeAnswer(value=load_mapping(found[1]), gone=found[0] == "gone")
+
+
+class SqliteNodes(Verbs):
+    """The nodes' part of the store."""
+
+    async def renew_node(self, info: Mapping[str, Any]) -> bool:
+        """Renew the lease of this node; return whether another one has expired. `Fenced` if the row is gone or has expired."""
+        return await self._write(renew, self._clock(), self.owner, self.lease_seconds, info)
+
+    async def list_nodes(self) -> list[NodeRow]:
+        """The nodes that have not been taken over, oldest first."""
+        return await self._read(list_nodes)
+
+    async def claim_lease(self, name: str) -> bool:
+        """Become the one node that runs this singleton; False while another one has it."""
+        return await self._write(claim_lease, self._clock(), self.owner, name)
+
+    async def release_lease(self, name: str) -> None:
+        """Give a singleton up."""
+        await self._write(release_lease, self.owner, name)
+
+    async def ask_node(self, request: NodeRequest) -> bool:
+        """Put a request to a node; False, with nothing written, if that node is gone."""
+        return await self._write(ask, self._clock(), request)
+
+    async def take_requests(self) -> list[NodeRequest]:
+        """The requests to this node that it has not taken before, oldest first."""
+        if not await self._read(has_requests, self.owner):
+            return []
+        return await self._write(take, self.owner)
+
+    async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
+        """Answer a request. An answer that is there already stays."""
+        await self._write(answer, request_id, value)
+
+    async def get_answer(self, request_id: str) -> NodeAnswer | None:
+        """The answer to a request, or None while there is none."""
+        return await self._read(get_answer, request_id)
