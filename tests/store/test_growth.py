@@ -38,8 +38,6 @@ async def chat(store: SqliteStore, number: int) -> None:
     reply = NewReply(platform="telegram", target={"chat": number}, text=TEXT)
     await store.finish_turn(finish(begun, TEXT, TEXT, outbox=(reply,)))
     await store.finish_job(JobFinish(job_id=f"p{number}", state=JobState.EXITED))
-    for row in await store.claim_outbox("telegram", limit=8):
-        await store.outbox_sent(row)
 
 
 async def derived(store: SqliteStore, number: int) -> None:
@@ -94,7 +92,7 @@ KINDS = (chat, derived, api_run, webhook, cron, family, explicit)
 
 
 async def fill(store: SqliteStore, sessions: int) -> None:
-    """Make so many sessions, of every kind in turn, from 64 tasks."""
+    """Make so many sessions, of every kind in turn, from 64 tasks; then one sender, as a platform has it, empties the outbox."""
     numbers = iter(range(sessions))
 
     async def make() -> None:
@@ -104,6 +102,10 @@ async def fill(store: SqliteStore, sessions: int) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(64):
             nursery.start_soon(make)
+    while replies := await store.claim_outbox("telegram", limit=256):
+        async with trio.open_nursery() as nursery:
+            for row in replies:
+                nursery.start_soon(store.outbox_sent, row)
 
 
 def size(path: Path) -> int:

@@ -97,9 +97,9 @@ def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
                 f" WHERE ended_at IS NULL AND last_active < ? AND {kind} AND open_turn IS NULL"
                 " AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.session_id = s.id AND j.ended_at IS NULL)"
                 " AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.session_id = s.id AND i.session_id <> ''"
-                " AND i.state = 'pending')"
+                " AND i.settled_at IS NULL)"
                 " AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.session_key = s.session_key AND i.session_key <> ''"
-                " AND i.state = 'pending')"
+                " AND i.settled_at IS NULL)"
                 " ORDER BY last_active LIMIT ?)",
                 (now, reason, now - age, batch),
             )
