@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
@@ -25,6 +25,7 @@ from hermes_trio.messaging.callbacks import CallbackEndpoint
 from hermes_trio.providers.routes import ModelRoutes
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.store.ports import Store
 
 from .gateway import Gateway, open_gateway
 from .mounts import route_of
@@ -56,18 +57,23 @@ def model_entries(config: Config, routes: ModelRoutes) -> list[ModelEntry]:
 
 @asynccontextmanager
 async def open_api_gateway(
-    config: Config, key: AdminKey, *, agent: Agent | None = None, in_memory: bool = False
+    config: Config,
+    key: AdminKey,
+    *,
+    agent: Agent | None = None,
+    in_memory: bool = False,
+    store: AbstractAsyncContextManager[Store] | None = None,
 ) -> AsyncIterator[ApiGateway]:
     """Open everything for the body of the `async with`; leaving it stops everything in its order.
 
-    `agent` replaces the configured one. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
+    `agent` replaces the configured one, and `store` opens another store. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
     """
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
     tables["plugins"] = config.plugins.adapters
     assembly = build_assembly(
         tables, environment=config.environment, host=config.server.host, home=config.home, members=[web_member()]
     )
-    async with open_gateway(config, assembly, agent=agent, in_memory=in_memory) as gateway:
+    async with open_gateway(config, assembly, agent=agent, in_memory=in_memory, store=store) as gateway:
         api = ApiCore(
             gateway.runtime,
             gateway.store,

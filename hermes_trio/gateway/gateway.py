@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,11 +89,12 @@ async def open_gateway(
     agent: Agent | None = None,
     database: Path | None = None,
     in_memory: bool = False,
+    store: AbstractAsyncContextManager[Store] | None = None,
     directives: tuple[str, ...] = (),
 ) -> AsyncIterator[Gateway]:
     """Everything runs for the body of the `async with`; leaving it stops everything in its order.
 
-    `agent` replaces the configured one, `database` the configured file; with `in_memory` nothing is kept.
+    `agent` replaces the configured one, `database` the configured file, `store` opens another store; with `in_memory` nothing is kept.
     The demo model obeys its directives on the platforms in `directives`, too.
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,9 +137,13 @@ async def open_gateway(
                 runtime.core.agent = build_agent(config, routes, store, toolbox)
             yield
 
+    opened = store
+    if opened is None:
+        path = None if in_memory else database or config.database
+        opened = open_store(path, retention=retention_of(config))
     runtime = Runtime(
         agent=agent or _unassembled,
-        store=open_store(None if in_memory else database or config.database, retention=retention_of(config)),
+        store=opened,
         settings=RuntimeSettings(max_turns=config.limits.concurrent_turns),
         stages=[*tracing, assemble, assembly.stage],
     )

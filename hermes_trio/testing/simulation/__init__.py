@@ -1,0 +1,31 @@
+"""The whole gateway in a simulator: one loop, virtual time, a seeded scheduler, faults at every step, and replay by number.
+
+    from hermes_trio.testing.simulation import run_seed
+    result = run_seed(17)
+    assert not result.violations, result.story()
+
+Loading this package loads the gateway; `hermes_trio.testing` itself does not.
+"""
+
+from __future__ import annotations
+
+from .boundary import SimulationBreach
+from .program import FAULT_KINDS, Program, Step, make_program
+from .runner import SeedResult, run_program, run_seed
+from .trace import Moment, Trace
+from .world import World, WorldSettings
+
+__all__ = [
+    "FAULT_KINDS",
+    "Moment",
+    "Program",
+    "SeedResult",
+    "SimulationBreach",
+    "Step",
+    "Trace",
+    "World",
+    "WorldSettings",
+    "make_program",
+    "run_program",
+    "run_seed",
+]

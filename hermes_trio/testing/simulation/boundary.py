@@ -1,0 +1,223 @@
+"""The edge of a simulated process: time, chance, the network and the kernel are the world's, and nothing else is let through.
+
+`Boundary` is entered around one `trio.run`. While it is entered, the clocks of `time` show the world's time, every source of random bytes draws from the
+seed, Trio's scheduler shuffles each batch by the seed, connections and processes are the world's, and an audit hook refuses threads, processes and
+sockets of the machine. Everything is put back on the way out. One boundary at a time: all of this belongs to the whole process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final, NoReturn, Protocol, Self, cast
+
+import trio
+from trio._core import _run as scheduler
+from trio.testing import MockClock
+
+import hermes_trio.tools.warden.sandbox as sandbox_module
+import hermes_trio.tools.warden.warden as warden_module
+from hermes_trio.runtime import runtime as runtime_module
+from hermes_trio.tools.warden.sandbox import Protections
+
+__all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
+
+EPOCH: Final = 1_790_000_000.0
+"""When every world begins, in seconds since 1970: a Monday in September 2026."""
+
+_CLOCKS: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
+_REAL: Final = {name: getattr(time, name) for name in _CLOCKS}
+
+_REFUSED: Final = {
+    "subprocess.Popen": "a process",
+    "os.fork": "a process",
+    "os.forkpty": "a process",
+    "os.posix_spawn": "a process",
+    "os.system": "a process",
+    "socket.getaddrinfo": "a look-up of names",
+}
+
+
+class SimulationBreach(AssertionError):
+    """Code inside a simulation used something of the real machine: a thread, a process, a socket that leaves it."""
+
+
+class OutsideWorld(Protocol):
+    """What lies outside of the simulated process."""
+
+    def custody(self) -> Any:
+        """A new warden process, as `Custody.begin` returns one."""
+        ...
+
+    async def dial(self, host: str, port: int) -> trio.SocketStream:
+        """A connection to a host of this world; `OSError` if there is none."""
+        ...
+
+
+_current: Boundary | None = None
+_hooked = False
+_sites: dict[str, list[tuple[ModuleType, str]]] = {name: [] for name in _CLOCKS}
+_looked: set[str] = set()
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    boundary = _current
+    if boundary is None or threading.get_ident() != boundary.thread:
+        return
+    what = _REFUSED.get(event)
+    if event == "socket.__new__" and args[1] not in (socket.AF_UNIX, -1):
+        what = "a socket that leaves this process"
+    if what is not None:
+        boundary.breach(f"{what} ({event}) inside a simulation")
+
+
+class Boundary:
+    """See the module. `breaches` lists what was refused: code may have swallowed the exception."""
+
+    def __init__(self, seed: int, clock: MockClock, outside: OutsideWorld) -> None:
+        self.clock = clock
+        self.offset = 0.0
+        """How far the wall clock is from the true time of the world: people and faults may step it."""
+        self.thread = threading.get_ident()
+        self.breaches: list[str] = []
+        self._outside = outside
+        # Streams of their own: a draw of the code under test must not change the order of the scheduler.
+        self._bytes = random.Random(f"{seed} bytes")
+        self._order = random.Random(f"{seed} order")
+        self._global = f"{seed} global"
+        self._stack = ExitStack()
+
+    def wall(self) -> float:
+        """The time of day in this world."""
+        return self.clock.current_time() + self.offset
+
+    def breach(self, text: str) -> NoReturn:
+        """Note a breach, and refuse it."""
+        frames = traceback.extract_stack(limit=8)[:-2]
+        where = " < ".join(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in reversed(frames))
+        self.breaches.append(f"{text}: {where}")
+        raise SimulationBreach(self.breaches[-1])
+
+    def __enter__(self) -> Self:
+        global _current, _hooked
+        if _current is not None:
+            raise RuntimeError("a simulation is running in this process: one at a time")
+        if not hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") or not hasattr(scheduler, "_r"):
+            raise RuntimeError(f"Trio {trio.__version__} has no switch for a seeded scheduler that is known here")
+        if not _hooked:
+            sys.addaudithook(_audit)
+            _hooked = True
+        with self._stack as stack:
+            state = random.getstate()
+            stack.callback(random.setstate, state)
+            random.seed(self._global)
+            self._patch(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+            self._patch(scheduler, "_r", self._order)
+            self._patch(os, "urandom", self._bytes.randbytes)
+            self._patch(random, "_urandom", self._bytes.randbytes)
+            self._patch(trio, "open_tcp_stream", self._dial)
+            self._patch(trio.to_thread, "run_sync", self._in_thread)
+            self._patch(threading.Thread, "start", self._start_thread)
+            self._patch(warden_module, "Custody", _Custody(self._outside.custody))
+            self._patch(warden_module.prctl, "become_subreaper", lambda on=True: None)
+            self._patch(sandbox_module, "probe_protections", _no_protections)
+            self._patch(runtime_module, "_wall_clock", lambda: self.wall)
+            for name in _CLOCKS:
+                replacement = self._clock_of(name)
+                for module, attribute in _places_of(name):
+                    self._patch(module, attribute, replacement)
+            if gc.isenabled():
+                # A collection runs finalizers at a moment that depends on how much was allocated before: the runner collects between two worlds.
+                gc.disable()
+                stack.callback(gc.enable)
+            self._stack = stack.pop_all()
+        _current = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global _current
+        _current = None
+        self._stack.close()
+
+    def _patch(self, owner: object, name: str, value: object) -> None:
+        self._stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    def _clock_of(self, name: str) -> Callable[[], float]:
+        real = _REAL[name]
+        read = self.wall if name.startswith("time") else self.clock.current_time
+        nanoseconds = name.endswith("_ns")
+
+        def now() -> float:
+            if threading.get_ident() != self.thread:
+                return real()  # a watchdog of the test runner, which is not simulated
+            return int(read() * 1e9) if nanoseconds else read()
+
+        return now
+
+    def _start_thread(self) -> None:
+        self.breach("a thread inside a simulation")
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any, **options: object) -> Any:
+        """Loading a module is no work of the world: it is done here and now. Anything else would need a thread."""
+        await trio.lowlevel.checkpoint()
+        if function is import_module:
+            return import_module(*args)
+        return self.breach(f"a thread (for {function!r}) inside a simulation")
+
+    async def _dial(self, host: str, port: int, **options: object) -> trio.SocketStream:
+        return await self._outside.dial(host, port)
+
+
+class _Custody:
+    """Stands for the class `Custody`: wardens are begun in the world."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    async def begin(self) -> Any:
+        await trio.lowlevel.checkpoint()
+        return self._make()
+
+
+async def _no_protections() -> Protections:
+    await trio.lowlevel.checkpoint()
+    return Protections()
+
+
+def _places_of(name: str) -> list[tuple[ModuleType, str]]:
+    """Where a clock of `time` can be reached: the module itself, and the modules of this package that imported it by name."""
+    modules = [module for key, module in sys.modules.items() if key.startswith("hermes_trio.") and key not in _looked]
+    for module in modules:
+        _looked.add(module.__name__)
+        if module.__name__ == __name__:
+            continue
+        for attribute, value in vars(module).items():
+            for clock, real in _REAL.items():
+                if value is real:
+                    _sites[clock].append((module, attribute))
+    return [(time, name), *_sites[name]]
+
+
+Handler = Callable[[trio.SocketStream], Awaitable[None]]
+
+
+def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+    """The two ends of a connection inside this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _stream(ours), _stream(theirs)
+
+
+def _stream(sock: socket.socket) -> trio.SocketStream:
+    sock.setblocking(False)
+    return trio.SocketStream(cast("Any", trio.socket.from_stdlib_socket(sock)))

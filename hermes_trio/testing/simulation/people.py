@@ -1,0 +1,345 @@
+"""The people of a world: what they write, start, stop, answer and read. They know a gateway only from outside, as people do."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from hermes_trio.testing.platforms.telegram import BotMessage
+
+from .client import Answer, NoAnswer, StreamedEvent, request, stream
+from .node import ADMIN_KEY
+from .program import Step
+from .script import options_of
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["ChatSeen", "People", "RunSeen", "WebhookSeen"]
+
+WEBHOOK_SECRET: Final = "simulated-webhook-secret-0123456789"
+FIRST_PERSON: Final = 500
+"""The Telegram id of the first person; the others follow."""
+
+PATIENCE: Final = 40
+"""How often a client repeats a request that got no answer, every five seconds."""
+
+_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat"})
+
+
+@attrs.define
+class RunSeen:
+    """A run as its client saw it."""
+
+    number: int
+    tenant: int
+    text: str
+    run_id: str = ""
+    answers: list[int] = attrs.Factory(list[int])
+    statuses: list[str] = attrs.Factory(list[str])
+    live: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
+    """What a reader got that followed it, with reconnects."""
+    late: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
+    """What a reader got after everything."""
+    resyncs: int = 0
+    receipt: Any = None
+    stopped_at: float | None = None
+    approved: list[int] = attrs.Factory(list[int])
+    foreign: list[int] = attrs.Factory(list[int])
+    """What another tenant's key was answered."""
+    last: Any = None
+
+
+@attrs.define
+class ChatSeen:
+    """A chat completion as its client saw it."""
+
+    number: int
+    tenant: int
+    text: str
+    status: int = 0
+    answer: str = ""
+
+
+@attrs.define
+class WebhookSeen:
+    """A delivery as its sender saw it: the answers to each attempt, in order."""
+
+    number: int
+    text: str
+    answers: list[int] = attrs.Factory(list[int])
+
+
+class People:
+    """See the module."""
+
+    def __init__(self, world: World, nursery: trio.Nursery) -> None:
+        self._world = world
+        self._nursery = nursery
+        self._seed = world.program.seed
+        self.said: list[tuple[int, str]] = []
+
+    def _dice(self, *about: object) -> random.Random:
+        return random.Random(f"{self._seed} {about}")
+
+    def arrange(self) -> None:
+        """Begin: somebody reads the chats."""
+        self._nursery.start_soon(self._answer_questions)
+
+    def act(self, step: Step) -> None:
+        """Do what a step says, in a task of its own where that takes time."""
+        self._world.trace.note("people", str(step).strip())
+        text = f"m{step.number} " + " ".join(word for word in step.words.split() if word.partition("=")[0] not in _OURS)
+        match step.kind:
+            case "write":
+                self._say(step.who, text)
+            case "command":
+                self._say(step.who, step.words)
+            case "press":
+                self._press_again(step)
+            case "run":
+                self._nursery.start_soon(self._run, step, text)
+            case "chat":
+                self._nursery.start_soon(self._chat, step, text)
+            case "webhook":
+                self._nursery.start_soon(self._webhook, step, text)
+            case _:
+                raise ValueError(f"nobody knows what {step.kind!r} is")
+
+    async def finish(self) -> None:
+        """Look at everything once more, when the world is calm."""
+        world = self._world
+        for run in world.seen.runs:
+            if not run.run_id:
+                continue
+            key = world.keys[run.tenant]
+            answer = await self._ask("GET", f"/v1/runs/{run.run_id}", key)
+            run.last = None if answer is None else answer.json
+            foreign = await self._ask("GET", f"/v1/runs/{run.run_id}", world.keys[1 - run.tenant])
+            run.foreign.append(0 if foreign is None else foreign.status)
+            run.late = await self._read(run, key, None)
+        pending = {update.get("message", {}).get("text", "") for update in world.telegram._updates}
+        world.seen.confirmed = {text for _, text in self.said if text not in pending}
+        world.seen.said = list(self.said)
+        if self._seed % 8:  # it loads and makes what every other request does without
+            return
+        health = await self._ask("GET", "/health/detailed", ADMIN_KEY)
+        world.seen.health = None if health is None else health.json
+
+    # -- Telegram ------------------------------------------------------------------------------------------------------------------
+
+    def _say(self, person: int, text: str) -> None:
+        self.said.append((person, text))
+        self._world.telegram.say(text, user_id=self._user(person), first_name=f"Person{person}")
+
+    def _user(self, person: int) -> int:
+        return FIRST_PERSON + person
+
+    async def _answer_questions(self) -> None:
+        """Whoever is asked presses a button: soon, late, twice, or never."""
+        telegram = self._world.telegram
+        answered: set[tuple[int, int]] = set()
+        shown = 0
+        while True:
+            for message in list(telegram.messages)[shown:]:
+                shown += 1
+                self._world.trace.note("chat", f"{message.chat_id}: {message.text!r}")
+                where = (message.chat_id, message.message_id)
+                if message.buttons and where not in answered:
+                    answered.add(where)
+                    self._nursery.start_soon(self._press, message)
+            await telegram.messages._changes.wait()
+
+    async def _press(self, message: BotMessage) -> None:
+        dice = self._dice("press", message.message_id)
+        how = dice.choice(("soon", "soon", "late", "twice", "never"))
+        if how == "never":
+            return
+        await trio.sleep({"soon": 3.0, "twice": 3.0, "late": 70.0}[how])
+        labels = [button["text"] for row in message.buttons for button in row]
+        for _ in range(2 if how == "twice" else 1):
+            if message.buttons:
+                label = dice.choice([one for one in labels if one in ("Allow once", "Deny")] or labels)
+                self._world.trace.note("press", f"{message.chat_id}: {label}")
+                self._world.telegram.click(message, label, user_id=message.chat_id)
+
+    def _press_again(self, step: Step) -> None:
+        asked = [message for message in self._world.telegram.messages if message.buttons]
+        if asked:
+            button = asked[-1].buttons[0][-1]
+            self._world.telegram.click(asked[-1], button["text"], user_id=asked[-1].chat_id)
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, method: str, path: str, key: str, **more: Any) -> Answer | None:
+        """One request, repeated while there is no answer, or one that asks for it."""
+        headers: Mapping[str, str] = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
+        for _ in range(PATIENCE):
+            try:
+                answer = await request(self._world.nodes[0], method, path, headers=headers, **more)
+            except NoAnswer:
+                answer = None
+            if answer is not None and answer.status not in (429, 500, 502, 503, 504):
+                return answer
+            await trio.sleep(5)
+        return None
+
+    async def _run(self, step: Step, text: str) -> None:
+        world = self._world
+        options = options_of(step.words)
+        seen = RunSeen(step.number, step.who, text)
+        world.seen.runs.append(seen)
+        key = world.keys[step.who]
+        headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": f"k{step.number}"}
+        for _ in range(PATIENCE):
+            try:
+                answer = await request(world.nodes[0], "POST", "/v1/runs", json={"input": text}, headers=headers)
+            except NoAnswer:
+                seen.answers.append(0)
+                await trio.sleep(5)
+                continue
+            seen.answers.append(answer.status)
+            if answer.status == 202:
+                seen.run_id = answer.json["run_id"]
+                break
+            await trio.sleep(5)
+        world.trace.note("run", f"m{step.number}: {seen.answers} {seen.run_id}")
+        if not seen.run_id:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, seen, key, options)
+            if "stop" in options:
+                nursery.start_soon(self._stop, seen, key, float(options["stop"]))
+            if "approve" in options or "rm" in text:
+                nursery.start_soon(self._approve, seen, key)
+            if "poll" in options:
+                nursery.start_soon(self._poll, seen, key)
+
+    async def _follow(self, seen: RunSeen, key: str, options: Mapping[str, str]) -> None:
+        """Follow the events; leave and come back with the last id that was seen."""
+        leaves = 1 if "leave" in options or "reconnect" in options else 0
+        for _ in range(PATIENCE):
+            last = seen.live[-1].id if seen.live else None
+            left = False
+            try:
+                path = f"/v1/runs/{seen.run_id}/events?until=settled"
+                async with stream(self._world.nodes[0], "GET", path, headers=_events(key, last)) as events:
+                    async for event in events:
+                        if event.data.get("event") == "resync":
+                            seen.resyncs += 1
+                            seen.live.clear()
+                            continue
+                        seen.live.append(event)
+                        if leaves and len(seen.live) == 2:
+                            leaves, left = 0, True
+                            break
+            except NoAnswer:
+                pass
+            if seen.live and seen.live[-1].data.get("event") == "run.settled":
+                return
+            if left and "leave" in options:
+                return
+            await trio.sleep(5)
+
+    async def _read(self, seen: RunSeen, key: str, last: str | None) -> list[StreamedEvent]:
+        for _ in range(5):
+            try:
+                path = f"/v1/runs/{seen.run_id}/events?until=settled"
+                async with stream(self._world.nodes[0], "GET", path, headers=_events(key, last)) as events:
+                    return [event async for event in events]
+            except NoAnswer:
+                await trio.sleep(5)
+        return []
+
+    async def _stop(self, seen: RunSeen, key: str, after: float) -> None:
+        await trio.sleep(after)
+        answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
+        if answer is not None and answer.status == 200:
+            seen.receipt = answer.json
+            seen.stopped_at = trio.current_time()
+            self._world.trace.note("stopped", f"m{seen.number}: {answer.json.get('receipt')}")
+
+    async def _approve(self, seen: RunSeen, key: str) -> None:
+        dice = self._dice("approve", seen.number)
+        await trio.sleep(dice.choice((2.0, 10.0, 65.0)))
+        for _ in range(dice.choice((1, 2))):
+            choice = dice.choice(("once", "deny"))
+            answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/approval", key, json={"choice": choice})
+            seen.approved.append(0 if answer is None else answer.status)
+
+    async def _poll(self, seen: RunSeen, key: str) -> None:
+        for _ in range(30):
+            answer = await self._ask("GET", f"/v1/runs/{seen.run_id}", key)
+            if answer is not None and answer.status == 200:
+                seen.statuses.append(answer.json["status"])
+                if answer.json["settled"]:
+                    return
+            await trio.sleep(4)
+
+    async def _chat(self, step: Step, text: str) -> None:
+        options = options_of(step.words)
+        seen = ChatSeen(step.number, step.who, text)
+        self._world.seen.chats.append(seen)
+        body = {"messages": [{"role": "user", "content": text}], "stream": "stream" in options}
+        headers = {"Authorization": f"Bearer {self._world.keys[step.who]}"}
+        seconds = float(options.get("leave", "300"))
+        if body["stream"]:
+            with trio.move_on_after(seconds):
+                try:
+                    path = "/v1/chat/completions"
+                    async with stream(self._world.nodes[0], "POST", path, json=body, headers=headers) as events:
+                        async for event in events:
+                            seen.status = 200
+                            if event.data != "[DONE]" and event.data.get("choices"):
+                                seen.answer += event.data["choices"][0]["delta"].get("content") or ""
+                except NoAnswer:
+                    pass
+            return
+        try:
+            answer = await request(
+                self._world.nodes[0], "POST", "/v1/chat/completions", json=body, headers=headers, seconds=seconds
+            )
+        except NoAnswer:
+            return
+        seen.status = answer.status
+        if answer.status == 200:
+            seen.answer = answer.json["choices"][0]["message"]["content"]
+
+    async def _webhook(self, step: Step, text: str) -> None:
+        seen = WebhookSeen(step.number, text)
+        self._world.seen.webhooks.append(seen)
+        body = msgspec.json.encode({"text": text})
+        signature = hmac.new(WEBHOOK_SECRET.encode(), body, hashlib.sha256).hexdigest()
+        headers = {
+            "Content-Type": "application/json",
+            "X-GitHub-Event": "push",
+            "X-GitHub-Delivery": f"delivery-{step.number}",
+            "X-Hub-Signature-256": f"sha256={signature}",
+        }
+        wanted = 1 + int(options_of(step.words).get("repeat", "0"))
+        for _ in range(PATIENCE):
+            try:
+                answer = await request(
+                    self._world.nodes[0], "POST", "/webhooks/hook", body=body, headers=headers, seconds=10
+                )
+            except NoAnswer:
+                seen.answers.append(0)
+            else:
+                seen.answers.append(answer.status)
+                if 200 <= answer.status < 300:
+                    wanted -= 1
+            if wanted <= 0:
+                break
+            await trio.sleep(5)
+        self._world.trace.note("webhook", f"m{step.number}: {seen.answers}")
+
+
+def _events(key: str, last: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} | ({"Last-Event-ID": last} if last else {})

@@ -1,0 +1,184 @@
+"""Programs: what people do and what goes wrong, as a list of steps that a seed makes, that can be printed, and that can be made shorter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import attrs
+
+from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
+
+__all__ = ["FAULT_KINDS", "Program", "Step", "make_program"]
+
+PEOPLE: Final = 3
+TENANTS: Final = 2
+
+FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", "client")
+"""The families of faults that `--faults` names."""
+
+STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
+CRASH_POINTS: Final = ("now", "before", "after")
+TELEGRAM_FAULTS: Final = ("drop", "accept", "limit", "garbage", "delay", "repeat")
+MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
+SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
+
+TOLD_OF: Final = frozenset({"get_meta", "set_meta", "maintain", "index_messages", "index_some", "search_messages"})
+"""Verbs that no part of a served gateway waits for."""
+
+FAULTY_VERBS: Final = tuple(sorted(STORE_VERBS - TOLD_OF))
+CRASH_VERBS: Final = tuple(sorted(STORE_VERBS - READ_VERBS - TOLD_OF))
+
+FREQUENT: Final = (
+    "begin_turn",
+    "finish_turn",
+    "start_job",
+    "finish_job",
+    "accept_message",
+    "take_inbox",
+    "claim_outbox",
+    "outbox_sent",
+    "append_events",
+    "resolve_session",
+    "load_history",
+    "accept_delivery",
+    "create_approval",
+    "answer_approval",
+    "finish_cron_slot",
+    "claim_cron_slot",
+    "release_inbox",
+    "root_open",
+    "session_promised",
+    "recover",
+)
+"""Verbs that every conversation uses: half of the faults hit one of them, so that they happen together."""
+
+
+@attrs.frozen
+class Step:
+    """One thing that happens: when, what kind, who (a person or a tenant), which number it has, and the rest as words."""
+
+    at: float
+    kind: str
+    who: int = 0
+    number: int = 0
+    words: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something goes wrong here, and not just somebody does something."""
+        return self.kind in FAULT_KINDS
+
+    def __str__(self) -> str:
+        return f"{self.at:9.2f} s  {self.kind:<8} {self.who} #{self.number} {self.words}".rstrip()
+
+
+@attrs.frozen
+class Program:
+    """What happens in one world. `seconds` is when faults end."""
+
+    seed: int
+    seconds: float
+    steps: tuple[Step, ...]
+
+    def without(self, dropped: Collection[int]) -> Program:
+        """The same program without the steps of these indices."""
+        kept = tuple(step for index, step in enumerate(self.steps) if index not in dropped)
+        return attrs.evolve(self, steps=kept)
+
+
+def _write(dice: random.Random) -> str:
+    return dice.choice(
+        (
+            "say",
+            "say",
+            f"think {dice.choice((2, 10, 40))}",
+            f"run {dice.choice((1, 5, 30))}",
+            f"run {dice.choice((5, 30))} deaf=1",
+            f"bg {dice.choice((1, 10, 60, 120))}",
+            f"bg {dice.choice((1, 10, 60))}",
+            f"bg {dice.choice((10, 60))} chatty=1",
+            "bg 1 fails=1",
+            "rm",
+        )
+    )
+
+
+def _action(dice: random.Random, at: float, number: int) -> Step:
+    who = dice.randrange(PEOPLE)
+    chance = dice.random()
+    if chance < 0.42:
+        return Step(at, "write", who, number, _write(dice))
+    if chance < 0.52:
+        return Step(at, "command", who, number, dice.choice(("/stop", "/stop", "/new", "/status", "/queue")))
+    tenant = dice.randrange(TENANTS)
+    if chance < 0.78:
+        end = dice.choice(("", "", "stop=1", "stop=10", "leave=1", "reconnect=1", "approve=1", "poll=1"))
+        return Step(at, "run", tenant, number, f"{_write(dice)} {end}".strip())
+    if chance < 0.86:
+        return Step(at, "chat", tenant, number, f"{_write(dice)} {dice.choice(('', 'leave=3', 'stream=1'))}".strip())
+    if chance < 0.97:
+        return Step(at, "webhook", who, number, f"{_write(dice)} {dice.choice(('', 'repeat=1', 'repeat=2'))}".strip())
+    return Step(at, "press", who, number, dice.choice(("approve", "deny", "twice")))
+
+
+def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) -> Step:
+    kind = dice.choice(kinds)
+    words = ""
+    match kind:
+        case "store":
+            verb = dice.choice(FREQUENT) if dice.random() < 0.5 else dice.choice(FAULTY_VERBS)
+            if dice.random() < 0.05:
+                verb = "*"
+            how = dice.choice(STORE_FAULTS if verb not in READ_VERBS else ("before", "busy", "slow"))
+            words = f"{verb} {how} times={dice.choice((1, 1, 1, 2, 5))} skip={dice.choice((0, 0, 0, 1, 3))}"
+        case "crash":
+            point = dice.choice(CRASH_POINTS)
+            verb = "" if point == "now" else dice.choice((*FREQUENT, *CRASH_VERBS))
+            words = f"{point} {verb} down={dice.choice((0.5, 5, 90))}".replace("  ", " ")
+        case "telegram":
+            method = dice.choice(
+                ("sendMessage", "sendMessage", "sendMessage", "getUpdates", "answerCallbackQuery", "getMe")
+            )
+            words = f"{method} {dice.choice(TELEGRAM_FAULTS)} times={dice.choice((1, 1, 2))}"
+        case "model":
+            words = f"{dice.choice(MODEL_FAULTS)} after={dice.choice((0, 1, 3))}"
+        case "clock":
+            words = f"step={dice.choice((-3600, -90, -5, 5, 90, 3600))}"
+        case "signal":
+            words = f"{dice.choice(SIGNAL_FAULTS)} times={dice.choice((1, 3))}"
+        case _:
+            words = dice.choice(("reset", "half_close"))
+    return Step(at, kind, 0, number, words)
+
+
+def make_program(seed: int, *, minutes: float = 4.0, faults: Sequence[str] = FAULT_KINDS) -> Program:
+    """The program of a seed. The same seed makes the same program."""
+    dice = random.Random(f"{seed} program")
+    seconds = minutes * 60
+    steps = [_action(dice, round(dice.random() * seconds, 2), number) for number in range(1, dice.randint(5, 14))]
+    if faults:
+        # Some programs have one fault, which is found with what it did; some have many at once.
+        count = dice.choice((0, 1, 1, 2, 3, 5, 8))
+        steps += [_fault(dice, round(dice.random() * seconds, 2), number, faults) for number in range(count)]
+    return Program(seed, seconds, tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number))))
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int = 60) -> Program:
+    """A shorter program that still fails: steps are left out in halves, then one by one, as long as `fails` says so."""
+    size = max(1, len(program.steps) // 2)
+    while attempts > 0:
+        found = False
+        start = 0
+        while start < len(program.steps) and attempts > 0:
+            attempts -= 1
+            shorter = program.without(range(start, start + size))
+            if fails(shorter):
+                program, found = shorter, True
+            else:
+                start += size
+        if size == 1 and not found:
+            break
+        size = max(1, size // 2)
+    return program

@@ -1,0 +1,85 @@
+"""Running worlds: one seed, one result."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
+
+from .program import FAULT_KINDS, Program, make_program
+from .trace import Trace
+from .world import World, WorldSettings
+
+__all__ = ["SeedResult", "run_program", "run_seed"]
+
+
+class _Heap:
+    settled = False
+
+
+_heap = _Heap()
+
+
+@attrs.frozen
+class SeedResult:
+    """What became of one program. `violations` are the promises that were broken, in words; empty is good."""
+
+    program: Program
+    violations: tuple[str, ...]
+    trace: Trace
+    seconds: float
+    """Simulated ones."""
+
+    def story(self, last: int = 40) -> str:
+        """The program, the last moments, and what was wrong: for people."""
+        lines = [f"seed {self.program.seed}, {len(self.program.steps)} steps:", *map(str, self.program.steps), ""]
+        lines += [*self.trace.story(last), "", *self.violations]
+        return "\n".join(lines)
+
+
+def run_program(program: Program, settings: WorldSettings | None = None) -> SeedResult:
+    """Play a program in a world of its own. What the world itself raises is a violation, too."""
+    if not _heap.settled:
+        # What is loaded by now stays: each collection after a world looks at what the world left alone.
+        gc.collect()
+        gc.freeze()
+        _heap.settled = True
+    world = World(program, settings)
+    violations: list[str] = []
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what a gateway logs is not what it promises, and costs as much as what it does
+    try:
+        world.run()
+    except Exception as error:
+        violations.append(f"the world broke: {describe(error)}")
+    finally:
+        logging.disable(before)
+    violations += [f"left the simulation: {text}" for text in world.boundary.breaches]
+    violations += [
+        f"{node.name} ended with {describe(node.failure)}" for node in world.nodes if node.failure is not None
+    ]
+    moments = list(world.trace)
+    gc.collect()
+    return SeedResult(program, tuple(violations), world.trace, moments[-1].at if moments else 0.0)
+
+
+def run_seed(
+    seed: int,
+    *,
+    minutes: float = 4.0,
+    faults: Sequence[str] = FAULT_KINDS,
+    settings: WorldSettings | None = None,
+) -> SeedResult:
+    """Make the program of a seed and play it."""
+    return run_program(make_program(seed, minutes=minutes, faults=faults), settings)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line; of a group, its first leaf."""
+    leaf: Any = error
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = cast("Any", leaf).exceptions[0]
+    return f"{type(leaf).__name__}: {leaf}"

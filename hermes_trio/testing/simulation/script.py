@@ -1,0 +1,69 @@
+"""What the model says. It obeys the message that it is given: `m4 bg 10` names itself and asks for a background command of ten seconds.
+
+Every text that a world says carries the number of the message that caused it, so that the judge can tell whose it is wherever it turns up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from hermes_trio.runtime.ports import ToolCall
+from hermes_trio.testing.model_server import ScriptedAnswer
+from hermes_trio.testing.model_server.script import ScriptedCall
+
+__all__ = ["MARK", "answer", "marks", "options_of"]
+
+MARK: Final = re.compile(r"\bm\d+\b")
+
+_REQUEST: Final = re.compile(r"(m\d+) (say|think|run|bg|rm)\b ?(\d*)((?: \w+=\w+)*)")
+
+
+def marks(text: str) -> set[str]:
+    """The numbers of messages that a text speaks of."""
+    return set(MARK.findall(text))
+
+
+def options_of(words: str) -> dict[str, str]:
+    """The `name=value` words of a step."""
+    return dict(cast("tuple[str, str]", tuple(word.split("=", 1))) for word in words.split() if "=" in word)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content: Any = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part.get("text", "")) for part in cast("list[dict[str, Any]]", content))
+
+
+def answer(call: ScriptedCall) -> ScriptedAnswer:
+    """The answer to a call: a pure function of the conversation."""
+    messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
+    asked = next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
+    if messages[-1].get("role") == "tool":
+        about = " ".join(sorted(marks(asked)))
+        return ScriptedAnswer(text=f"done {about}", piece=64)
+    found = _REQUEST.match(asked)
+    if found is None:
+        about = " ".join(sorted(marks(asked)))
+        return ScriptedAnswer(text=f"told {about}" if about else "nothing to say", piece=64)
+    mark, verb, amount, options = found.groups()
+    match verb:
+        case "say":
+            return ScriptedAnswer(text=f"done {mark}", piece=64)
+        case "think":
+            return ScriptedAnswer(text=f"done {mark} " + "and so on " * 4, piece=12, pause=float(amount) / 8)
+        case "rm":
+            return _tool(mark, command=f"rm -rf build-{mark}")
+        case _:
+            command = f"simulated seconds={amount} says={mark}{options}"
+            more = {"background": True, "notify_on_complete": True} if verb == "bg" else {}
+            return _tool(mark, command=command, **more)
+
+
+def _tool(mark: str, **arguments: Any) -> ScriptedAnswer:
+    call = ToolCall(id=f"call_{mark}", name="terminal", arguments=msgspec.json.encode(arguments).decode())
+    return ScriptedAnswer(tool_calls=(call,), piece=64)

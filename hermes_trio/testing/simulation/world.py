@@ -1,0 +1,350 @@
+"""A world: nodes with real gateways, people, platforms and models, in one Trio run on virtual time.
+
+`World.run` plays a program: what people do and what goes wrong, then a calm in which everything has to settle, then a drain. What happened is in
+`trace`, what was written in the rows of `store`, and what people and clients saw in `seen`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from hermes_trio.adapters.cron.jobs import new_job
+from hermes_trio.config import Config
+from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.store import Runner, SqliteStore, open_store
+from hermes_trio.store.errors import StoreBusy
+from hermes_trio.testing.clock import virtual_clock
+from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
+from hermes_trio.testing.model_server.script import Fault as ModelFault
+from hermes_trio.testing.model_server.script import ScriptedCall
+from hermes_trio.testing.platforms.faults import Delay, Drop, Fault, RateLimited, ServerError
+from hermes_trio.testing.platforms.server import LoopbackServer
+from hermes_trio.testing.platforms.telegram import FakeTelegram
+
+from . import script
+from .boundary import EPOCH, Boundary
+from .node import ADMIN_KEY, CrashPoint, Node, current_node
+from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
+from .program import PEOPLE, TENANTS, Program, Step
+from .trace import Trace
+
+__all__ = ["Seen", "World", "WorldSettings"]
+
+TELEGRAM_TOKEN: Final = "123456:simulated-token"
+WEBHOOK_CHAT: Final = 900
+CRON_CHAT: Final = 901
+CRON_MARK: Final = "m9001"
+
+
+@attrs.frozen
+class WorldSettings:
+    """What is not left to the seed."""
+
+    nodes: int = 1
+    calm_seconds: float = 900.0
+    """Virtual seconds after the last fault within which everything must have settled."""
+    concurrent_turns: int = 4
+    processes: int = 6
+    cron: str = "*/7 * * * *"
+
+
+@attrs.define
+class Seen:
+    """What people and clients saw, for the judge."""
+
+    runs: list[RunSeen] = attrs.Factory(list[RunSeen])
+    chats: list[ChatSeen] = attrs.Factory(list[ChatSeen])
+    webhooks: list[WebhookSeen] = attrs.Factory(list[WebhookSeen])
+    confirmed: set[str] = attrs.Factory(set[str])
+    """Texts of chat messages that the gateway has confirmed to the platform."""
+    said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
+    health: Any = None
+    most_calls: int = 0
+    """The most model calls that were under way at once."""
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, program: Program, settings: WorldSettings | None = None) -> None:
+        self.program = program
+        self.settings = WorldSettings() if settings is None else settings
+        self.clock = virtual_clock(EPOCH)
+        self.boundary = Boundary(program.seed, self.clock, self)
+        self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
+        self.faults = StoreFaults(seed=program.seed)
+        self.nodes: list[Node] = []
+        self.seen = Seen()
+        self.coverage: Counter[tuple[str, str]] = Counter()
+        self.store: SqliteStore
+        self.telegram = FakeTelegram(TELEGRAM_TOKEN, "simulated_bot", 1.0)
+        self.model = ModelServer(otherwise=self._model_answer)
+        self.keys: list[str] = []
+        self.calm = False
+        """Faults are over."""
+        self.failure: BaseException | None = None
+        self._hosts: dict[str, Callable[[trio.SocketStream], Awaitable[None]]] = {}
+        self._model_faults: list[tuple[str, int]] = []
+        self._nursery: trio.Nursery
+        self._people: dict[str, Callable[[Step], Awaitable[None]]] = {}
+
+    # -- the life of a world -------------------------------------------------------------------------------------------------------
+
+    def run(self, after: Callable[[World], Awaitable[None]] | None = None) -> None:
+        """Play the program to its end. `after` is called before the store closes: the judge reads rows there."""
+        with self.boundary:
+            trio.run(self._live, after, clock=self.clock)
+        if self.boundary.breaches:
+            self.trace.note("breach", self.boundary.breaches[0])
+
+    async def _live(self, after: Callable[[World], Awaitable[None]] | None) -> None:
+        clock = self.boundary.wall
+        opening = open_store(None, runner=Runner.INLINE, clock=clock, maintenance=False)
+        async with opening as self.store, trio.open_nursery() as self._nursery:
+            await self._prepare()
+            try:
+                await self._play()
+                if after is not None:
+                    await after(self)
+            finally:
+                self._nursery.cancel_scope.cancel()
+
+    async def _prepare(self) -> None:
+        """Make the platforms, the keys and the nodes."""
+        for person in range(PEOPLE):
+            self.telegram.add_private_chat(FIRST_PERSON + person, f"Person{person}")
+        self.telegram.add_private_chat(WEBHOOK_CHAT, "Hooks")
+        self.telegram.add_private_chat(CRON_CHAT, "Clock")
+        server = LoopbackServer(80, self.telegram.handle, None)
+        self.telegram.attach(server)
+        self._hosts = {"telegram.localhost": server.serve, "model.localhost": self.model._serve}
+        for tenant in range(TENANTS):
+            _, secret = await self.store.create_api_key(f"tenant{tenant}", scopes=("chat", "runs"), tenant=f"t{tenant}")
+            self.keys.append(secret)
+        if self.settings.cron:
+            fields = {
+                "name": "clockwork",
+                "schedule": self.settings.cron,
+                "prompt": f"{CRON_MARK} say",
+                "deliver": "telegram",
+            }
+            now = self.boundary.wall()
+            platforms = ("telegram",)
+            await self.store.put_cron_job(
+                new_job(fields, id="c10c10c10c10", tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
+            )
+        for number in range(self.settings.nodes):
+            node = Node(
+                f"node{number}",
+                store=self.store,
+                faults=self.faults,
+                trace=self.trace,
+                nursery=self._nursery,
+                config=self._config(),
+            )
+            node.on_crash = partial(self._restart_later, node)
+            self.nodes.append(node)
+            node.start()
+
+    def _config(self) -> Config:
+        settings = self.settings
+        return Config(
+            server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
+            limits=Limits(concurrent_turns=settings.concurrent_turns),
+            models={
+                "default": "simulated",
+                "routes": {
+                    "simulated": {
+                        "provider": "openai",
+                        "model": "simulated-1",
+                        "base_url": "http://model.localhost/v1",
+                        "api_key": "simulated-key",
+                    }
+                },
+            },
+            tools={
+                "terminal": {"max_processes": settings.processes, "cwd": _home()},
+                "confinement": {"profile": "off"},
+            },
+            approvals={"timeout": 60.0},
+            telegram={
+                "token": TELEGRAM_TOKEN,
+                "base_url": "http://telegram.localhost",
+                "allow_all": True,
+                "typing": False,
+                "home": {"chat_id": str(CRON_CHAT)},
+            },
+            webhook={
+                "secret": WEBHOOK_SECRET,
+                "routes": {
+                    "hook": {
+                        "prompt": "{text}",
+                        "deliver": "telegram",
+                        "deliver_extra": {"chat_id": str(WEBHOOK_CHAT)},
+                        "linger": 300.0,
+                    }
+                },
+            },
+            cron={"timezone": "Europe/Berlin", "linger": 300.0},
+            home=Path(_home()) / "state",
+            environment={"HOME": _home(), "PATH": "/usr/bin:/bin"},
+        )
+
+    async def _play(self) -> None:
+        people = People(self, self._nursery)
+        await self._until_ready()
+        people.arrange()
+        for step in self.program.steps:
+            await trio.sleep_until(EPOCH + step.at)
+            if step.is_fault:
+                self._fail(step)
+            else:
+                people.act(step)
+        await trio.sleep_until(EPOCH + self.program.seconds)
+        self._heal()
+        await trio.sleep(self.settings.calm_seconds)
+        await people.finish()
+        for node in self.nodes:
+            if node.alive:
+                node.drain()
+                with trio.move_on_after(300):
+                    await node.ended.wait()
+        await trio.sleep(60)
+        self.trace.note("over", "")
+
+    async def _until_ready(self) -> None:
+        with trio.fail_after(120):
+            for node in self.nodes:
+                await node.ready.wait()
+
+    def _heal(self) -> None:
+        self.trace.note("calm", "faults end")
+        self.calm = True
+        self.faults.heal()
+        self.telegram.reception.faults.clear()
+        self._model_faults.clear()
+        for node in self.nodes:
+            node.crash_points.clear()
+            node.wake_faults.clear()
+
+    def _restart_later(self, node: Node, down: float) -> None:
+        async def restart() -> None:
+            await trio.sleep(down)
+            node.start()
+
+        self._nursery.start_soon(restart)
+
+    # -- what goes wrong -----------------------------------------------------------------------------------------------------------
+
+    def _fail(self, step: Step) -> None:
+        words = step.words.split()
+        options = script.options_of(step.words)
+        self.trace.note("fault", f"{step.kind} {step.words}")
+        match step.kind:
+            case "store":
+                self._store_fault(words[0], words[1], int(options.get("times", 1)), int(options.get("skip", 0)))
+            case "crash":
+                down = float(options["down"])
+                if words[0] == "now":
+                    self.nodes[0].crash(down)
+                else:
+                    self.nodes[0].crash_points.append(CrashPoint(words[1], after=words[0] == "after", down=down))
+            case "telegram":
+                if words[1] == "repeat":
+                    self._repeat_update()
+                else:
+                    self.telegram.fail(words[0], _PLATFORM_FAULTS[words[1]], times=int(options.get("times", 1)))
+            case "model":
+                self._model_faults.append((words[0], int(options["after"])))
+            case "clock":
+                self.boundary.offset += float(options["step"])
+            case "signal":
+                self.nodes[0].wake_faults.extend([words[0]] * int(options["times"]))
+            case _:
+                pass
+
+    def _store_fault(self, verb: str, how: str, times: int, skip: int) -> None:
+        verbs = () if verb == "*" else (verb,)
+        match how:
+            case "full":
+                self.faults.full(*verbs, times=times, skip=skip)
+            case "slow":
+                self.faults.slow(*verbs, seconds=12.0, times=times, skip=skip)
+            case "busy":
+                self.faults.fail(
+                    *verbs, times=times, skip=skip, error=lambda name: StoreBusy(f"injected: {name} is busy")
+                )
+            case _:
+                self.faults.fail(*verbs, times=times, skip=skip, after_commit=how == "after")
+
+    def _repeat_update(self) -> None:
+        """The platform gives an update out again that was confirmed before, as a new poll after a broken one may."""
+        known = self.telegram._updates
+        if known:
+            known.append(known[0])
+
+    def _model_answer(self, call: ScriptedCall) -> ScriptedAnswer | ScriptedRefusal:
+        reply = script.answer(call)
+        messages: Any = call.body.get("messages") or [{}]
+        self.trace.note("model", f"{len(messages)} messages, {reply.text or reply.tool_calls[0].arguments}")
+        if not self._model_faults:
+            return reply
+        how, after = self._model_faults.pop(0)
+        self.trace.note("model fault", how)
+        if how == "refuse":
+            return ScriptedRefusal(status=500)
+        if how == "limit":
+            return ScriptedRefusal(status=429, headers={"retry-after": "3"})
+        return attrs.evolve(reply, fault=ModelFault[how.upper()], fault_after=after)
+
+    # -- what is outside -----------------------------------------------------------------------------------------------------------
+
+    def custody(self) -> Any:
+        """A warden of the node that asks."""
+        node = current_node.get()
+        assert node is not None
+        return node.custody()
+
+    async def dial(self, host: str, port: int) -> trio.SocketStream:
+        """A connection of the node that asks to a host of this world."""
+        node = current_node.get()
+        assert node is not None, f"nobody but a node connects to {host}"
+        serve = self._hosts.get(host)
+        if serve is None:
+            raise OSError(f"no host {host} in this world")
+        return await node.dial(serve)
+
+    # -- rows ----------------------------------------------------------------------------------------------------------------------
+
+    def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Read the database as it is: for the judge."""
+        found: Any = self.store._writer._db.execute(sql, values)
+        return list(found)
+
+
+_PLATFORM_FAULTS: Final[dict[str, Fault]] = {
+    "drop": Drop(),
+    "accept": Drop(before=False),
+    "limit": RateLimited(7.0),
+    "garbage": ServerError(),
+    "delay": Delay(90.0),
+}
+
+_home_path: str | None = None
+
+
+def _home() -> str:
+    """A folder on the real disk, in which nothing is written: commands need one to start in."""
+    global _home_path
+    if _home_path is None:
+        _home_path = tempfile.mkdtemp(prefix="hermes-trio-simulation-")
+    return _home_path

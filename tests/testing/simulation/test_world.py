@@ -1,0 +1,92 @@
+"""A world is decided by its seed: the same number, the same trace, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import trio
+
+from hermes_trio.testing.simulation import SimulationBreach, World, make_program, run_seed
+from hermes_trio.testing.simulation.boundary import EPOCH, Boundary
+
+DIGESTS = """
+from hermes_trio.testing.simulation import run_seed
+for seed in range({first}, {last}):
+    print(seed, run_seed(seed).trace.digest(), flush=True)
+"""
+
+
+def digests(first: int, last: int, hash_seed: str) -> list[str]:
+    """The traces of some seeds, made by another process."""
+    code = DIGESTS.format(first=first, last=last)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+    """Neither the hashes of strings nor addresses in memory decide anything."""
+    first = digests(1, 4, "1")
+    assert len(first) == 3
+    assert first == digests(1, 4, "77")
+
+
+@pytest.mark.slow
+def test_two_hundred_seeds_give_the_same_traces_in_another_process() -> None:
+    """The same, two hundred times."""
+    assert digests(1, 201, "1") == digests(1, 201, "4242")
+
+
+def test_seeds_differ() -> None:
+    """Another number is another world, and another order of the same one."""
+    assert len({run_seed(seed).trace.digest() for seed in (1, 2, 3)}) == 3
+    assert make_program(1) == make_program(1)
+    assert make_program(1) != make_program(2)
+
+
+class Nothing:
+    """A world with nothing outside."""
+
+    def custody(self) -> object:
+        raise AssertionError
+
+    async def dial(self, host: str, port: int) -> trio.SocketStream:
+        raise OSError(f"no host {host}")
+
+
+@pytest.mark.parametrize("what", ["thread", "socket", "process"])
+def test_the_machine_is_out_of_reach(what: str) -> None:
+    """A thread, a socket that leaves the process and a process fail, and are remembered also where the exception was swallowed."""
+    world = World(make_program(1))
+    use = {
+        "thread": lambda: threading.Thread(target=print).start(),
+        "socket": lambda: socket.socket(socket.AF_INET),
+        "process": lambda: subprocess.Popen(["true"]),
+    }[what]
+    with Boundary(1, world.clock, Nothing()) as boundary:
+        with pytest.raises(SimulationBreach):
+            use()
+        assert len(boundary.breaches) == 1
+    socket.socket(socket.AF_INET).close()
+
+
+def test_time_and_chance_are_the_worlds() -> None:
+    """Inside, the clocks show the world's time and random bytes come from the seed; outside, everything is as before."""
+    real = time.time
+    drawn = []
+    for _ in range(2):
+        world = World(make_program(5))
+        with Boundary(5, world.clock, Nothing()) as boundary:
+            assert time.time() == EPOCH
+            boundary.offset = 60
+            assert time.time() == EPOCH + 60
+            assert time.monotonic() == EPOCH
+            drawn.append(os.urandom(8))
+    assert drawn[0] == drawn[1]
+    assert time.time is real
