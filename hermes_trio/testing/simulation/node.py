@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, cast
@@ -57,6 +57,8 @@ class Node:
         self, name: str, *, store: SqliteStore, faults: StoreFaults, trace: Trace, nursery: trio.Nursery, config: Config
     ) -> None:
         self.name = name
+        self.alone = True
+        """Whether the database is this node's own."""
         self.starts = 0
         self.alive = False
         self.ready = trio.Event()
@@ -150,7 +152,6 @@ class _Life:
         self.kernel: SimulatedKernel
         self._scope = trio.CancelScope()
         self._gateway: ApiGateway | None = None
-        self._handle: SqliteStore | None = None
         self._listener: socket.socket | None = None
         self._address: Any = None
 
@@ -209,10 +210,28 @@ class _Life:
 
     @asynccontextmanager
     async def _open_store(self) -> AsyncGenerator[Store]:
-        async with self.node._root.shared() as handle:
-            self._handle = handle
-            async with self.node._faults.around(cast("Any", _opened(_FencedStore(handle, self)))) as store:
-                yield store
+        async with (
+            self._open_handle() as handle,
+            self.node._faults.around(cast("Any", _opened(_FencedStore(handle, self)))) as store,
+        ):
+            yield store
+
+    def _open_handle(self) -> AbstractAsyncContextManager[SqliteStore]:
+        """Alone, a node owns the database as a server owns its file; with others it is one of several, and has a lease."""
+        root = self.node._root
+        if not self.node.alone:
+            return root.shared(self.node.name)
+        handle = SqliteStore(
+            path=root.path,
+            writer=root._writer,
+            reads=root._reads,
+            signals=root._signals,
+            retention=root.retention,
+            clock=root._clock,
+            token=root._token,
+        )
+        handle.secret = root.secret
+        return _opened(handle)
 
     def connect(self) -> trio.SocketStream:
         """A client's end."""
@@ -230,9 +249,6 @@ class _Life:
         """From this instant on nothing of this life reaches anything."""
         self.dead = True
         self.kernel.power_off()
-        if self._handle is not None:
-            # The others see that its owner is gone.
-            self._handle._live.discard(self._handle.owner)
         for sock in (*self.sockets, *self.clients):
             try:
                 sock.shutdown(socket.SHUT_RDWR)

@@ -151,6 +151,7 @@ class World:
                 nursery=self._nursery,
                 config=self._config(),
             )
+            node.alone = self.settings.nodes == 1
             node.on_crash = partial(self._restart_later, node)
             self.nodes.append(node)
             node.start()
