@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import trio
 
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.ports import APPROVAL_TOPIC
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import EventSink, Turn
@@ -26,9 +27,6 @@ logger: Final = logging.getLogger("hermes_trio.agent.approvals")
 
 DEFAULT_SECONDS: Final = 60.0
 REASON_LENGTH: Final = 280
-
-WITHDRAW_SECONDS: Final = 5.0
-"""The bound of the shield in which a question is withdrawn when its turn is cut off."""
 
 RETRY_SECONDS: Final = 1.0
 """How long is waited before a row that could not be read is read again."""
@@ -104,6 +102,7 @@ class Approvals:
             )
         id = turn.core.ids.make("appr_", 16)
         waiter = _Waiter(tell)
+        reason = "the turn ended"
         with self._store.subscribe(APPROVAL_TOPIC, waiter.wake, id):
             try:
                 await self._store.create_approval(self._row(turn, id, approval_scope(turn), question))
@@ -113,12 +112,14 @@ class Approvals:
                     while waiter.row is None:
                         await waiter.woken.wait()
                         await self._read(id, waiter)
-                await self._expire(id, waiter, "timeout")
-            except BaseException:
+                reason = "timeout"
+            finally:
                 # The store does what it is told in order: this finds the row even if the wait for its creation was cut off.
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAW_SECONDS):
-                    await self._expire(id, waiter, "the turn ended")
-                raise
+                end = End(f"approval {id}", lambda: self._expire(id, waiter, reason))
+                await turn.core.ends.put(end)  # noqa: ASYNC102 - bounded by finish_seconds
+            if end.over is not None:
+                # The row decides: until it is known what it says, nobody is told that the answer is no.
+                await end.over.wait()
         return _answer(waiter, id, self._seconds)
 
     async def _read(self, id: str, waiter: _Waiter) -> None:
@@ -177,10 +178,10 @@ class Approvals:
         """End a question that has no answer. If somebody was faster, what the row says is what happened."""
         if waiter.row is not None:
             return
-        expired = await self._store.expire_approval(id, reason=reason)
+        await self._store.expire_approval(id, reason=reason)
         known = await self._store.get_approval(id)
         if known is not None and known.state is not ApprovalState.PENDING:
-            waiter.take(known, timed_out=expired)
+            waiter.take(known, timed_out=known.state is ApprovalState.EXPIRED and known.reason == reason)
 
     async def answer(
         self,
@@ -253,11 +254,19 @@ class _Waiter:
         if not self.shown:
             return
         self.shown = False
-        if row.state is ApprovalState.EXPIRED:
-            self.tell({"event": "approval.expired", "approval_id": row.id, "reason": row.reason, "resolved": 1})
-        else:
+        event: dict[str, Any] = {
+            "event": "approval.expired",
+            "approval_id": row.id,
+            "reason": row.reason,
+            "resolved": 1,
+        }
+        if row.state is not ApprovalState.EXPIRED:
             choice = "" if row.choice is None else row.choice.value
-            self.tell({"event": "approval.responded", "approval_id": row.id, "choice": choice, "resolved": 1})
+            event = {"event": "approval.responded", "approval_id": row.id, "choice": choice, "resolved": 1}
+        try:
+            self.tell(event)
+        except Exception:
+            logger.exception("how approval %s ended could not be told", row.id)
 
 
 def _offered(approval: ApprovalRow, choice: ApprovalChoice) -> ApprovalChoice:

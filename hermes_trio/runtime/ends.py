@@ -72,6 +72,14 @@ class Ends:
         """What waits to be written, and why: for a health report."""
         return [f"{end.name}: attempt {end.attempts}, {end.problem}" for end in self._waiting]
 
+    async def works(self) -> bool:
+        """Whether the store takes a write now: what it refuses then is refused for itself."""
+        try:
+            await self._core.store.probe()
+        except Exception:
+            return False
+        return True
+
     async def put(self, end: End) -> bool:
         """Write an end; return whether it is written. Shielded for `finish_seconds`; after that it is this object's to repeat, and `end.then` is called."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds) as bound:
@@ -91,7 +99,7 @@ class Ends:
             self._keep(end)
             if end.over is not None:
                 await end.over.wait()
-        if bound.cancelled_caught and end not in self._waiting:
+        if bound.cancelled_caught and end.over is None:
             end.problem = f"the store did not answer within {self._core.settings.finish_seconds:g} s"
             self._keep(end)
         return end.written
@@ -147,14 +155,9 @@ class Ends:
                     raise
                 except Exception as error:
                     self._note(end, error)
-                    if end.attempts <= FULL_ATTEMPTS or end.reduced is None:
+                    if end.attempts <= FULL_ATTEMPTS or end.reduced is None or not await self.works():
                         return False
-                    await self._core.store.probe()
-                    await end.reduced(end)
-                    end.was_reduced = True
-                    logger.error(
-                        "%s is refused by the store, and is reduced to its state and error: %s", end.name, error
-                    )
+                    await self._reduce(end, end.reduced)
                 end.written, end.problem = True, ""
             except Fenced as error:
                 logger.warning("%s is not written: %s", end.name, error)
@@ -167,6 +170,18 @@ class Ends:
         if bound.cancelled_caught:
             end.attempts += 1
         return False
+
+    async def _reduce(self, end: End, reduced: Callable[[End], Awaitable[object]]) -> None:
+        """The store takes other writes. What it refuses now, once more, it will not take: write the state and the error alone."""
+        try:
+            end.value = await end.write()
+        except Fenced:
+            raise
+        except Exception as error:
+            end.error = error
+            await reduced(end)
+            end.was_reduced = True
+            logger.error("%s is refused by the store, and is reduced to its state and error: %s", end.name, error)
 
     def _note(self, end: End, error: Exception) -> None:
         end.attempts += 1

@@ -23,7 +23,7 @@ from .ports import InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
 from .tree import EMPTY_CONTEXT, Node, waiting
 from .turn import Turn, TurnSpec
-from .turn_lifecycle import run_turn
+from .turn_lifecycle import NotBegun, run_turn
 
 __all__ = ["Lanes"]
 
@@ -33,6 +33,9 @@ RETRY_SECONDS: Final = 1.0
 """How long a lane pauses after its first failure; twice as long after each further one."""
 
 LONGEST_SECONDS: Final = 60.0
+
+STORE_PATIENCE: Final = 4
+"""So many times as often as otherwise rows are tried that the store refuses."""
 
 MORE_WAITS: Final = "more waits in its inbox"
 """What the node of a lane says while something is queued behind its turn. How long it has been saying so shows whether the inbox moves."""
@@ -162,13 +165,14 @@ class Lanes:
     async def _failed(
         self, lane: Lane, delivery: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
     ) -> None:
-        """A turn could not be begun: its rows wait again. Those that fail by themselves (not for the store) become dead letters after too many attempts."""
+        """A turn could not be begun: its rows wait again. Those that fail by themselves become dead letters after too many attempts."""
         core = self._core
-        reason = f"{type(error).__name__}: {error}"
+        cause = error.__cause__ if isinstance(error, NotBegun) and error.__cause__ is not None else error
+        reason = f"{type(cause).__name__}: {cause}"
         seconds = min(RETRY_SECONDS * 2.0 ** (failures - 1), LONGEST_SECONDS)
-        if isinstance(error, Fenced):
+        if isinstance(cause, Fenced):
             logger.warning("what %s had claimed belongs to another owner: %s", lane.key, error)
-        elif rows and rows[0].attempts >= core.settings.inbox_attempts and not isinstance(error, RuntimeProblem):
+        elif rows and not core.draining and await self._hopeless(rows, error):
             ids = [row.id for row in rows]
             logger.error("%s of %s cannot be handled and are dead letters: %s", ids, lane.key, reason, exc_info=error)
             replies = _told(delivery, rows, reason)
@@ -187,6 +191,13 @@ class Lanes:
                 lane.wake = trio.Event()
                 with trio.move_on_at(until):
                     await lane.wake.wait()
+
+    async def _hopeless(self, rows: Sequence[InboxRow], error: Exception) -> bool:
+        """Whether rows were tried often enough. The store's own errors pass, unless it has refused these rows for long and takes other writes."""
+        bound = self._core.settings.inbox_attempts
+        if not isinstance(error, RuntimeProblem):
+            return rows[0].attempts >= bound
+        return rows[0].attempts >= STORE_PATIENCE * bound and await self._core.ends.works()
 
     async def _run(self, lane: Lane, delivery: Inbox, rows: Sequence[InboxRow]) -> None:
         """Run one turn with claimed rows. Raises if it could not be begun; how a turn ends that has begun is written in its rows."""

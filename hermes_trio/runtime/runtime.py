@@ -57,6 +57,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     stopped_jobs: int = 0
     seconds: float
     backlog: dict[str, int]
+    """What waits in the store, by kind; empty if the store could not be read."""
     remaining: tuple[str, ...] = ()
 
     @property
@@ -408,11 +409,19 @@ class Runtime:
             threads=sum(node.kind == "thread" for node in core.tree.abandoned.children or ()),
             cancelled=len(self._cut_off) - cut_before,
             seconds=round(trio.current_time() - began, 3),
-            backlog=await core.store.backlog(),
+            backlog=await self._backlog(),
             remaining=tuple(node.id for node in core.tree.abandoned.children or ()),
         )
         logger.debug("drained: %s", report.as_dict())
         return report
+
+    async def _backlog(self) -> dict[str, int]:
+        """What waits in the store; empty if it cannot be read: an end does not fail for its report."""
+        try:
+            return await self.core.store.backlog()
+        except Exception as error:
+            logger.error("what waits in the store cannot be read for the report of the drain: %s", error)
+            return {}
 
     def _cut(self, turn: Turn, why: Cause) -> None:
         """Cancel a turn that would have gone on, and count it."""

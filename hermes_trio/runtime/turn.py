@@ -107,6 +107,7 @@ class Turn:
         "deadline",
         "id",
         "input",
+        "locked",
         "node",
         "nursery",
         "plan",
@@ -135,6 +136,7 @@ class Turn:
         self.steering: list[str] = []
         self.scope: trio.CancelScope | None = None
         self.unwritten: End | None = None
+        self.locked: bool = False
         budget = plan.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
         self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds

@@ -16,40 +16,53 @@ from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
-from .errors import AgentFailed, BudgetExhausted, RuntimeProblem
+from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
-from .tree import split_cancelled
+from .tree import split_cancelled, waiting
 from .turn import Turn, TurnScope
 
-__all__ = ["first_cause", "run_turn"]
+__all__ = ["NotBegun", "first_cause", "run_turn"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
+
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+"""Between two attempts to write a beginning down."""
+
+BEGIN_ATTEMPTS: Final = 4
+"""So often a beginning is tried before the turn is given up, if the store takes other writes."""
+
+
+class NotBegun(Exception):
+    """A turn of inbox rows was not begun; the rows are still claimed."""
 
 
 async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     """Run a turn to its end and return its outcome; it does not raise for what the agent does.
 
     The caller has admitted the turn (a child runs on its parent's token) and gives the token back afterwards. If the task is cancelled from outside, the
-    turn ends, its end is committed under a bounded shield, and then `Cancelled` goes on.
+    turn ends, its end is committed under a bounded shield, and then `Cancelled` goes on. Raises `NotBegun` if the turn was to take inbox rows, and
+    the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is written about them.
     """
     began = trio.current_time()
     reply: Reply | None = None
     failure: BaseException | None = None
     outside: BaseException | None = None
     outcome: Outcome | None = None
-    locked = False
     session_id = turn.context.session_id
     start = _start_of(turn)
+    begun = not start.inbox_ids
     how = "failed"
     try:
         try:
             async with TurnScope(turn):
                 if session_id:
                     await core.locks.acquire(session_id, turn.id, turn.node)
-                    locked = True
+                    turn.locked = True
                 if start.run is None and start.inbox_ids:
-                    await core.store.begin_turn(start)
+                    await _begin(core, start)
+                    begun = True
                 answer = await turn.plan.agent(turn)
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, turn.plan.agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
@@ -62,7 +75,9 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
             failure, outside = _sift(error)
             if outcome is not None and failure is not None:
                 logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
-        if outcome is None:
+        if not begun and (failure is not None or outside is not None or _drained(turn.cause)):
+            outcome = msgspec.structs.replace(_judge(turn, None, failure, outside, 0.0), committed=False)
+        elif outcome is None:
             token = _binding.set(Binding(turn.context, turn, turn.node))
             try:
                 outcome = await _end(core, turn, start, reply, failure, outside, began)
@@ -74,7 +89,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         if turn.plan.source == SUBAGENT:
             await _stop_orphans(core, session_id)
     finally:
-        if locked and turn.unwritten is None:
+        if turn.locked and turn.unwritten is None:
             core.locks.release(session_id)
         del core.live_turns[turn.id]
         turn.node.close(how)
@@ -82,7 +97,42 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         await _call_hook(core, turn, outcome)
     if outside is not None:
         raise outside
+    if not begun and not outcome.committed:
+        raise NotBegun(outcome.error) from failure
     return outcome
+
+
+async def _begin(core: RuntimeCore, start: TurnStart) -> None:
+    """Write down that a turn takes its inbox rows. Repeated while the store fails: written twice, it changes nothing.
+
+    Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and takes another one, if the rows belong to another owner by
+    now, or if a drain begins. Cancelling it leaves unknown whether it is written.
+    """
+    attempts, pause = 0, FIRST_PAUSE
+    while True:
+        refused = await _attempt(core, start)
+        if refused is None:
+            return
+        attempts += 1
+        if core.draining or isinstance(refused, Fenced) or (attempts >= BEGIN_ATTEMPTS and await core.ends.works()):
+            raise refused
+        logger.warning("turn %s is not begun yet, the next attempt is in %g s: %s", start.turn_id, pause, refused)
+        with waiting(f"the store, to begin turn {start.turn_id}"):
+            await trio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
+    """Write a beginning once; return why it was refused, or None."""
+    try:
+        await core.store.begin_turn(start)
+    except Exception as error:
+        return error
+    return None
+
+
+def _drained(cause: Cause | None) -> bool:
+    return cause is not None and cause.kind is CancelCause.DRAIN
 
 
 async def _end(
@@ -225,9 +275,12 @@ def _messages(turn: Turn, reply: Reply | None, outcome: Outcome, now: float) -> 
 
 
 async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
-    """Write the end down, all of it or nothing. One that the store refuses is repeated by `core.ends`, and the session stays locked until then."""
+    """Write the end down, all of it or nothing. One that the store refuses is repeated by `core.ends`, and the session stays locked until then.
+
+    A turn that ended while it waited for its session has no part in the session's history.
+    """
     plan = turn.plan
-    drained = outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN
+    drained = _drained(outcome.cause)
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
     told = tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE) if plan.rows and not drained else ()
 
@@ -250,7 +303,9 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=_messages(turn, reply, outcome, core.clock()),
+            messages=_messages(turn, reply, outcome, core.clock())
+            if turn.locked or not turn.context.session_id
+            else (),
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
@@ -286,7 +341,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
 
 def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:
     """The end of a turn is written at last, or was given up: its session is free, and the readers of its run are told."""
-    if turn.context.session_id:
+    if turn.locked:
         core.locks.release(turn.context.session_id)
     if turn.plan.run is not None:
         written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)

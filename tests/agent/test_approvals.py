@@ -9,10 +9,13 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from hermes_trio import Runtime, SessionContext, Turn
+from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn
 from hermes_trio.agent.approvals import ApprovalResult, Approvals, grantee_of
+from hermes_trio.store import open_store
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
+from hermes_trio.testing.fakes import ScriptedAgent
+from hermes_trio.testing.faults import StoreFaults
 
 from .asking import QUESTION, asking
 
@@ -259,3 +262,29 @@ async def test_after_a_restart_an_answer_is_a_conflict(runtime: Runtime) -> None
         assert row is not None
         assert row.state is ApprovalState.EXPIRED
         await person.turns[0].stop()
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_question_whose_end_fails_is_not_left_open(virtual_clock: object, after: bool) -> None:
+    """The store fails while a question expires, or while its turn is stopped: the row has its end as soon as the store works, and until then nobody
+    is told that the answer is no."""
+    faults = StoreFaults()
+    async with (
+        Runtime(agent=ScriptedAgent(), store=faults.around(open_store(None))) as runtime,
+        asking(runtime) as person,
+    ):
+        person.ask()
+        await trio.sleep(59)
+        faults.fail("expire_approval", times=None, after_commit=after)
+        await trio.sleep(30)
+        assert person.answers == [] or after
+        person.ask(session="another", key="another")
+        await wait_all_tasks_blocked()
+        person.turns[1].cancel(Cause(CancelCause.STOP))
+        await trio.sleep(30)
+        faults.heal()
+        await trio.sleep(30)
+        assert not person.answers[0].allowed
+        rows = [await store_of(runtime).get_approval(id) for id in person.asked]
+        assert [row and row.state for row in rows] == [ApprovalState.EXPIRED] * 2
+        assert len(runtime.core.ends) == 0

@@ -10,7 +10,17 @@ import pytest
 import trio
 import trio.testing
 
-from hermes_trio import DeliveringTurn, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput, TurnState
+from hermes_trio import (
+    CancelCause,
+    Cause,
+    DeliveringTurn,
+    Runtime,
+    RuntimeSettings,
+    SessionContext,
+    Turn,
+    TurnInput,
+    TurnState,
+)
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
 from hermes_trio.store import InboxState, open_store
@@ -70,10 +80,112 @@ async def test_an_end_that_fails_once_is_written_without_a_restart(
         states = await store.completion_states(jobs)
         assert len(states) == len(jobs)
         assert len(adapter.sent) == 1 + sum(state == "delivered" for state, _ in states.values())
-        if verb in ("finish_turn", "finish_job", "take_inbox"):
+        if verb != "start_job":
             assert [sent.text for sent in adapter.sent] == ["started", "told"]
         for sent in adapter.sent:
             assert sum(m.role == "assistant" for m in await store.load_history(sent.context.session_id)) <= 2
+
+
+async def test_a_message_whose_beginning_is_refused_for_good_is_a_dead_letter(virtual_clock: object) -> None:
+    """The store works, and refuses to begin one message's turn: no agent sees it, it is a dead letter with the reason, and the next one is answered."""
+    faults = StoreFaults()
+    agent = ScriptedAgent()
+
+    class Telling(FakeAdapter):
+        def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+            return [NewReply(platform="fake", target={"chat_id": "1"}, text=rows[0].text)]
+
+    async with (
+        Runtime(agent=agent, store=faults.around(open_store(None))) as runtime,
+        Telling().connect(runtime) as adapter,
+    ):
+        faults.fail("begin_turn", times=3 * 4)
+        await adapter.say("cursed")
+        await adapter.say("fine")
+        await trio.sleep(600)
+        store: Any = runtime.store
+        assert [turn.input.text for turn in agent.turns] == ["fine"]
+        ((row, reason),) = await store.list_inbox(InboxState.DEAD)
+        assert (row.text, "begin_turn" in reason) == ("cursed", True)
+        assert [reply.text for reply in await store.claim_outbox("fake")] == ["cursed"]
+        assert (len(adapter.started), len(adapter.sent)) == (4, 4), "each turn that was announced is said to have ended"
+        assert (runtime.lanes, len(runtime.core.locks)) == (0, 0)
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_drain_leaves_a_message_whose_beginning_fails_for_the_next_start(
+    virtual_clock: object, after: bool
+) -> None:
+    """Nobody has seen the message, so it is not ended as cancelled: it waits, and the next runtime answers it."""
+    faults = StoreFaults()
+    agent = ScriptedAgent()
+    async with faults.around(open_store(None)) as store:
+        async with (
+            Runtime(agent=agent, store=_opened(store)) as runtime,
+            FakeAdapter().connect(runtime) as adapter,
+        ):
+            faults.fail("begin_turn", times=None, after_commit=after)
+            await adapter.say("work")
+            await trio.sleep(5)
+            report = await runtime.drain(1)
+            assert (report.ok, report.backlog["inbox"]) == (True, 1)
+        faults.heal()
+        assert agent.turns == []
+        async with Runtime(agent=agent, store=_opened(store)) as runtime, FakeAdapter().connect(runtime) as adapter:
+            (sent,) = await adapter.wait_for(1)
+            assert sent.text == "echo: work"
+
+
+async def test_a_turn_that_never_had_its_session_does_not_free_it(virtual_clock: object) -> None:
+    """A turn is stopped while another one has the session, and its end cannot be written yet: the session stays with the other one."""
+    faults = StoreFaults()
+    gate = trio.Event()
+    turns: list[Turn] = []
+
+    async def agent(turn: Turn) -> str:
+        await gate.wait()
+        return "done"
+
+    async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime, trio.open_nursery() as nursery:
+        where = SessionContext(session_id="s")
+
+        async def run(text: str) -> None:
+            await runtime.run_turn(text, where, on_start=turns.append)
+
+        nursery.start_soon(run, "first")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(run, "second")
+        await trio.testing.wait_all_tasks_blocked()
+        faults.fail("finish_turn", "probe", times=None)
+        turns[1].cancel(Cause(CancelCause.STOP))
+        await trio.sleep(60)
+        faults.heal()
+        await trio.sleep(60)
+        assert (len(runtime.core.ends), len(runtime.core.locks)) == (0, 1), "the end is written, and the first goes on"
+        nursery.start_soon(run, "third")
+        await trio.sleep(1)
+        assert set(runtime.core.live_turns) == {turns[0].id, turns[2].id}
+        gate.set()
+    assert len(runtime.core.locks) == 0
+
+
+async def test_a_drain_does_not_fail_for_its_report(virtual_clock: object) -> None:
+    """What waits in a store that cannot be read is left out of the report; everything is stopped all the same."""
+    faults = StoreFaults()
+    async with Runtime(agent=ScriptedAgent(), store=faults.around(open_store(None))) as runtime:
+        faults.fail("backlog", times=None)
+        report = await runtime.drain(1)
+        assert (report.ok, report.backlog) == (True, {})
+
+
+async def test_an_end_is_reduced_only_if_it_is_refused_beside_a_write_that_succeeds(virtual_clock: object) -> None:
+    """A store that fails four times and then works again has the whole of the turn, not its state alone."""
+    faults = StoreFaults()
+    async with Runtime(agent=ScriptedAgent("first"), store=faults.around(open_store(None))) as runtime:
+        faults.fail("finish_turn", times=4)
+        outcome = await runtime.run_turn("a", SessionContext(session_id="s"))
+        assert outcome.state is TurnState.COMPLETED
+        assert [message.text for message in await runtime.store.load_history("s")] == ["a", "first"]
 
 
 async def test_a_turn_whose_end_is_refused_keeps_its_session_until_it_is_written(virtual_clock: object) -> None:

@@ -194,8 +194,25 @@ def release_rows(db: Database, owner: str, ids: Sequence[int]) -> None:
             db.signals.append((inbox_topic(inbox), key))
 
 
+def give_back(db: Database, owner: str, ids: Sequence[int]) -> None:
+    """Release rows of a turn that is not begun, also if its beginning was written and nobody knew."""
+    _unbegin(db, owner, ids)
+    release_rows(db, owner, ids)
+
+
+def _unbegin(db: Database, owner: str, ids: Sequence[int]) -> None:
+    """The turn that took these rows is not open: no agent has seen them."""
+    sql = (
+        "UPDATE sessions SET open_turn = NULL WHERE (id, open_turn, owner) IN"
+        " (SELECT session_id, turn_id, owner FROM inbox WHERE id = ? AND owner = ? AND state = 'taken' AND turn_id <> '')"
+    )
+    for number in ids:
+        write(db, sql, (number, owner))
+
+
 def bury_rows(db: Database, now: float, owner: str, ids: Sequence[int], reason: str, told: Sequence[NewReply]) -> None:
     """Rows that cannot be handled become dead letters, and their senders are told; rows that are not held any more are left alone."""
+    _unbegin(db, owner, ids)
     sql = "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id = ? AND state = 'taken' AND owner = ?"
     sql += " RETURNING root_id, inbox, session_key"
     rows = [row for number in ids for row in many(db, sql, (clean(reason), now, number, owner))]
@@ -356,7 +373,7 @@ class SqliteInbox(Verbs):
 
     async def release_inbox(self, ids: Sequence[int]) -> None:
         """Give up a claim: the rows wait again."""
-        await self._write(release_rows, self.owner, tuple(ids))
+        await self._write(give_back, self.owner, tuple(ids))
 
     async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
         """Make claimed rows dead letters and queue what their senders are told, in one transaction."""

@@ -166,7 +166,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     reason = finish.end_session
     mark = f"{owner}.{start.turn_id}"  # turn ids are unique for one owner
     if finish.acknowledged or start.inbox_ids:
-        if _is_written(db, start, mark):
+        if _is_written(db, start, mark) or _has_told(db, start):
             return False
         settle_rows(db, now, owner, start.turn_id, start.inbox_ids, finish.acknowledged)
     if reason and finish.branched and session_promised(db, context.session_id):
@@ -235,6 +235,12 @@ def _holder(db: Database, start: TurnStart, owner: str) -> str:
 def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
     """Whether the end of this turn is there already: the session stays locked until it is, so that no other turn can have come after it."""
     return exists(db, "SELECT 1 FROM sessions WHERE id = ? AND last_turn = ?", (start.context.session_id, mark))
+
+
+def _has_told(db: Database, start: TurnStart) -> bool:
+    """Whether what this turn took says that it has ended: so it is known for one that ended while it waited for the lock of its session."""
+    sql = "SELECT 1 FROM inbox WHERE id = ? AND state = 'delivered' AND turn_id = ?"
+    return bool(start.inbox_ids) and exists(db, sql, (start.inbox_ids[0], start.turn_id))
 
 
 class SqliteTurns(Verbs):
