@@ -24,7 +24,7 @@ from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.ports import InboxRow, Message
-from hermes_trio.store import StoreInUse, open_store
+from hermes_trio.store import Page, SessionFilter, StoreInUse, open_store
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import (
@@ -113,7 +113,7 @@ class _JobsInStore:
         row = await self._store.get_cron_job(job_id)
         if row is None:
             raise _unknown(job_id)
-        latest = await self._store.list_cron_executions(job_id, limit=1)
+        latest = await self._store.list_cron_executions(job_id, Page(1))
         return job_view(row, latest[0] if latest else None)
 
     async def create(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,13 +198,13 @@ class Rows:
     def _run(self, verb: Callable[..., T], *args: Any) -> T:
         return run_now(self._db, self._path, verb, *args)
 
-    async def list_outbox(self, state: OutboxState, *, platform: str | None = None, limit: int = 50) -> list[OutboxRow]:
+    async def list_outbox(self, state: OutboxState, page: Page, *, platform: str | None = None) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
-        return self._run(outbox_rows.listed, state.value, platform, limit, 0)
+        return self._run(outbox_rows.listed, state.value, platform, page)
 
-    async def list_inbox(self, state: InboxState, *, limit: int = 50) -> list[tuple[InboxRow, str]]:
+    async def list_inbox(self, state: InboxState, page: Page) -> list[tuple[InboxRow, str]]:
         """Rows of the inboxes in a state, each with its reason, oldest first."""
-        return self._run(inbox_rows.listed, state.value, limit, 0)
+        return self._run(inbox_rows.listed, state.value, page)
 
     async def revive_inbox(self, number: int) -> bool:
         """Let a dead letter of an inbox wait again."""
@@ -267,7 +267,7 @@ async def bring_conversation(store: Store, wanted: str, other: Path) -> None:
         return
     there, history = found
     if wanted == "last":
-        known = [one for one in await store.list_sessions(source=CLI, limit=RECENT) if one.message_count]
+        known = [one for one in await store.list_sessions(SessionFilter(source=CLI), Page(RECENT)) if one.message_count]
         if known and known[0].last_active >= there.last_active:
             return
     here = await store.get_session(there.id)
@@ -287,7 +287,7 @@ def _conversation_in(path: Path, wanted: str) -> tuple[SessionRow, list[Message]
         if version_of(db) != VERSION:
             return None
         if wanted == "last":
-            recent = session_rows.list_sessions(db, RECENT, 0, CLI, None, False, False)
+            recent = session_rows.list_sessions(db, SessionFilter(source=CLI), Page(RECENT))
             session = next((one for one in recent if one.message_count), None)
         else:
             session = session_rows.get_session(db, wanted)

@@ -22,6 +22,7 @@ from cyclopts import Parameter
 
 from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
+from hermes_trio.store import Page
 
 __all__ = ["chat", "cron", "inbox", "outbox", "pairing", "run"]
 
@@ -393,7 +394,7 @@ async def list_inbox(
             f"{state!r} is not a state; states are {', '.join(one.value for one in InboxState)}"
         ) from None
     async with open_rows(_configuration(home, config)) as store:
-        rows = await store.list_inbox(wanted, limit=limit)
+        rows = await store.list_inbox(wanted, Page(limit))
     if not rows:
         _say(f"There are no {wanted.value} messages or notices.")
     for row, reason in rows:
@@ -444,7 +445,7 @@ async def list_outbox(
             f"{state!r} is not a state; states are {', '.join(one.value for one in OutboxState)}"
         ) from None
     async with open_rows(_configuration(home, config)) as store:
-        rows = await store.list_outbox(wanted, platform=platform, limit=limit)
+        rows = await store.list_outbox(wanted, Page(limit), platform=platform)
     if not rows:
         _say(f"There are no {wanted.value} replies.")
     for row in rows:
@@ -465,7 +466,7 @@ async def retry_outbox(
     from hermes_trio.store.records import OutboxState
 
     async with open_rows(_configuration(home, config)) as store:
-        wanted = list(numbers) or [row.id for row in await store.list_outbox(OutboxState.DEAD, limit=10_000)]
+        wanted = list(numbers) or [row.id for row in await store.list_outbox(OutboxState.DEAD, Page(10_000))]
         revived = [number for number in wanted if await store.revive_outbox(number)]
     for number in wanted:
         if number not in revived:

@@ -23,7 +23,16 @@ from rich.text import Text
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config, loose_modes
-from hermes_trio.store import Retention, SearchOrder, StoreError, StoreInUse, UnknownSession
+from hermes_trio.store import (
+    Page,
+    Retention,
+    SearchOrder,
+    SearchQuery,
+    SessionFilter,
+    StoreError,
+    StoreInUse,
+    UnknownSession,
+)
 from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
@@ -168,7 +177,11 @@ def list_command(
 ) -> None:
     """List sessions, the newest activity first."""
     with _reading(_path(home, config)) as db:
-        found = list_sessions(db, limit, offset, source, tenant, children, open_only)
+        found = list_sessions(
+            db,
+            SessionFilter(source=source, tenant=tenant, include_children=children, open_only=open_only),
+            Page(limit, offset),
+        )
     if as_json:
         _print_json(found)
         return
@@ -221,7 +234,7 @@ def show_command(
 
 def _all_messages(db: Database, session_id: str, archived: bool) -> Iterator[dict[str, Any]]:
     offset = 0
-    while page := stored_messages(db, session_id, PAGE, offset, archived):
+    while page := stored_messages(db, session_id, Page(PAGE, offset), archived):
         offset += len(page)
         for stored in page:
             message = stored.message
@@ -256,7 +269,7 @@ def search_command(
     path = _path(home, config)
     _index_if_nobody_else_does(path)
     with _reading(path) as db:
-        hits = search(db, query, limit, 0, source, None, None, tuple(role or ()), order)
+        hits = search(db, SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order), Page(limit))
         behind = index_backlog(db)
     if behind:
         sys.stderr.write(f"{behind} messages are not in the index yet; the running server adds them within seconds\n")
@@ -368,7 +381,7 @@ def export_command(
 
 def _all_sessions(db: Database) -> Iterator[SessionRow]:
     offset = 0
-    while page := list_sessions(db, PAGE, offset, None, None, True, False):
+    while page := list_sessions(db, SessionFilter(include_children=True), Page(PAGE, offset)):
         offset += len(page)
         yield from page
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from hermes_trio.store import Page
+
 from .errors import ApiError, retry_after
 from .requests import Request
 
@@ -21,11 +23,15 @@ __all__ = [
     "idempotency_key",
     "is_reserved_id",
     "loose_bool",
+    "page_of",
     "path_safe_id",
     "session_id_header",
     "session_key_header",
     "whole_number",
 ]
+
+PAGE: Final = 50
+LARGEST_PAGE: Final = 200
 
 ID_LENGTH: Final = 256
 IDEMPOTENCY_LENGTH: Final = 255
@@ -60,6 +66,12 @@ def whole_number(text: str, default: int, *, least: int = 0, most: int | None = 
     if number < least:
         return default
     return number if most is None else min(number, most)
+
+
+def page_of(request: Request) -> Page:
+    """The part of a list that `limit` and `offset` of the query ask for: 50 entries by default, and at most 200."""
+    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
+    return Page(limit, whole_number(request.query("offset"), 0, most=2**31))
 
 
 def check_length(request: Request, limit: int) -> None:

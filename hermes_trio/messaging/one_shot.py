@@ -18,6 +18,7 @@ from hermes_trio.runtime.interface import Inbox, Interface
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import Page, SessionFilter
 
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
@@ -131,7 +132,7 @@ class OneShotInterface(Interface):
         """
         store, found, offset = self._desk.store, 0, 0
         while True:
-            page = await store.list_sessions(source=self.platform, limit=PAGE, offset=offset)
+            page = await store.list_sessions(SessionFilter(source=self.platform), Page(PAGE, offset))
             for session in page:
                 if session.end_reason == BOOT_REASON:
                     await self._tell_interrupted(session.id)

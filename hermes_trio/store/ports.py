@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import EventRow, InboxRow, Message, NewMessage, NewReply, RuntimeStore, SignalStore
 
 from .records import (
+    ALL_RUNS,
+    ALL_SESSIONS,
     EVENT_PAGE_BYTES,
+    FIRST_HITS,
+    FIRST_MESSAGES,
+    FIRST_PAGE,
     AllowedUser,
     ApiKey,
     ApprovalChoice,
@@ -26,15 +30,17 @@ from .records import (
     IdempotentReply,
     InboxState,
     JobRow,
-    MaintenanceReport,
     NewApproval,
     NewSession,
     OutboxRow,
     OutboxState,
+    Page,
     PairingRequest,
+    RunFilter,
     RunRow,
     SearchHit,
-    SearchOrder,
+    SearchQuery,
+    SessionFilter,
     SessionRow,
     StoredMessage,
     StoredResponse,
@@ -75,17 +81,8 @@ class SessionStore(Protocol):
         """The session behind a key, open or ended, or None."""
         ...
 
-    async def list_sessions(
-        self,
-        *,
-        limit: int = 50,
-        offset: int = 0,
-        source: str | None = None,
-        tenant: str | None = None,
-        include_children: bool = False,
-        open_only: bool = False,
-    ) -> list[SessionRow]:
-        """Sessions, the newest activity first; sub-agents' sessions only if asked for."""
+    async def list_sessions(self, which: SessionFilter = ALL_SESSIONS, page: Page = FIRST_PAGE) -> list[SessionRow]:
+        """List sessions, the newest activity first."""
         ...
 
     async def create_session(self, new: NewSession) -> SessionRow:
@@ -133,10 +130,6 @@ class SessionStore(Protocol):
         """Point a key to another session: the one behind it ends, the other is reopened."""
         ...
 
-    async def touch_session(self, session_id: str) -> None:
-        """Note activity, so that the session is not idle."""
-        ...
-
     async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
         """Add to a transcript outside any turn."""
         ...
@@ -146,9 +139,9 @@ class SessionStore(Protocol):
         ...
 
     async def list_messages(
-        self, session_id: str, *, limit: int = 1000, offset: int = 0, include_archived: bool = False
+        self, session_id: str, page: Page = FIRST_MESSAGES, *, include_archived: bool = False
     ) -> list[StoredMessage]:
-        """The messages with their numbers, oldest first."""
+        """List the messages of a session with their numbers, oldest first."""
         ...
 
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
@@ -159,55 +152,20 @@ class SessionStore(Protocol):
 class SearchStore(Protocol):
     """Full-text search."""
 
-    async def search_messages(
-        self,
-        text: str,
-        *,
-        limit: int = 20,
-        offset: int = 0,
-        source: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        roles: Sequence[str] = (),
-        order: SearchOrder = SearchOrder.RELEVANCE,
-    ) -> list[SearchHit]:
-        """Messages that hold all terms; `"…"` is a phrase, `word*` a beginning, `a OR b` either. Never raises for a query."""
-        ...
-
-    async def index_messages(self) -> int:
-        """Index what is committed and not indexed yet, in small batches; return how many messages that was."""
-        ...
-
-    async def index_some(self) -> int:
-        """Index one small batch of what is committed and not indexed yet; return how many messages that was."""
+    async def search_messages(self, query: SearchQuery, page: Page = FIRST_HITS) -> list[SearchHit]:
+        """Find messages. No query is malformed: one without a usable term finds nothing."""
         ...
 
 
 class RunStore(Protocol):
     """Runs and their event logs."""
 
-    async def update_run_status(self, run_id: str, status: RunStatus, last_event: str | None = None) -> None:
-        """Move a live run to another live status; one that has ended stays as it is."""
-        ...
-
     async def get_run(self, run_id: str) -> RunRow | None:
         """A run by its id, or None."""
         ...
 
-    async def find_run(self, tenant: str, idempotency_key: str) -> RunRow | None:
-        """The run that an idempotency key started, or None."""
-        ...
-
-    async def list_runs(
-        self,
-        *,
-        status: RunStatus | None = None,
-        session_id: str | None = None,
-        tenant: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
-    ) -> list[RunRow]:
-        """Runs, the newest first, each with the beginning of its output (`LISTED_OUTPUT` characters, and one more if there are more)."""
+    async def list_runs(self, which: RunFilter = ALL_RUNS, page: Page = FIRST_PAGE) -> list[RunRow]:
+        """List runs, the newest first, each with the beginning of its output (`LISTED_OUTPUT` characters, and one more if there are more)."""
         ...
 
     async def events_after(
@@ -233,7 +191,7 @@ class JobStore(Protocol):
         ...
 
     async def list_jobs(
-        self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
+        self, *, session_id: str | None = None, live_only: bool = False, page: Page = FIRST_PAGE
     ) -> list[JobRow]:
         """Jobs of one session or of all, the newest first."""
         ...
@@ -246,7 +204,7 @@ class InboxStore(Protocol):
         """State and reason of rows, by id; a row that retention removed is missing."""
         ...
 
-    async def list_inbox(self, state: InboxState, *, limit: int = 50, offset: int = 0) -> list[tuple[InboxRow, str]]:
+    async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
         """Rows in a state, each with its reason, oldest first."""
         ...
 
@@ -295,7 +253,7 @@ class OutboxStore(Protocol):
         ...
 
     async def list_outbox(
-        self, state: OutboxState, *, platform: str | None = None, limit: int = 50, offset: int = 0
+        self, state: OutboxState, page: Page = FIRST_PAGE, *, platform: str | None = None
     ) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
         ...
@@ -346,9 +304,8 @@ class ApprovalStore(SignalStore, Protocol):
         state: ApprovalState | None = ApprovalState.PENDING,
         scope: str | None = None,
         tenant: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
         newest: bool = False,
+        page: Page = FIRST_PAGE,
     ) -> list[ApprovalRow]:
         """Requests, oldest first unless `newest`; by default those that are pending."""
         ...
@@ -359,10 +316,6 @@ class ApprovalStore(SignalStore, Protocol):
 
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
-        ...
-
-    async def is_granted(self, category: str, *, scope: str) -> bool:
-        """Whether a category is allowed in a scope."""
         ...
 
     async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
@@ -391,10 +344,6 @@ class ResponseStore(Protocol):
 
     async def latest_response(self, tenant: str, conversation: str) -> str | None:
         """The id of the newest response of a conversation, or None."""
-        ...
-
-    async def put_reply(self, reply: IdempotentReply) -> None:
-        """Keep the reply to an idempotency key; raises `IdempotencyConflict` for a key in force with another body."""
         ...
 
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
@@ -466,9 +415,7 @@ class CronStore(Protocol):
         """A slot is over; the first end wins."""
         ...
 
-    async def list_cron_executions(
-        self, job_id: str | None = None, *, limit: int = 50, offset: int = 0
-    ) -> list[CronExecution]:
+    async def list_cron_executions(self, job_id: str | None = None, page: Page = FIRST_PAGE) -> list[CronExecution]:
         """Executions of one job or of all, the newest slot first."""
         ...
 
@@ -550,7 +497,7 @@ class CursorStore(Protocol):
 
 
 class MaintenanceStore(Protocol):
-    """Retention, and the space that it frees."""
+    """Retention that is asked for. What the settings ask for, a backend does by itself."""
 
     async def prune_sessions(
         self,
@@ -564,21 +511,6 @@ class MaintenanceStore(Protocol):
 
         When cancelled, what was removed until then stays removed.
         """
-        ...
-
-    async def maintain(self, now: float | None = None) -> MaintenanceReport:
-        """One round: end what is idle, remove what is old, index, and give the space back.
-
-        When cancelled, it stops between two steps; the next round goes on.
-        """
-        ...
-
-    async def optimize_search(self) -> None:
-        """Merge the search indexes in small steps, which drops what belonged to removed messages."""
-        ...
-
-    async def give_space_back(self) -> int:
-        """Cut unused pages off the file and empty its log; returns how many pages."""
         ...
 
 

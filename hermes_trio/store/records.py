@@ -13,8 +13,13 @@ from hermes_trio.runtime.outcome import JobState, RunStatus
 from hermes_trio.runtime.ports import Message
 
 __all__ = [
+    "ALL_RUNS",
+    "ALL_SESSIONS",
     "DAY",
     "EVENT_PAGE_BYTES",
+    "FIRST_HITS",
+    "FIRST_MESSAGES",
+    "FIRST_PAGE",
     "LISTED_OUTPUT",
     "AllowedUser",
     "ApiKey",
@@ -33,15 +38,36 @@ __all__ = [
     "NewSession",
     "OutboxRow",
     "OutboxState",
+    "Page",
     "PairingRequest",
     "Retention",
+    "RunFilter",
     "RunRow",
     "SearchHit",
     "SearchOrder",
+    "SearchQuery",
+    "SessionFilter",
     "SessionRow",
     "StoredMessage",
     "StoredResponse",
 ]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A part of a list: at most `limit` entries, after `offset` others."""
+
+    limit: int = 50
+    offset: int = 0
+
+    @property
+    def peek(self) -> Page:
+        """This part and one entry more, whose presence says that more follow."""
+        return Page(self.limit + 1, self.offset)
+
+
+FIRST_PAGE: Final = Page()
+FIRST_HITS: Final = Page(20)
+FIRST_MESSAGES: Final = Page(1_000)
 
 
 class Lineage(Enum):
@@ -99,6 +125,19 @@ class SessionRow(msgspec.Struct, frozen=True):
         return self.title or self.preview
 
 
+class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sessions a list shows; a field that is None selects all."""
+
+    source: str | None = None
+    tenant: str | None = None
+    include_children: bool = False
+    """Whether the sessions of sub-agents are listed, too."""
+    open_only: bool = False
+
+
+ALL_SESSIONS: Final = SessionFilter()
+
+
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is made explicitly, not by its first turn. Without an id it is given one."""
 
@@ -144,6 +183,32 @@ class SearchOrder(Enum):
     RELEVANCE = "relevance"
     NEWEST = "newest"
     OLDEST = "oldest"
+
+
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search looks for, and where.
+
+    In `text`, `"…"` is a phrase, `word*` a beginning, `a OR b` either; the other terms must all occur. A field that is None, or empty `roles`,
+    selects all.
+    """
+
+    text: str
+    source: str | None = None
+    tenant: str | None = None
+    session_id: str | None = None
+    roles: tuple[str, ...] = ()
+    order: SearchOrder = SearchOrder.RELEVANCE
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs a list shows; a field that is None selects all."""
+
+    status: RunStatus | None = None
+    session_id: str | None = None
+    tenant: str | None = None
+
+
+ALL_RUNS: Final = RunFilter()
 
 
 class RunRow(msgspec.Struct, frozen=True):

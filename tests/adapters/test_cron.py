@@ -22,7 +22,7 @@ from hermes_trio.adapters.cron.scheduler import CRON_COMPLETE, CronScheduler
 from hermes_trio.http.api import jobs as http_jobs
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
-from hermes_trio.store import CronExecution, CronState
+from hermes_trio.store import CronExecution, CronState, Page, SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, open_world, scripted, starts_job, works
 
@@ -57,7 +57,7 @@ class Scheduled:
 
     async def rows(self, job_id: str | None = None) -> list[CronExecution]:
         """All execution rows, oldest first."""
-        return (await self.world.store.list_cron_executions(job_id, limit=100_000))[::-1]
+        return (await self.world.store.list_cron_executions(job_id, page=Page(100_000)))[::-1]
 
     async def states(self, job_id: str | None = None) -> list[str]:
         """The states of the rows, oldest first."""
@@ -65,7 +65,10 @@ class Scheduled:
 
     async def reasons(self) -> set[str | None]:
         """How the sessions have ended."""
-        return {session.end_reason for session in await self.world.store.list_sessions(source="cron", limit=10_000)}
+        return {
+            session.end_reason
+            for session in await self.world.store.list_sessions(SessionFilter(source="cron"), Page(10_000))
+        }
 
 
 @asynccontextmanager
@@ -501,6 +504,6 @@ async def test_a_jobs_session_belongs_to_the_jobs_owner() -> None:
         await cron.cron.create_job("acme", fields)
         await cron.chat.wait_sent(1)
         await cron.world.idle()
-        sessions = await cron.world.store.list_sessions(source="cron", limit=10)
+        sessions = await cron.world.store.list_sessions(SessionFilter(source="cron"), Page(10))
         assert [session.tenant for session in sessions] == ["acme"]
         assert tenants == ["acme"]

@@ -10,6 +10,7 @@ import trio
 from hermes_trio import Turn
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings
+from hermes_trio.store import Page, SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import open_world, scripted, starts_job, works
 
@@ -83,7 +84,7 @@ async def test_first_messages_that_come_together_make_one_session() -> None:
             for number in range(20):
                 nursery.start_soon(chat.say, f"m{number}")
         await world.idle()
-        assert len(await world.store.list_sessions(source="memory")) == 1
+        assert len(await world.store.list_sessions(SessionFilter(source="memory"))) == 1
     assert len({turn.context.session_id for turn in agent.turns}) == 1
     assert len(agent.turns) == 20
 
@@ -99,7 +100,7 @@ async def test_what_the_last_turns_write_while_the_server_stops_is_there_afterwa
         await trio.sleep(1)
     assert sorted(one.chat for one in chat.sent) == sorted(chats)
     async with open_world(scripted(), MemoryPlatform(), path=path) as world:
-        sessions = await world.store.list_sessions(source="memory", limit=100)
+        sessions = await world.store.list_sessions(SessionFilter(source="memory"), Page(100))
         assert [session.message_count for session in sessions] == [1] * 20
         assert await world.store.backlog() == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
 

@@ -22,6 +22,7 @@ from hermes_trio.messaging.core import MessagingCore
 from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import HomeChannel, PlatformSettings, WebhookSettings
+from hermes_trio.store import Page, SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, memory_store, open_world, scripted, starts_job, works
 
@@ -48,7 +49,7 @@ class Hooked:
 
     async def sessions(self) -> list[Any]:
         """All webhook sessions."""
-        return await self.world.store.list_sessions(source="webhook", limit=1000)
+        return await self.world.store.list_sessions(SessionFilter(source="webhook"), Page(1000))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from hermes_trio.messaging.contract import Button, Disposition, Incoming
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import PlatformSettings
-from hermes_trio.store import NewApproval
+from hermes_trio.store import NewApproval, SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, open_world, scripted, starts_job, works
@@ -274,7 +274,7 @@ async def test_new_ends_the_session_with_everything_that_belonged_to_it() -> Non
         await chat.say("three")
         await world.idle()
         assert len(world.runtime.supervisor) == 0
-        sessions = await world.store.list_sessions(source="memory")
+        sessions = await world.store.list_sessions(SessionFilter(source="memory"))
     assert agent.turns[0].context.session_id == agent.turns[1].context.session_id != agent.turns[2].context.session_id
     assert [one.end_reason for one in sessions] == [None, "session_reset"]
     assert chat.texts()[-1] == "echo: three"

@@ -12,6 +12,7 @@ from hermes_trio.base.settings import SettingsError, read_settings
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.reset_policy import ResetReason, policy_for, reset_reason
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
+from hermes_trio.store import SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import open_world, scripted, starts_job
@@ -74,7 +75,7 @@ async def test_an_idle_conversation_starts_afresh_and_says_so_once(virtual_clock
         await chat.say("two")
         await chat.say("three")
         await chat.wait_sent(3)
-        sessions = await world.store.list_sessions(source="memory")
+        sessions = await world.store.list_sessions(SessionFilter(source="memory"))
     assert "A new conversation was started" in chat.texts()[1]
     assert chat.texts()[1].endswith("echo: two")
     assert chat.texts()[2] == "echo: three"

@@ -18,6 +18,7 @@ from hermes_trio.messaging.core import STARTED_ANEW, ConversationEnd
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import PlatformSettings, ResetSettings
 from hermes_trio.runtime.supervisor import Job, JobSpec
+from hermes_trio.store import Page, SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
@@ -39,7 +40,7 @@ async def open_chat(home: Path) -> AsyncIterator[tuple[MemoryPlatform, Gateway]]
 
 async def key_of(host: Gateway) -> str:
     """The key of the one conversation."""
-    (session,) = await host.store.list_sessions(source="memory", limit=1)
+    (session,) = await host.store.list_sessions(SessionFilter(source="memory"), Page(1))
     return session.session_key
 
 
@@ -185,7 +186,7 @@ async def test_new_is_done_as_a_whole_or_not_at_all(virtual_clock: object) -> No
     async with open_world(scripted(), chat, ends=ends) as world:
         await chat.say("one")
         await chat.wait_sent(1)
-        (old,) = await world.store.list_sessions(source="memory")
+        (old,) = await world.store.list_sessions(SessionFilter(source="memory"))
         with impatient:
             await chat.say("/new")
         assert ended == [old.id]

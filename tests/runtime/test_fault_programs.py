@@ -28,7 +28,7 @@ from hermes_trio.runtime.outcome import TERMINAL_STATUSES, JobState, Outcome
 from hermes_trio.runtime.ports import InboxRow, NewReply, NoticeKind, TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import EventSink, Turn
-from hermes_trio.store import Store, open_store
+from hermes_trio.store import Page, Store, open_store
 from hermes_trio.store.records import ApprovalChoice, OutboxState
 from hermes_trio.testing.clock import virtual_clock as make_clock
 from hermes_trio.testing.fakes import FakeAdapter, fake_job

@@ -12,6 +12,7 @@ from hermes_trio import (
     Turn,
     TurnInput,
 )
+from hermes_trio.store import SessionFilter
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 
 
@@ -122,7 +123,7 @@ async def test_a_one_shot_session_never_becomes_a_ghost(virtual_clock, end: str)
             if end != "drain":
                 await adapter.wait_for(1)
                 await trio.testing.wait_all_tasks_blocked()
-        sessions = await store.list_sessions(include_children=True)
+        sessions = await store.list_sessions(SessionFilter(include_children=True))
         assert [(session.source, session.end_reason) for session in sessions] == [("hook", "webhook_complete")]
         assert await store.prune_sessions(older_than_days=-1) == 1
 

@@ -80,7 +80,7 @@ async def test_an_idempotent_reply_is_repeated_exactly(store: Store, clock: Cloc
         tenant="t", route="/v1/x", key="k", fingerprint="f", status=201,
         headers=(("content-type", "application/json"), ("x-a", "1"), ("x-a", "2")), body=b"\x00\xff", ttl=10.0,
     )  # fmt: skip
-    await store.put_reply(reply)
+    await store.finish_turn(finish(start(), "q", "a", also=(reply,)))
 
     assert await store.get_reply("t", "/v1/x", "k", "f") == reply
     assert await store.get_reply("u", "/v1/x", "k", "f") is None
@@ -89,5 +89,6 @@ async def test_an_idempotent_reply_is_repeated_exactly(store: Store, clock: Cloc
         await store.get_reply("t", "/v1/x", "k", "other")
     clock.advance(11)
     assert await store.get_reply("t", "/v1/x", "k", "other") is None
-    await store.put_reply(msgspec.structs.replace(reply, fingerprint="other"))
+    other = msgspec.structs.replace(reply, fingerprint="other")
+    await store.finish_turn(finish(start("turn_2", "s2"), "q", "a", also=(other,)))
     assert await store.get_reply("t", "/v1/x", "k", "other") is not None

@@ -15,8 +15,11 @@ from hermes_trio.store import (
     NewApproval,
     NewSession,
     OutboxState,
+    Page,
     Retention,
     Runner,
+    SearchQuery,
+    SessionFilter,
     Store,
     StoredResponse,
     open_store,
@@ -30,7 +33,7 @@ DAY = 86_400.0
 
 async def ids(store: Store) -> set[str]:
     """The ids of all sessions."""
-    return {session.id for session in await store.list_sessions(include_children=True, limit=1_000)}
+    return {session.id for session in await store.list_sessions(SessionFilter(include_children=True), Page(1_000))}
 
 
 async def test_pruning_touches_only_ended_sessions(store: Store, clock: Clock) -> None:
@@ -72,7 +75,7 @@ async def test_a_long_transcript_is_pruned_in_parts(store: Store, clock: Clock) 
     clock.advance(1)
 
     assert await store.prune_sessions(0) == 1
-    assert await store.search_messages("text") == []
+    assert await store.search_messages(SearchQuery(text="text")) == []
     assert await store.load_history("s1") == []
 
 

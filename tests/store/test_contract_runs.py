@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes_trio.runtime.outcome import RunStatus, TurnState, Usage
 from hermes_trio.runtime.ports import EventRow
-from hermes_trio.store import Store
+from hermes_trio.store import Page, RunFilter, Store
 
 from .conftest import Clock
 from .turns import finish, run, start
@@ -26,12 +26,12 @@ async def test_a_run_is_there_before_it_is_promised(store: Store, clock: Clock) 
     assert await store.get_run("unknown") is None
 
 
-async def test_status_moves_until_the_end(store: Store, clock: Clock) -> None:
-    """Live statuses follow each other; after the end nothing moves the run any more."""
+async def test_a_run_follows_its_events_until_the_end(store: Store, clock: Clock) -> None:
+    """A live run names its last event; after the end nothing moves the run any more."""
     begun = start(run=run())
     await store.begin_turn(begun)
     clock.advance(1)
-    await store.update_run_status("run_1", RunStatus.WAITING_FOR_APPROVAL, "approval.request")
+    await store.append_events([event(1, "approval.request")])
     waiting = await store.get_run("run_1")
     await store.finish_turn(
         finish(
@@ -39,12 +39,12 @@ async def test_status_moves_until_the_end(store: Store, clock: Clock) -> None:
             usage=Usage(input_tokens=2, output_tokens=3),
         )
     )  # fmt: skip
-    await store.update_run_status("run_1", RunStatus.RUNNING, "tool.started")
+    await store.append_events([event(2, "tool.started")])
     await store.finish_turn(finish(begun, "q", "a"))
     ended = await store.get_run("run_1")
 
     assert waiting is not None
-    assert (waiting.status, waiting.last_event) == (RunStatus.WAITING_FOR_APPROVAL, "approval.request")
+    assert (waiting.status, waiting.last_event) == (RunStatus.QUEUED, "approval.request")
     assert waiting.updated_at == clock.now
     assert ended is not None
     assert (ended.status, ended.error, ended.error_code) == (RunStatus.FAILED, "it broke", "agent_error")
@@ -84,21 +84,10 @@ async def test_runs_are_listed_newest_first_and_filtered(store: Store) -> None:
             await store.finish_turn(finish(begun, "q", "a"))
 
     assert [row.run_id for row in await store.list_runs()] == ["run_2", "run_1", "run_0"]
-    assert [row.run_id for row in await store.list_runs(tenant="t")] == ["run_1", "run_0"]
-    assert [row.run_id for row in await store.list_runs(status=RunStatus.COMPLETED)] == ["run_0"]
-    assert [row.run_id for row in await store.list_runs(session_id="s1")] == ["run_1"]
-    assert [row.run_id for row in await store.list_runs(limit=1, offset=2)] == ["run_0"]
-
-
-async def test_a_run_is_found_by_its_idempotency_key(store: Store) -> None:
-    """The key leads back to the run, for its own tenant only."""
-    await store.begin_turn(start(run=run(tenant="t", idempotency_key="k")))
-
-    found = await store.find_run("t", "k")
-    assert found is not None
-    assert found.run_id == "run_1"
-    assert await store.find_run("u", "k") is None
-    assert await store.find_run("t", "") is None
+    assert [row.run_id for row in await store.list_runs(RunFilter(tenant="t"))] == ["run_1", "run_0"]
+    assert [row.run_id for row in await store.list_runs(RunFilter(status=RunStatus.COMPLETED))] == ["run_0"]
+    assert [row.run_id for row in await store.list_runs(RunFilter(session_id="s1"))] == ["run_1"]
+    assert [row.run_id for row in await store.list_runs(page=Page(1, 2))] == ["run_0"]
 
 
 async def test_a_page_of_events_is_bounded_in_bytes(store: Store) -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_trio.runtime.ports import Message, ToolCall
-from hermes_trio.store import NewSession, Runner, SearchOrder, Store, open_store
+from hermes_trio.store import NewSession, Page, Runner, SearchOrder, SearchQuery, Store, open_store
 
 TEXTS = {
     "hyphen": "the re-entrant kill-switch tripped twice",
@@ -64,7 +64,7 @@ async def test_words_of_all_kinds_are_found(query: str, expected: str) -> None:
     """Hyphens, dots, underscores, accents, prefixes and scripts with and without spaces."""
     async with open_store(None, runner=Runner.INLINE) as store:
         await fill(store)
-        hits = await store.search_messages(query)
+        hits = await store.search_messages(SearchQuery(text=query))
 
     assert [hit.session_id for hit in hits] == [expected]
     assert ">>>" in hits[0].snippet or expected == "accent"
@@ -74,10 +74,10 @@ async def test_all_terms_must_match_unless_or_is_said(store: Store) -> None:
     """Terms are combined with and; OR between words takes either."""
     await fill(store)
 
-    assert await store.search_messages("kill-switch nonsense") == []
-    hits = await store.search_messages("kill-switch OR libfoo", order=SearchOrder.OLDEST)
+    assert await store.search_messages(SearchQuery(text="kill-switch nonsense")) == []
+    hits = await store.search_messages(SearchQuery(text="kill-switch OR libfoo", order=SearchOrder.OLDEST))
     assert [hit.session_id for hit in hits] == ["hyphen", "dotted"]
-    assert await store.search_messages("数据库迁移 nonsense") == []
+    assert await store.search_messages(SearchQuery(text="数据库迁移 nonsense")) == []
 
 
 async def test_hits_can_be_filtered_ordered_and_paged(store: Store) -> None:
@@ -93,16 +93,23 @@ async def test_hits_can_be_filtered_ordered_and_paged(store: Store) -> None:
             ],
         )
 
-    newest = await store.search_messages("needle", order=SearchOrder.NEWEST)
+    newest = await store.search_messages(SearchQuery(text="needle", order=SearchOrder.NEWEST))
     assert [hit.session_id for hit in newest] == ["s2", "s1", "s0"]
     assert (newest[0].before, newest[0].after, newest[0].role) == ("before", "after", "assistant")
     assert newest[0].snippet == "the >>>needle<<< number 2"
-    oldest = await store.search_messages("needle", order=SearchOrder.OLDEST, limit=1, offset=1)
+    oldest = await store.search_messages(SearchQuery(text="needle", order=SearchOrder.OLDEST), Page(1, 1))
     assert [hit.session_id for hit in oldest] == ["s1"]
-    assert [hit.session_id for hit in await store.search_messages("needle", source="src1")] == ["s1"]
-    assert {hit.session_id for hit in await store.search_messages("needle", tenant="t0")} == {"s0", "s2"}
-    assert [hit.session_id for hit in await store.search_messages("needle", session_id="s2")] == ["s2"]
-    assert [hit.session_id for hit in await store.search_messages("needle", roles=["user"])] == ["s0"]
+    assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="needle", source="src1"))] == ["s1"]
+    assert {hit.session_id for hit in await store.search_messages(SearchQuery(text="needle", tenant="t0"))} == {
+        "s0",
+        "s2",
+    }
+    assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="needle", session_id="s2"))] == [
+        "s2"
+    ]
+    assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="needle", roles=("user",)))] == [
+        "s0"
+    ]
 
 
 async def test_tool_calls_and_tool_names_are_searched(store: Store) -> None:
@@ -111,20 +118,20 @@ async def test_tool_calls_and_tool_names_are_searched(store: Store) -> None:
     call = ToolCall(id="c", name="terminal", arguments='{"command": "ffmpeg -i holiday.mkv"}')
     await store.append_messages("s", [Message(role="assistant", tool_calls=(call,))])
 
-    (hit,) = await store.search_messages("holiday.mkv")
+    (hit,) = await store.search_messages(SearchQuery(text="holiday.mkv"))
     assert ">>>holiday.mkv<<<" in hit.snippet
 
 
 async def test_deleted_messages_are_not_found(store: Store) -> None:
     """Deleting a session takes its messages out of the index, indexed or not."""
     await fill(store)
-    assert len(await store.search_messages("数据库迁移")) == 1
+    assert len(await store.search_messages(SearchQuery(text="数据库迁移"))) == 1
     await store.delete_session("chinese")
     await store.delete_session("hyphen")
 
-    assert await store.search_messages("数据库迁移") == []
-    assert await store.search_messages("kill-switch") == []
-    assert len(await store.search_messages("libfoo")) == 1
+    assert await store.search_messages(SearchQuery(text="数据库迁移")) == []
+    assert await store.search_messages(SearchQuery(text="kill-switch")) == []
+    assert len(await store.search_messages(SearchQuery(text="libfoo"))) == 1
 
 
 async def test_a_message_is_found_as_soon_as_it_is_acknowledged(store: Store) -> None:
@@ -132,7 +139,7 @@ async def test_a_message_is_found_as_soon_as_it_is_acknowledged(store: Store) ->
     for name in ("a", "b", "c"):
         await store.create_session(NewSession(id=name, source="x"))
         await store.append_messages(name, [Message(role="user", content=f"word{name}")])
-        assert [hit.session_id for hit in await store.search_messages(f"word{name}")] == [name]
+        assert [hit.session_id for hit in await store.search_messages(SearchQuery(text=f"word{name}"))] == [name]
         await store.delete_session(name)
 
 
@@ -155,8 +162,8 @@ def test_no_query_raises(query: str) -> None:
         async with open_store(None, runner=Runner.INLINE) as store:
             await store.create_session(NewSession(id="s", source="x"))
             await store.append_messages("s", [Message(role="user", content="a b c 漢字かな and or near x-y")])
-            await store.search_messages(query)
-            await store.search_messages(query, order=SearchOrder.NEWEST, roles=["user"], tenant="")
+            await store.search_messages(SearchQuery(text=query))
+            await store.search_messages(SearchQuery(text=query, order=SearchOrder.NEWEST, roles=("user",), tenant=""))
 
     trio.run(ask)
 
@@ -171,7 +178,7 @@ def test_a_message_is_found_by_each_of_its_words(text: str) -> None:
             await store.create_session(NewSession(id="s", source="x"))
             await store.append_messages("s", [Message(role="user", content=text)])
             for word in text.split():
-                found = await store.search_messages(word)
+                found = await store.search_messages(SearchQuery(text=word))
                 assert bool(found) == any(character.isalnum() for character in word), word
 
     trio.run(ask)

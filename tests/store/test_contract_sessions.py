@@ -9,7 +9,10 @@ from hermes_trio.store import (
     InvalidTitle,
     Lineage,
     NewSession,
+    Page,
+    SearchQuery,
     SessionExists,
+    SessionFilter,
     Store,
     TitleTaken,
     UnknownSession,
@@ -142,14 +145,14 @@ async def test_lists_are_by_newest_activity_and_paged(store: Store, clock: Clock
         clock.advance(1)
         await store.create_session(NewSession(id=name, source=f"src-{name}", tenant=tenant))
     clock.advance(1)
-    await store.touch_session("a")
+    await store.append_messages("a", [Message(role="user", content="x")])
     await store.end_session("b", "done")
 
     assert [entry.id for entry in await store.list_sessions()] == ["a", "c", "b"]
-    assert [entry.id for entry in await store.list_sessions(limit=1, offset=1)] == ["c"]
-    assert [entry.id for entry in await store.list_sessions(tenant="t")] == ["a", "b"]
-    assert [entry.id for entry in await store.list_sessions(source="src-c")] == ["c"]
-    assert [entry.id for entry in await store.list_sessions(open_only=True)] == ["a", "c"]
+    assert [entry.id for entry in await store.list_sessions(page=Page(1, 1))] == ["c"]
+    assert [entry.id for entry in await store.list_sessions(SessionFilter(tenant="t"))] == ["a", "b"]
+    assert [entry.id for entry in await store.list_sessions(SessionFilter(source="src-c"))] == ["c"]
+    assert [entry.id for entry in await store.list_sessions(SessionFilter(open_only=True))] == ["a", "c"]
 
 
 async def test_deleting_takes_subagents_and_frees_branches(store: Store) -> None:
@@ -162,7 +165,7 @@ async def test_deleting_takes_subagents_and_frees_branches(store: Store) -> None
 
     assert branch.parent_session_id == "s1"
     assert removed == 3
-    assert [entry.id for entry in await store.list_sessions(include_children=True)] == ["branch"]
+    assert [entry.id for entry in await store.list_sessions(SessionFilter(include_children=True))] == ["branch"]
     left = await store.get_session("branch")
     assert left is not None
     assert left.parent_session_id is None
@@ -199,7 +202,7 @@ async def test_compaction_keeps_the_session_and_sets_the_old_messages_aside(stor
     assert [entry.message.text for entry in await store.list_messages("s1")] == ["summary of before"]
     everything = await store.list_messages("s1", include_archived=True)
     assert [entry.active for entry in everything] == [False, False, True]
-    assert [hit.session_id for hit in await store.search_messages("zebra")] == ["s1"]
+    assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="zebra"))] == ["s1"]
 
 
 async def test_long_histories_are_whole_and_in_order(store: Store) -> None:
@@ -211,7 +214,7 @@ async def test_long_histories_are_whole_and_in_order(store: Store) -> None:
         )
 
     assert [entry.text for entry in await store.load_history("s1")] == [str(number) for number in range(400)]
-    page = await store.list_messages("s1", limit=3, offset=250)
+    page = await store.list_messages("s1", page=Page(3, 250))
     assert [entry.message.text for entry in page] == ["250", "251", "252"]
 
 

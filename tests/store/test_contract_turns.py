@@ -11,6 +11,7 @@ from hermes_trio.store import (
     AlreadyStarted,
     IdempotencyConflict,
     IdempotentReply,
+    SessionFilter,
     Store,
     StoredResponse,
 )
@@ -221,7 +222,7 @@ async def test_a_child_turn_makes_a_subagent_session(store: Store) -> None:
     await store.finish_turn(finish(start("turn_2", "child", "", parent_session_id="s1"), "q", "a"))
 
     assert [entry.id for entry in await store.list_sessions()] == ["s1"]
-    assert {entry.id for entry in await store.list_sessions(include_children=True)} == {"s1", "child"}
+    assert {entry.id for entry in await store.list_sessions(SessionFilter(include_children=True))} == {"s1", "child"}
 
 
 async def test_an_idempotency_key_starts_one_run(store: Store) -> None:
@@ -245,9 +246,11 @@ async def test_an_idempotency_key_starts_one_run(store: Store) -> None:
 async def test_a_reply_key_with_another_body_fails_the_commit(store: Store) -> None:
     """An idempotent reply that conflicts takes its turn with it: the client is told, nothing is half done."""
     reply = IdempotentReply(tenant="t", route="r", key="k", fingerprint="f", status=200, headers=(), body=b"1")
-    await store.put_reply(reply)
+    await store.finish_turn(finish(start(), "q", "a", also=(reply,)))
 
     with pytest.raises(IdempotencyConflict):
-        await store.finish_turn(finish(start(), "q", "a", also=(msgspec.structs.replace(reply, fingerprint="g"),)))
+        await store.finish_turn(
+            finish(start("turn_2", "s2"), "q", "a", also=(msgspec.structs.replace(reply, fingerprint="g"),))
+        )
 
-    assert await store.get_session("s1") is None
+    assert await store.get_session("s2") is None

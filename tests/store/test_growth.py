@@ -10,7 +10,7 @@ import trio
 
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import EventRow, JobFinish, NewReply
-from hermes_trio.store import CronState, NewSession, SqliteStore, StoredResponse, open_store
+from hermes_trio.store import CronState, NewSession, SearchQuery, SessionFilter, SqliteStore, StoredResponse, open_store
 from hermes_trio.store.sqlite.doctor import diagnose
 from hermes_trio.store.sqlite.files import connect_reader
 
@@ -129,8 +129,8 @@ async def grow_and_shrink(directory: Path, sessions: int) -> tuple[int, int, int
         clock.advance(121 * DAY)
         report = await store.maintain()
         assert report.removed["sessions"] >= sessions
-        assert await store.list_sessions(include_children=True) == []
-        assert await store.search_messages("identifiers") == []
+        assert await store.list_sessions(SessionFilter(include_children=True)) == []
+        assert await store.search_messages(SearchQuery(text="identifiers")) == []
         after = size(path)
     db = connect_reader(str(path))
     try:

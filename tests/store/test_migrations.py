@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from hermes_trio.http.turns import ApiTurns
-from hermes_trio.store import StoreError, StoreFull, open_store
+from hermes_trio.store import SearchQuery, StoreError, StoreFull, open_store
 from hermes_trio.store.sqlite.files import connect
 from hermes_trio.store.sqlite.migrations import MIGRATIONS
 from hermes_trio.store.sqlite.rows import Database, many, one
@@ -85,7 +85,7 @@ async def test_a_migrated_database_works(old: Path):
         assert session is not None
         assert session.message_count == 44
         assert len(await store.load_history(session.id)) == 44
-        assert await store.search_messages("café")
+        assert await store.search_messages(SearchQuery(text="café"))
 
 
 def test_a_copy_is_kept_for_its_owner_alone(old: Path):

@@ -54,7 +54,7 @@ def test_the_reads_are_the_verbs_that_do_not_write():
 def _source(verb: str) -> str:
     source = inspect.getsource(getattr(SqliteStore, verb))
     for other in re.findall(r"await self\.(\w+)\(", source):
-        if other in STORE_VERBS and other != verb:
+        if hasattr(SqliteStore, other) and other != verb:
             source += _source(other)
     return source
 

@@ -22,6 +22,7 @@ from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import Page, SessionFilter
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import SessionRow
 
@@ -238,7 +239,7 @@ async def begin_session(store: Store, resume: str | None) -> SessionRow:
         assert found is not None
         return found
     if not resume:
-        known = [one for one in await store.list_sessions(source=CLI, limit=20) if one.message_count]
+        known = [one for one in await store.list_sessions(SessionFilter(source=CLI), Page(20)) if one.message_count]
         if not known:
             raise ResumeError("there is no conversation to resume yet")
         resume = known[0].id

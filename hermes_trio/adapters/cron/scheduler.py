@@ -32,6 +32,7 @@ from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import Page
 from hermes_trio.store.errors import StoreBusy, StoreError
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
@@ -400,7 +401,7 @@ class CronScheduler:
         row = await self._find(tenant, job_id)
         if row is None:
             return None
-        return [execution_view(one) for one in await self._desk.store.list_cron_executions(row.id, limit=limit)]
+        return [execution_view(one) for one in await self._desk.store.list_cron_executions(row.id, Page(limit))]
 
     async def _find(self, tenant: str | None, job_id: str) -> CronJob | None:
         row = await self._desk.store.get_cron_job(job_id)
@@ -412,7 +413,7 @@ class CronScheduler:
         return await self._view(stored)
 
     async def _view(self, row: CronJob) -> dict[str, Any]:
-        found: list[CronExecution] = await self._desk.store.list_cron_executions(row.id, limit=1)
+        found: list[CronExecution] = await self._desk.store.list_cron_executions(row.id, Page(1))
         return job_view(row, found[0] if found else None, running=row.id in self._live)
 
 

@@ -41,6 +41,7 @@ from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import Content
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store import Page, SessionFilter
 from hermes_trio.store.records import ApprovalRow, OutboxRow, SessionRow, StoredMessage
 
 from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
@@ -71,13 +72,11 @@ _TOLD: Final = frozenset(
 class WebStore(Protocol):
     """What the adapter reads of conversations that are over, or that no page has open."""
 
-    async def list_sessions(
-        self, *, limit: int = 50, source: str | None = None, tenant: str | None = None
-    ) -> list[SessionRow]: ...
+    async def list_sessions(self, which: SessionFilter, page: Page, /) -> list[SessionRow]: ...
 
     async def session_of(self, session_key: str) -> SessionRow | None: ...
 
-    async def list_messages(self, session_id: str, *, limit: int = 1_000, offset: int = 0) -> list[StoredMessage]: ...
+    async def list_messages(self, session_id: str, page: Page, /) -> list[StoredMessage]: ...
 
     async def list_approvals(self, *, scope: str | None = None) -> list[ApprovalRow]: ...
 
@@ -264,7 +263,7 @@ class WebAdapter(Adapter):
     async def _list(self, request: MountRequest) -> MountResponse:
         owner = _owner(request.caller)
         rows = await self.store.list_sessions(
-            limit=2 * CONVERSATIONS, source=self.platform, tenant=request.caller.tenant
+            SessionFilter(source=self.platform, tenant=request.caller.tenant), Page(2 * CONVERSATIONS)
         )
         newest: dict[str, SessionRow] = {}
         for row in rows:
@@ -312,7 +311,7 @@ class WebAdapter(Adapter):
         while True:
             row = await self.store.session_of(key)
             offset = 0 if row is None else max(0, row.message_count - SHOWN)
-            messages = [] if row is None else await self.store.list_messages(row.id, limit=SHOWN, offset=offset)
+            messages = [] if row is None else await self.store.list_messages(row.id, Page(SHOWN, offset))
             before, replies = replies, await self._replies(chat)
             if [one.id for one in before] == [one.id for one in replies]:
                 break

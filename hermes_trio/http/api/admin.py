@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from hermes_trio.http.auth import SCOPES, RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
-from hermes_trio.http.inputs import whole_number
+from hermes_trio.http.inputs import page_of
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
@@ -21,8 +21,6 @@ __all__ = ["admin_routes"]
 
 LONGEST_DRAIN: Final = 3600.0
 
-PAGE: Final = 50
-LARGEST_PAGE: Final = 200
 
 REPLY_EXCERPT: Final = 2000
 """Characters of a reply that the list shows."""
@@ -205,17 +203,15 @@ def _reply(row: OutboxRow) -> OutboxBody:
 
 async def list_outbox(request: Request) -> HandlerResult:
     """Replies that wait, that were sent, or that were given up."""
-    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
-    offset = whole_number(request.query("offset"), 0, most=2**31)
+    page = page_of(request)
     try:
         state = OutboxState(request.query("state") or OutboxState.PENDING.value)
     except ValueError:
         known = ", ".join(state.value for state in OutboxState)
         raise ApiError(400, f"state must be one of {known}.", param="state") from None
-    found = await request.front.store.list_outbox(
-        state, platform=request.query("platform") or None, limit=limit + 1, offset=offset
-    )
-    return Response.of(OutboxList([_reply(row) for row in found[:limit]], limit, offset, len(found) > limit))
+    found = await request.front.store.list_outbox(state, page.peek, platform=request.query("platform") or None)
+    data = [_reply(row) for row in found[: page.limit]]
+    return Response.of(OutboxList(data, page.limit, page.offset, len(found) > page.limit))
 
 
 async def retry_outbox(request: Request) -> HandlerResult:

@@ -16,7 +16,7 @@ from hermes_trio.http.inputs import whole_number
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_NUMBER
-from hermes_trio.store import ApprovalChoice, ApprovalRow
+from hermes_trio.store import ApprovalChoice, ApprovalRow, Page
 from hermes_trio.store.records import ApprovalState
 
 __all__ = ["ApprovalsPort", "NoApprovals", "approval_routes", "describe"]
@@ -124,10 +124,12 @@ async def list_approvals(request: Request) -> HandlerResult:
     limit = whole_number(request.query("limit"), SHOWN, least=1, most=MOST_SHOWN)
     wanted = request.query("state") or ApprovalState.PENDING.value
     if wanted == ApprovalState.PENDING.value:
-        return Response.of(ApprovalList([_whole(row) for row in await store.list_approvals(tenant=seen, limit=limit)]))
+        return Response.of(
+            ApprovalList([_whole(row) for row in await store.list_approvals(tenant=seen, page=Page(limit))])
+        )
     if wanted != "answered":
         raise ApiError(400, "state must be pending or answered.", param="state")
-    rows = await store.list_approvals(state=None, tenant=seen, limit=limit, newest=True)
+    rows = await store.list_approvals(state=None, tenant=seen, newest=True, page=Page(limit))
     return Response.of(ApprovalList([_whole(row) for row in rows if row.state is not ApprovalState.PENDING]))
 
 

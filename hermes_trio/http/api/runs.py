@@ -16,7 +16,7 @@ from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text
 from hermes_trio.http.idempotency import fingerprint_of
-from hermes_trio.http.inputs import idempotency_key, loose_bool, path_safe_id, session_key_header, whole_number
+from hermes_trio.http.inputs import idempotency_key, loose_bool, page_of, path_safe_id, session_key_header
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
@@ -24,7 +24,7 @@ from hermes_trio.http.streams import StreamWriter
 from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus, StopReceipt
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.runtime.run import Run
-from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunRow
+from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunFilter, RunRow
 
 from .approvals import describe
 from .responses import previous_response
@@ -33,8 +33,6 @@ from .run_events import follow, parse_event_id
 __all__ = ["find_run", "run_routes"]
 
 DEFAULT_WAIT: Final = 30.0
-PAGE: Final = 50
-LARGEST_PAGE: Final = 200
 STOP_SECONDS: Final = 30.0
 
 _APPROVE: Final = {"approve": "once", "approved": "once", "allow": "once"}
@@ -341,8 +339,7 @@ def _listed(body: RunBody) -> RunBody:
 async def list_runs(request: Request) -> HandlerResult:
     """The caller's runs, the newest first."""
     front = request.front
-    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
-    offset = whole_number(request.query("offset"), 0, most=2**31)
+    page = page_of(request)
     session_id = request.query("session_id") or None
     wanted: RunStatus | None = None
     if text := request.query("status"):
@@ -361,19 +358,14 @@ async def list_runs(request: Request) -> HandlerResult:
             and request.caller.owns(run.record.tenant)
             and session_id in (None, run.record.session_id)
         ]
-        data = [_listed(await _describe(request, run)) for run in found[offset : offset + limit]]
-        more = len(found) > offset + limit
+        data = [_listed(await _describe(request, run)) for run in found[page.offset : page.offset + page.limit]]
+        more = len(found) > page.offset + page.limit
     else:
-        rows = await front.store.list_runs(
-            status=wanted,
-            session_id=session_id,
-            tenant=request.caller.sees,
-            limit=limit + 1,
-            offset=offset,
-        )
-        more = len(rows) > limit
-        data = [_listed(await _describe(request, live.find(row.run_id) or row)) for row in rows[:limit]]
-    return Response.of(RunList(data, limit, offset, more))
+        which = RunFilter(status=wanted, session_id=session_id, tenant=request.caller.sees)
+        rows = await front.store.list_runs(which, page.peek)
+        more = len(rows) > page.limit
+        data = [_listed(await _describe(request, live.find(row.run_id) or row)) for row in rows[: page.limit]]
+    return Response.of(RunList(data, page.limit, page.offset, more))
 
 
 async def run_events(request: Request) -> HandlerResult:

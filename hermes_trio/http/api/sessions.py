@@ -14,7 +14,7 @@ import msgspec
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.content import Content, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, not_found, redact_text
-from hermes_trio.http.inputs import is_reserved_id, loose_bool, path_safe_id, session_key_header, whole_number
+from hermes_trio.http.inputs import is_reserved_id, loose_bool, page_of, path_safe_id, session_key_header
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
@@ -22,14 +22,12 @@ from hermes_trio.http.streams import StreamWriter
 from hermes_trio.http.turns import PLATFORM, Captured
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, TurnInput
-from hermes_trio.store import NewSession, SessionExists, SessionRow, StoredMessage
+from hermes_trio.store import NewSession, Page, SessionExists, SessionFilter, SessionRow, StoredMessage
 
 from .chat import failure_of, incomplete_of, session_headers, stream_turn
 
 __all__ = ["session_routes"]
 
-PAGE: Final = 50
-LARGEST_PAGE: Final = 200
 MESSAGES: Final = 10_000
 PROMPT_LENGTH: Final = 65_536
 
@@ -224,16 +222,15 @@ def _chosen_id(request: Request, *given: str | None) -> str:
 
 async def list_sessions(request: Request) -> HandlerResult:
     """The caller's sessions."""
-    limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
-    offset = whole_number(request.query("offset"), 0, most=2**31)
-    found = await request.front.store.list_sessions(
-        limit=limit + 1,
-        offset=offset,
+    page = page_of(request)
+    which = SessionFilter(
         source=request.query("source") or None,
         tenant=request.caller.sees,
         include_children=loose_bool(request.query("include_children"), False),
     )
-    return Response.of(SessionList([_body(record) for record in found[:limit]], limit, offset, len(found) > limit))
+    found = await request.front.store.list_sessions(which, page.peek)
+    data = [_body(record) for record in found[: page.limit]]
+    return Response.of(SessionList(data, page.limit, page.offset, len(found) > page.limit))
 
 
 async def create_session(request: Request) -> HandlerResult:
@@ -301,7 +298,7 @@ async def delete_session(request: Request) -> HandlerResult:
 async def list_messages(request: Request) -> HandlerResult:
     """The transcript of a session."""
     record = await find_session(request)
-    stored = await request.front.store.list_messages(record.id, limit=MESSAGES)
+    stored = await request.front.store.list_messages(record.id, Page(MESSAGES))
     return Response.of(MessageList(record.id, [_message(message) for message in stored]))
 
 

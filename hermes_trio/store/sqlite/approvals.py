@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from hermes_trio.runtime.ports import APPROVAL_TOPIC
-from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
+from hermes_trio.store.records import FIRST_PAGE, ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, Page
 
 from .encoding import clean, dump, load
-from .rows import Database, Row, changed, exists, many, one, write, write_many
+from .rows import Database, Row, changed, equalities, many, one, write, write_many
 from .verbs import Verbs
 
 __all__ = ["SqliteApprovals"]
@@ -121,24 +121,13 @@ def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
 
 
 def listed(
-    db: Database,
-    state: str | None,
-    scope: str | None,
-    tenant: str | None,
-    limit: int,
-    offset: int,
-    newest: bool = False,
+    db: Database, state: str | None, scope: str | None, tenant: str | None, newest: bool, page: Page
 ) -> list[ApprovalRow]:
     """Requests, oldest first, or newest first."""
-    where = ["1"]
-    bindings: list[object] = []
-    for column, value in (("state", state), ("scope", scope), ("tenant", tenant)):
-        if value is not None:
-            where.append(f"{column} = ?")
-            bindings.append(value)
+    where, bindings = equalities({"state": state, "scope": scope, "tenant": tenant})
     order = "created_at DESC, rowid DESC" if newest else "created_at, rowid"
     sql = f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ? OFFSET ?"
-    return [_approval(row) for row in many(db, sql, (*bindings, limit, offset))]
+    return [_approval(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> None:
@@ -164,11 +153,6 @@ def granted(db: Database, scope: str, grantee: str) -> frozenset[str]:
     """What is allowed in a scope: its own grants and its grantee's."""
     found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?) AND scope <> ''", (scope, grantee))
     return frozenset(category for (category,) in found)
-
-
-def is_granted(db: Database, scope: str, category: str) -> bool:
-    """Whether a category is allowed in a scope."""
-    return exists(db, "SELECT 1 FROM grants WHERE scope = ? AND category = ?", (scope, category))
 
 
 def list_grants(db: Database) -> list[tuple[str, str]]:
@@ -220,12 +204,11 @@ class SqliteApprovals(Verbs):
         state: ApprovalState | None = ApprovalState.PENDING,
         scope: str | None = None,
         tenant: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
         newest: bool = False,
+        page: Page = FIRST_PAGE,
     ) -> list[ApprovalRow]:
         """Requests, oldest first unless `newest`; by default those that are pending."""
-        return await self._read(listed, state.value if state else None, scope, tenant, limit, offset, newest)
+        return await self._read(listed, state.value if state else None, scope, tenant, newest, page)
 
     async def grant(self, category: str, *, scope: str) -> None:
         """Allow a category beforehand in a scope: a run, a conversation, or a grantee."""
@@ -234,10 +217,6 @@ class SqliteApprovals(Verbs):
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
         return await self._write(revoke, scope, category)
-
-    async def is_granted(self, category: str, *, scope: str) -> bool:
-        """Whether a category is allowed in a scope."""
-        return await self._read(is_granted, scope, category)
 
     async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
         """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""

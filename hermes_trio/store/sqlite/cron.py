@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import UnknownRecord
-from hermes_trio.store.records import CronExecution, CronJob, CronState
+from hermes_trio.store.records import FIRST_PAGE, CronExecution, CronJob, CronState, Page
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, exists, many, one, write
+from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = ["SqliteCron"]
@@ -130,11 +130,11 @@ def finish_slot(
     return ended
 
 
-def executions(db: Database, job_id: str | None, limit: int, offset: int) -> list[CronExecution]:
+def executions(db: Database, job_id: str | None, page: Page) -> list[CronExecution]:
     """Executions, the newest slot first."""
-    where = "" if job_id is None else "WHERE job_id = ?"
-    sql = f"SELECT {_EXECUTION} FROM cron_executions {where} ORDER BY slot DESC, job_id LIMIT ? OFFSET ?"
-    return [_execution(row) for row in many(db, sql, (limit, offset) if job_id is None else (job_id, limit, offset))]
+    where, bindings = equalities({"job_id": job_id})
+    sql = f"SELECT {_EXECUTION} FROM cron_executions WHERE {' AND '.join(where)} ORDER BY slot DESC, job_id LIMIT ? OFFSET ?"
+    return [_execution(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 class SqliteCron(Verbs):
@@ -185,8 +185,6 @@ class SqliteCron(Verbs):
         """A slot is over; the first end wins."""
         return await self._write(finish_slot, self._clock(), self.owner, job_id, slot, state.value, output, error)
 
-    async def list_cron_executions(
-        self, job_id: str | None = None, *, limit: int = 50, offset: int = 0
-    ) -> list[CronExecution]:
+    async def list_cron_executions(self, job_id: str | None = None, page: Page = FIRST_PAGE) -> list[CronExecution]:
         """Executions of one job or of all, the newest slot first."""
-        return await self._scan(executions, job_id, limit, offset)
+        return await self._scan(executions, job_id, page)

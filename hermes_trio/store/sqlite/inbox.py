@@ -20,7 +20,7 @@ import msgspec
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.errors import Fenced, MailboxFull
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, NewNotice, NewReply, NoticeKind, inbox_topic
-from hermes_trio.store.records import InboxState
+from hermes_trio.store.records import FIRST_PAGE, InboxState, Page
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .outbox import add_replies
@@ -305,10 +305,10 @@ def _destination(row: InboxRow) -> tuple[str, SessionContext]:
     return (row.session_id, msgspec.structs.replace(row.routing, message_id=""))
 
 
-def listed(db: Database, state: str, limit: int, offset: int) -> list[tuple[InboxRow, str]]:
+def listed(db: Database, state: str, page: Page) -> list[tuple[InboxRow, str]]:
     """Rows in a state with their reasons, oldest first."""
     sql = f"SELECT {_COLUMNS}, reason FROM inbox WHERE state = ? ORDER BY id LIMIT ? OFFSET ?"
-    return [(_row(row[:-1]), row[-1]) for row in many(db, sql, (state, limit, offset))]
+    return [(_row(row[:-1]), row[-1]) for row in many(db, sql, (state, page.limit, page.offset))]
 
 
 def waits(db: Database, inbox: str, session_key: str, owner: str) -> bool:
@@ -383,9 +383,9 @@ class SqliteInbox(Verbs):
         """Let a dead letter wait again; returns whether it was one."""
         return await self._write(revive_row, number)
 
-    async def list_inbox(self, state: InboxState, *, limit: int = 50, offset: int = 0) -> list[tuple[InboxRow, str]]:
+    async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
         """Rows in a state, each with its reason, oldest first."""
-        return await self._scan(listed, state.value, limit, offset)
+        return await self._scan(listed, state.value, page)
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
         """Mark rows as delivered outside any turn."""

@@ -7,12 +7,12 @@ from typing import Any, Final
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import JobFinish, JobStart, inbox_topic
-from hermes_trio.store.records import JobRow
+from hermes_trio.store.records import FIRST_PAGE, JobRow, Page
 
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .inbox import insert_notice
 from .roots import close_root
-from .rows import Database, Row, exists, many, one, write
+from .rows import Database, Row, equalities, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
@@ -94,17 +94,13 @@ def get_job(db: Database, job_id: str) -> JobRow | None:
     return job_from_row(found) if found else None
 
 
-def list_jobs(db: Database, session_id: str | None, live_only: bool, limit: int, offset: int) -> list[JobRow]:
+def list_jobs(db: Database, session_id: str | None, live_only: bool, page: Page) -> list[JobRow]:
     """Jobs, the newest first."""
-    where = ["1"]
-    bindings: list[object] = []
-    if session_id is not None:
-        where.append("session_id = ?")
-        bindings.append(session_id)
+    where, bindings = equalities({"session_id": session_id})
     if live_only:
         where.append("ended_at IS NULL")
     sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY started_at DESC, rowid DESC LIMIT ? OFFSET ?"
-    return [job_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
+    return [job_from_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 class SqliteJobs(Verbs):
@@ -127,7 +123,7 @@ class SqliteJobs(Verbs):
         return await self._read(get_job, job_id)
 
     async def list_jobs(
-        self, *, session_id: str | None = None, live_only: bool = False, limit: int = 50, offset: int = 0
+        self, *, session_id: str | None = None, live_only: bool = False, page: Page = FIRST_PAGE
     ) -> list[JobRow]:
         """Jobs of one session or of all, the newest first."""
-        return await self._read(list_jobs, session_id, live_only, limit, offset)
+        return await self._read(list_jobs, session_id, live_only, page)

@@ -11,10 +11,10 @@ from typing import Final
 
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
-from hermes_trio.store.records import OutboxRow, OutboxState
+from hermes_trio.store.records import FIRST_PAGE, OutboxRow, OutboxState, Page
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, many, one, write
+from .rows import Database, Row, changed, equalities, many, one, write
 from .verbs import Verbs
 
 __all__ = ["SqliteOutbox", "add_replies"]
@@ -134,12 +134,11 @@ def revive(db: Database, now: float, number: int) -> bool:
     return found is not None
 
 
-def listed(db: Database, state: str, platform: str | None, limit: int, offset: int) -> list[OutboxRow]:
+def listed(db: Database, state: str, platform: str | None, page: Page) -> list[OutboxRow]:
     """Replies in a state, oldest first."""
-    where = "state = ?" if platform is None else "state = ? AND platform = ?"
-    sql = f"SELECT {_COLUMNS} FROM outbox WHERE {where} ORDER BY id LIMIT ? OFFSET ?"
-    bindings = (state, limit, offset) if platform is None else (state, platform, limit, offset)
-    return [_row(row) for row in many(db, sql, bindings)]
+    where, bindings = equalities({"state": state, "platform": platform})
+    sql = f"SELECT {_COLUMNS} FROM outbox WHERE {' AND '.join(where)} ORDER BY id LIMIT ? OFFSET ?"
+    return [_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 def to_chat(db: Database, platform: str, target: str, limit: int) -> list[OutboxRow]:
@@ -192,10 +191,10 @@ class SqliteOutbox(Verbs):
         return await self._write(revive, self._clock(), number)
 
     async def list_outbox(
-        self, state: OutboxState, *, platform: str | None = None, limit: int = 50, offset: int = 0
+        self, state: OutboxState, page: Page = FIRST_PAGE, *, platform: str | None = None
     ) -> list[OutboxRow]:
         """Replies in a state, oldest first."""
-        return await self._scan(listed, state.value, platform, limit, offset)
+        return await self._scan(listed, state.value, platform, page)
 
     async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
         """The newest replies to one chat, whatever became of them, newest first."""

@@ -167,10 +167,6 @@ class SqliteResponses(Verbs):
         """The id of the newest response of a conversation, or None."""
         return await self._read(latest_of, tenant, conversation)
 
-    async def put_reply(self, reply: IdempotentReply) -> None:
-        """Keep the reply to an idempotency key; raises `IdempotencyConflict` for a key in force with another body."""
-        await self._write(put_reply, self._clock(), reply)
-
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
         """The reply that a key repeats, or None; raises `IdempotencyConflict` if the key came with another body."""
         return await self._read(get_reply, self._clock(), tenant, route, key, fingerprint)

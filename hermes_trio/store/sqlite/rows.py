@@ -77,6 +77,12 @@ def write_many(db: Database, sql: str, rows: Iterable[Sequence[object]]) -> None
     db.executemany(sql, rows)
 
 
+def equalities(columns: Mapping[str, object]) -> tuple[list[str], list[object]]:
+    """Conditions `column = ?` for the values that are not None, and their bindings. Never empty: without one it is `1`."""
+    given = {column: value for column, value in columns.items() if value is not None}
+    return ["1", *(f"{column} = ?" for column in given)], list(given.values())
+
+
 def marks(count: int) -> str:
     """`?, ?, …` for an IN list. Callers keep the count bounded, so that the statement cache stays small."""
     return ", ".join("?" * count)

@@ -9,10 +9,10 @@ from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import RunStatus, Usage
 from hermes_trio.runtime.ports import RUN_TOPIC, EventRow, NewRun, TurnFinish, TurnStart
 from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
-from hermes_trio.store.records import EVENT_PAGE_BYTES, LISTED_OUTPUT, RunRow
+from hermes_trio.store.records import ALL_RUNS, EVENT_PAGE_BYTES, FIRST_PAGE, LISTED_OUTPUT, Page, RunFilter, RunRow
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, exists, many, one, write, write_many
+from .rows import Database, Row, changed, equalities, exists, many, one, write, write_many
 from .verbs import Verbs
 
 __all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "update_status", "usage_text"]
@@ -159,26 +159,13 @@ def get_run(db: Database, run_id: str) -> RunRow | None:
     return run_from_row(found) if found else None
 
 
-def find_run(db: Database, tenant: str, idempotency_key: str) -> RunRow | None:
-    """A run by its idempotency key."""
-    sql = f"SELECT {_COLUMNS} FROM runs WHERE tenant = ? AND idempotency_key = ? AND idempotency_key <> ''"
-    found = one(db, sql, (tenant, idempotency_key))
-    return run_from_row(found) if found else None
-
-
-def list_runs(
-    db: Database, status: str | None, session_id: str | None, tenant: str | None, limit: int, offset: int
-) -> list[RunRow]:
+def list_runs(db: Database, which: RunFilter, page: Page) -> list[RunRow]:
     """Runs, the newest first, each with the beginning of its output."""
-    where = ["1"]
-    bindings: list[object] = []
-    for column, value in (("status", status), ("session_id", session_id), ("tenant", tenant)):
-        if value is not None:
-            where.append(f"{column} = ?")
-            bindings.append(value)
+    status = None if which.status is None else which.status.value
+    where, bindings = equalities({"status": status, "session_id": which.session_id, "tenant": which.tenant})
     columns = _COLUMNS.replace(" output,", f" substr(output, 1, {LISTED_OUTPUT + 1}),")
     sql = f"SELECT {columns} FROM runs WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ? OFFSET ?"
-    return [run_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
+    return [run_from_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 def events_after(db: Database, run_id: str, number: int, limit: int, most_bytes: int) -> list[EventRow]:
@@ -211,29 +198,13 @@ class SqliteRuns(Verbs):
         """Append to run logs, as one batch. Appending an event twice keeps the first."""
         await self._write(append_events, self._clock(), tuple(events))
 
-    async def update_run_status(self, run_id: str, status: RunStatus, last_event: str | None = None) -> None:
-        """Move a live run to another live status; one that has ended stays as it is."""
-        await self._write(update_status, self._clock(), run_id, status.value, last_event)
-
     async def get_run(self, run_id: str) -> RunRow | None:
         """A run by its id, or None."""
         return await self._read(get_run, run_id)
 
-    async def find_run(self, tenant: str, idempotency_key: str) -> RunRow | None:
-        """The run that an idempotency key started, or None."""
-        return await self._read(find_run, tenant, idempotency_key)
-
-    async def list_runs(
-        self,
-        *,
-        status: RunStatus | None = None,
-        session_id: str | None = None,
-        tenant: str | None = None,
-        limit: int = 50,
-        offset: int = 0,
-    ) -> list[RunRow]:
-        """Runs, the newest first."""
-        return await self._scan(list_runs, status.value if status else None, session_id, tenant, limit, offset)
+    async def list_runs(self, which: RunFilter = ALL_RUNS, page: Page = FIRST_PAGE) -> list[RunRow]:
+        """List runs, the newest first."""
+        return await self._scan(list_runs, which, page)
 
     async def events_after(
         self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES

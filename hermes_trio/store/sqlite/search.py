@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from hermes_trio.store.records import SearchHit, SearchOrder
+from hermes_trio.store.records import FIRST_HITS, Page, SearchHit, SearchOrder, SearchQuery
 
 from .cursors import get_meta, set_meta
-from .rows import Database, Row, many, one, write
+from .rows import Database, Row, equalities, many, marks, one, write
 from .verbs import Verbs
 
 __all__ = ["SqliteSearch", "index_backlog", "index_next"]
@@ -135,19 +135,9 @@ def index_next(db: Database, limit: int = INDEX_BATCH) -> int:
     return count
 
 
-def search(
-    db: Database,
-    text: str,
-    limit: int,
-    offset: int,
-    source: str | None,
-    tenant: str | None,
-    session_id: str | None,
-    roles: Sequence[str],
-    order: SearchOrder,
-) -> list[SearchHit]:
+def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
     """The messages that a query finds."""
-    query = _parse(text)
+    query = _parse(wanted.text)
     if query.empty:
         return []
     where: list[str] = []
@@ -164,16 +154,15 @@ def search(
     for literal in query.literals:
         where.append("m.id IN (SELECT id FROM message_grams_docsize) AND instr(m.content, ?) > 0")
         bindings.append(literal)
-    for column, value in (("s.source", source), ("s.tenant", tenant), ("s.id", session_id)):
-        if value is not None:
-            where.append(f"{column} = ?")
-            bindings.append(value)
-    if roles:
-        where.append(f"m.role IN ({', '.join('?' * len(roles))})")
-        bindings.extend(roles)
-    if order is SearchOrder.OLDEST:
+    more, values = equalities({"s.source": wanted.source, "s.tenant": wanted.tenant, "s.id": wanted.session_id})
+    where.extend(more)
+    bindings.extend(values)
+    if wanted.roles:
+        where.append(f"m.role IN ({marks(len(wanted.roles))})")
+        bindings.extend(wanted.roles)
+    if wanted.order is SearchOrder.OLDEST:
         ordering = "m.id"
-    elif order is SearchOrder.RELEVANCE and ranked:
+    elif wanted.order is SearchOrder.RELEVANCE and ranked:
         ordering = "w.rank, m.id DESC"
     else:
         ordering = "m.id DESC"
@@ -181,7 +170,7 @@ def search(
         f"SELECT s.id, m.id, m.role, m.content, m.timestamp, s.source, s.title, m.session, m.tool_calls FROM {tables}"
         f" WHERE {' AND '.join(where)} ORDER BY {ordering} LIMIT ? OFFSET ?"
     )
-    return [_hit(db, row, query.terms) for row in many(db, sql, (*bindings, limit, offset))]
+    return [_hit(db, row, query.terms) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 def _hit(db: Database, row: Row, terms: Sequence[str]) -> SearchHit:
@@ -232,21 +221,10 @@ def _loose(term: str) -> str:
 class SqliteSearch(Verbs):
     """Search's part of the store."""
 
-    async def search_messages(
-        self,
-        text: str,
-        *,
-        limit: int = 20,
-        offset: int = 0,
-        source: str | None = None,
-        tenant: str | None = None,
-        session_id: str | None = None,
-        roles: Sequence[str] = (),
-        order: SearchOrder = SearchOrder.RELEVANCE,
-    ) -> list[SearchHit]:
-        """Messages that hold all terms; `"…"` is a phrase, `word*` a beginning, `a OR b` either. Never raises for a query."""
+    async def search_messages(self, query: SearchQuery, page: Page = FIRST_HITS) -> list[SearchHit]:
+        """Find messages, after indexing what is committed. No query is malformed: one without a usable term finds nothing."""
         await self.index_messages()
-        return await self._scan(search, text, limit, offset, source, tenant, session_id, tuple(roles), order)
+        return await self._scan(search, query, page)
 
     async def index_messages(self) -> int:
         """Index what is committed and not indexed yet, in small batches; return how many messages that was."""

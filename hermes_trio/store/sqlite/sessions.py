@@ -17,11 +17,21 @@ import msgspec
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store.errors import ForeignSession, InvalidTitle, SessionExists, TitleTaken, UnknownSession
-from hermes_trio.store.records import Lineage, NewSession, SessionRow, StoredMessage
+from hermes_trio.store.records import (
+    ALL_SESSIONS,
+    FIRST_MESSAGES,
+    FIRST_PAGE,
+    Lineage,
+    NewSession,
+    Page,
+    SessionFilter,
+    SessionRow,
+    StoredMessage,
+)
 
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting
-from .rows import Database, Row, changed, exists, many, one, write
+from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
 
@@ -85,33 +95,18 @@ def _needed(db: Database, session_id: str, tenant: str | None = None) -> Session
     return found
 
 
-def list_sessions(
-    db: Database,
-    limit: int,
-    offset: int,
-    source: str | None,
-    tenant: str | None,
-    include_children: bool,
-    open_only: bool,
-) -> list[SessionRow]:
+def list_sessions(db: Database, which: SessionFilter, page: Page) -> list[SessionRow]:
     """Sessions, the newest activity first."""
-    where = ["1"]
-    bindings: list[object] = []
-    if source is not None:
-        where.append("source = ?")
-        bindings.append(source)
-    if tenant is not None:
-        where.append("tenant = ?")
-        bindings.append(tenant)
-    if not include_children:
+    where, bindings = equalities({"source": which.source, "tenant": which.tenant})
+    if not which.include_children:
         where.append("lineage <> 'subagent'")
-    if open_only:
+    if which.open_only:
         where.append("ended_at IS NULL")
     sql = (
         f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {' AND '.join(where)}"
         " ORDER BY last_active DESC, n DESC LIMIT ? OFFSET ?"
     )
-    return [session_from_row(row) for row in many(db, sql, (*bindings, limit, offset))]
+    return [session_from_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
 def _title_is_free(db: Database, tenant: str, title: str | None, session_id: str) -> None:
@@ -267,11 +262,6 @@ def switch_session(db: Database, now: float, session_key: str, session_id: str, 
     return _needed(db, session_id)
 
 
-def touch_session(db: Database, now: float, session_id: str) -> None:
-    """Note activity."""
-    write(db, "UPDATE sessions SET last_active = ? WHERE id = ?", (now, session_id))
-
-
 def set_title(db: Database, session_id: str, title: str | None) -> SessionRow:
     """Name a session, or take its name away."""
     known = _needed(db, session_id)
@@ -390,9 +380,7 @@ def replace_history(db: Database, now: float, session_id: str, messages: Sequenc
     write(db, "UPDATE sessions SET last_active = ? WHERE id = ?", (now, session_id))
 
 
-def stored_messages(
-    db: Database, session_id: str, limit: int, offset: int, include_archived: bool
-) -> list[StoredMessage]:
+def stored_messages(db: Database, session_id: str, page: Page, include_archived: bool) -> list[StoredMessage]:
     """The messages with their numbers, oldest first."""
     sql = (
         f"SELECT id, active, {MESSAGE_COLUMNS} FROM messages WHERE session = (SELECT n FROM sessions WHERE id = ?)"
@@ -400,7 +388,7 @@ def stored_messages(
     )
     return [
         StoredMessage(row[0], session_id, message_from_row(row[2:]), bool(row[1]))
-        for row in many(db, sql, (session_id, limit, offset))
+        for row in many(db, sql, (session_id, page.limit, page.offset))
     ]
 
 
@@ -441,18 +429,9 @@ class SqliteSessions(Verbs):
         found = await self._read(routed_session, session_key)
         return None if found is None else await self._read(get_session, found[0])
 
-    async def list_sessions(
-        self,
-        *,
-        limit: int = 50,
-        offset: int = 0,
-        source: str | None = None,
-        tenant: str | None = None,
-        include_children: bool = False,
-        open_only: bool = False,
-    ) -> list[SessionRow]:
-        """Sessions, the newest activity first; sub-agents' sessions only if asked for."""
-        return await self._scan(list_sessions, limit, offset, source, tenant, include_children, open_only)
+    async def list_sessions(self, which: SessionFilter = ALL_SESSIONS, page: Page = FIRST_PAGE) -> list[SessionRow]:
+        """List sessions, the newest activity first."""
+        return await self._scan(list_sessions, which, page)
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
@@ -510,10 +489,6 @@ class SqliteSessions(Verbs):
         """Point a key to another session: the one behind it ends, the other is reopened."""
         return await self._write(switch_session, self._clock(), session_key, session_id, reason)
 
-    async def touch_session(self, session_id: str) -> None:
-        """Note activity, so that the session is not idle."""
-        await self._write(touch_session, self._clock(), session_id)
-
     async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
         """Add to a transcript outside any turn."""
         await self._write(append_messages, self._clock(), session_id, tuple(messages))
@@ -523,10 +498,10 @@ class SqliteSessions(Verbs):
         await self._write(replace_history, self._clock(), session_id, tuple(messages))
 
     async def list_messages(
-        self, session_id: str, *, limit: int = 1_000, offset: int = 0, include_archived: bool = False
+        self, session_id: str, page: Page = FIRST_MESSAGES, *, include_archived: bool = False
     ) -> list[StoredMessage]:
-        """The messages with their numbers, oldest first."""
-        return await self._scan(stored_messages, session_id, limit, offset, include_archived)
+        """List the messages of a session with their numbers, oldest first."""
+        return await self._scan(stored_messages, session_id, page, include_archived)
 
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
         """The session's own system prompt and model configuration (JSON text), each None if it has none."""
