@@ -185,11 +185,9 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice to a session, not yet numbered."""
+    """A notice to the session that `routing` names, not yet numbered."""
 
     inbox: str
-    session_key: str
-    session_id: str
     routing: SessionContext
     kind: NoticeKind
     text: str
@@ -275,13 +273,14 @@ class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's row, written before the job's work exists. `inbox` is empty for a job that nobody watches."""
+    """A job's row, written before the job's work exists. It belongs to the session that `routing` names.
+
+    `inbox` is empty for a job that nobody watches.
+    """
 
     job_id: str
     kind: str
     title: str
-    session_id: str
-    session_key: str
     root_id: str
     turn_id: str
     routing: SessionContext

@@ -104,8 +104,6 @@ class Job:
         notice = await self._core.store.add_notice(
             NewNotice(
                 inbox=self.channel.inbox,
-                session_key=self.context.session_key,
-                session_id=self.context.session_id,
                 routing=self.context,
                 kind=kind,
                 text=text,
@@ -392,8 +390,6 @@ class Supervisor:
         if job.channel is not None:
             notice = NewNotice(
                 inbox=job.channel.inbox,
-                session_key=job.context.session_key,
-                session_id=job.context.session_id,
                 routing=job.context,
                 kind=job.spec.notice,
                 text=text,
@@ -427,8 +423,6 @@ class Supervisor:
             job_id=job.id,
             kind=job.spec.kind,
             title=job.spec.title,
-            session_id=job.context.session_id,
-            session_key=job.context.session_key,
             root_id=job.owner.root.id,
             turn_id=job.owner.turn_id,
             routing=job.context,

@@ -33,9 +33,7 @@ KEY = "agent:main:fake:dm:1"
 def notice(inbox: str, text: str, key: str = KEY) -> NewNotice:
     """A notice for a session of an inbox."""
     context = SessionContext(session_id="s1", session_key=key)
-    return NewNotice(
-        inbox=inbox, session_key=key, session_id="s1", routing=context, kind=NoticeKind.INFORMATION, text=text
-    )
+    return NewNotice(inbox=inbox, routing=context, kind=NoticeKind.INFORMATION, text=text)
 
 
 async def watched(turn: Turn) -> str:

@@ -57,8 +57,6 @@ def notice(text: str = "done", session_id: str = "s1", key: str = KEY, job_id: s
     """A notice of a job's end."""
     return NewNotice(
         inbox="telegram",
-        session_key=key,
-        session_id=session_id,
         routing=context(session_id, key),
         kind=NoticeKind.COMPLETION,
         text=text,
@@ -72,8 +70,6 @@ def job(job_id: str = "proc_1", session_id: str = "s1", inbox: str = "telegram",
         job_id=job_id,
         kind="process",
         title="make test",
-        session_id=session_id,
-        session_key=key,
         root_id="turn_1",
         turn_id="turn_1",
         routing=context(session_id, key),

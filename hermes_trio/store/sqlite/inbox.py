@@ -79,7 +79,7 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
 
     Returns its id if it now waits.
     """
-    if state == "pending" and session_has_ended(db, notice.session_id):
+    if state == "pending" and session_has_ended(db, notice.routing.session_id):
         state, reason = "abandoned", SESSION_ENDED
     write(
         db,
@@ -87,8 +87,8 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
         " state, reason, created_at, settled_at) VALUES ('notice', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             notice.inbox,
-            notice.session_key,
-            notice.session_id,
+            notice.routing.session_key,
+            notice.routing.session_id,
             routing_text(notice.routing),
             clean(notice.text),
             notice.kind.value,
@@ -103,7 +103,7 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
     )
     if state != "pending":
         return None
-    db.signals.append((inbox_topic(notice.inbox), notice.session_key))
+    db.signals.append((inbox_topic(notice.inbox), notice.routing.session_key))
     return db.last_insert_rowid()
 
 

@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import (
     APPROVAL_TOPIC,
@@ -169,8 +171,6 @@ def _lost(job: JobRow) -> NewNotice:
     tail = f" Its last known output:\n{job.output_tail}" if job.output_tail else " No output of it is known."
     return NewNotice(
         inbox=job.inbox,
-        session_key=job.session_key,
-        session_id=job.session_id,
         routing=job.routing,
         kind=NoticeKind.LOST,
         text=(
@@ -211,9 +211,7 @@ def _interrupt_messages(reaper: _Reaper) -> None:
             now,
             NewNotice(
                 inbox=inbox,
-                session_key=key,
-                session_id=session_id,
-                routing=load_routing(routing),
+                routing=msgspec.structs.replace(load_routing(routing), session_key=key, session_id=session_id),
                 kind=NoticeKind.INFORMATION,
                 text=(
                     "The server stopped while this message was being worked on. It was not completed, and was not started"

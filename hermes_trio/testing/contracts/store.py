@@ -49,8 +49,6 @@ def _message(text: str = "hello", key: str = KEY, dedupe: str = "") -> NewMessag
 def _notice(text: str = "done", job_id: str = "job_1") -> NewNotice:
     return NewNotice(
         inbox=INBOX,
-        session_key=KEY,
-        session_id="s1",
         routing=_context(),
         kind=NoticeKind.COMPLETION,
         text=text,
@@ -64,8 +62,6 @@ def _job(job_id: str = "job_1", inbox: str = INBOX) -> JobStart:
         job_id=job_id,
         kind="process",
         title="make test",
-        session_id="s1",
-        session_key=KEY,
         root_id="root_1",
         turn_id="turn_1",
         routing=_context(),
