@@ -285,7 +285,7 @@ class WebAdapter(Adapter):
         read = seen.messages if seen.session == row.id else 0
         said: list[StoredMessage] = []
         if row.message_count > read:
-            said = await self.store.list_messages(row.id, limit=SHOWN, offset=read)
+            said = await self.store.list_messages(row.id, Page(SHOWN, read))
         texts = sum(one.message.role == "assistant" and bool(one.message.text.strip()) for one in said)
         # A turn that failed has a reply and perhaps no message; replies that were sent long ago are not kept, and messages are.
         return max(texts, sum(bool(one.turn_id) for one in fresh)) + sum(not one.turn_id for one in fresh)
@@ -363,7 +363,7 @@ class WebAdapter(Adapter):
         part = request.params["part"]
         row = await self.store.session_of(session_key(source, PlatformSettings().isolation))
         if row is not None and all(one.isdecimal() and len(one) < 10 for one in (place, number, part)):
-            for one in await self.store.list_messages(row.id, limit=1, offset=int(place)):
+            for one in await self.store.list_messages(row.id, Page(1, int(place))):
                 found = file_of(one.message.content, int(part)) if one.id == int(number) else None
                 if found is not None:
                     return found
