@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hermes_trio.runtime.context import SessionContext
@@ -46,6 +47,10 @@ from hermes_trio.store.records import (
     NewApproval,
     NewSession,
     OutboxState,
+    Page,
+    RunFilter,
+    SearchQuery,
+    SessionFilter,
     StoredResponse,
 )
 
@@ -100,8 +105,6 @@ def _job(job_id: str = "job_1", session_id: str = "s1") -> JobStart:
         job_id=job_id,
         kind="process",
         title="make test",
-        session_id=session_id,
-        session_key=KEY,
         root_id="root_1",
         turn_id="turn_1",
         routing=_context(session_id),
@@ -112,8 +115,6 @@ def _job(job_id: str = "job_1", session_id: str = "s1") -> JobStart:
 def _notice(job_id: str = "job_1") -> NewNotice:
     return NewNotice(
         inbox=INBOX,
-        session_key=KEY,
-        session_id="s1",
         routing=_context(),
         kind=NoticeKind.COMPLETION,
         text="done",
@@ -187,7 +188,7 @@ class SessionStoreContract(_StoreSlice):
             found = await store.get_session("s1")
             assert found is not None
             assert found.ended_at is None
-            assert [one.id for one in await store.list_sessions(tenant="blue")] == []
+            assert [one.id for one in await store.list_sessions(SessionFilter(tenant="blue"))] == []
 
     @pytest.mark.trio
     async def test_title_and_end_are_changed_both_or_neither(self, tmp_path: Path) -> None:
@@ -223,12 +224,12 @@ class SessionStoreContract(_StoreSlice):
         async with self.open_store(tmp_path) as store:
             for name in ("a", "b", "c"):
                 await store.create_session(_session(name))
-            await store.touch_session("a")
+            await store.append_messages("a", [Message(role="user", content="hello")])
             await store.end_session("b", "done")
             assert (await store.list_sessions())[0].id == "a"
-            pages = [one.id for offset in range(3) for one in await store.list_sessions(limit=1, offset=offset)]
+            pages = [one.id for offset in range(3) for one in await store.list_sessions(page=Page(1, offset))]
             assert sorted(pages) == ["a", "b", "c"]
-            assert {one.id for one in await store.list_sessions(open_only=True)} == {"a", "c"}
+            assert {one.id for one in await store.list_sessions(SessionFilter(open_only=True))} == {"a", "c"}
 
     @pytest.mark.trio
     async def test_a_fork_has_the_messages_and_ends_its_source(self, tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ class SessionStoreContract(_StoreSlice):
         async with self.open_store(tmp_path) as store:
             await store.create_session(_session())
             await store.append_messages("s1", [Message(role="user", content=f"{number}") for number in range(5)])
-            page = await store.list_messages("s1", limit=2, offset=2)
+            page = await store.list_messages("s1", Page(2, 2))
             assert [one.message.text for one in page] == ["2", "3"]
             await store.replace_history("s1", [Message(role="user", content="summary")])
             assert [one.text for one in await store.load_history("s1")] == ["summary"]
@@ -307,7 +308,7 @@ class SearchStoreContract(_StoreSlice):
                 await store.append_messages(name, [Message(role="user", content=text)])
 
             async def found(text: str) -> set[str]:
-                return {hit.session_id for hit in await store.search_messages(text)}
+                return {hit.session_id for hit in await store.search_messages(SearchQuery(text=text))}
 
             assert await found("zebra") == {"a", "b"}
             assert await found("zebra grass") == {"b"}
@@ -315,11 +316,15 @@ class SearchStoreContract(_StoreSlice):
             assert await found("gras*") == {"b"}
             assert await found("sleeps OR grass") == {"a", "b"}
             assert await found("giraffe") == set()
-            assert [hit.session_id for hit in await store.search_messages("zebra", tenant="red")] == ["a"]
-            assert [hit.session_id for hit in await store.search_messages("zebra", session_id="b")] == ["b"]
-            assert await store.search_messages("zebra", roles=["assistant"]) == []
-            assert await store.search_messages("zebra", source="elsewhere") == []
-            (hit,) = await store.search_messages("zebra", limit=1, offset=1)
+            assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="zebra", tenant="red"))] == [
+                "a"
+            ]
+            assert [
+                hit.session_id for hit in await store.search_messages(SearchQuery(text="zebra", session_id="b"))
+            ] == ["b"]
+            assert await store.search_messages(SearchQuery(text="zebra", roles=("assistant",))) == []
+            assert await store.search_messages(SearchQuery(text="zebra", source="elsewhere")) == []
+            (hit,) = await store.search_messages(SearchQuery(text="zebra"), Page(1, 1))
             assert "zebra" in hit.snippet
 
     @pytest.mark.parametrize("text", ["", '"', "a AND", "(((", "*", "NEAR/", "\x00", "OR OR"])
@@ -327,18 +332,15 @@ class SearchStoreContract(_StoreSlice):
     async def test_no_query_is_an_error(self, tmp_path: Path, text: str) -> None:
         """What somebody types may be anything."""
         async with self.open_store(tmp_path) as store:
-            assert isinstance(await store.search_messages(text), list)
+            assert isinstance(await store.search_messages(SearchQuery(text=text)), list)
 
     @pytest.mark.trio
-    async def test_indexing_comes_to_an_end(self, tmp_path: Path) -> None:
-        """It says how much it did, and then that nothing is left."""
+    async def test_what_is_committed_is_found(self, tmp_path: Path) -> None:
+        """A search sees everything that was committed before it."""
         async with self.open_store(tmp_path) as store:
             await store.create_session(_session())
             await store.append_messages("s1", [Message(role="user", content=f"word{number}") for number in range(30)])
-            await store.index_messages()
-            assert await store.index_messages() == 0
-            assert await store.index_some() == 0
-            assert len(await store.search_messages("word7")) == 1
+            assert len(await store.search_messages(SearchQuery(text="word7"))) == 1
 
 
 class RunStoreContract(_StoreSlice):
@@ -346,37 +348,32 @@ class RunStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_a_run_lives_until_its_turn_ends(self, tmp_path: Path) -> None:
-        """It is there before it is promised; after its end no status moves it."""
+        """It is there before it is promised; after its end no event moves it."""
         async with self.open_store(tmp_path) as store:
             start = _start(run=NewRun(run_id="run_1", session_id="s1", tenant="red", idempotency_key="k"))
             await store.begin_turn(start)
             found = await store.get_run("run_1")
             assert found is not None
             assert found.status is RunStatus.QUEUED
-            await store.update_run_status("run_1", RunStatus.RUNNING, "tool.started")
+            await store.append_events([_event(1)])
             await store.finish_turn(_finish(start, "one", "two"))
-            await store.update_run_status("run_1", RunStatus.RUNNING)
+            await store.append_events([_event(2)])
             ended = await store.get_run("run_1")
             assert ended is not None
             assert (ended.status, ended.output) == (RunStatus.COMPLETED, "two")
             assert await store.get_run("nobody") is None
 
     @pytest.mark.trio
-    async def test_a_run_is_found_by_its_tenants_key(self, tmp_path: Path) -> None:
-        """Another tenant's key and an empty one find nothing; lists select by status, session and tenant, the newest first."""
+    async def test_runs_are_listed_by_what_is_asked(self, tmp_path: Path) -> None:
+        """By status, session and tenant, the newest first. An idempotency key is its tenant's alone."""
         async with self.open_store(tmp_path) as store:
             for number, tenant in enumerate(("red", "blue")):
                 run = NewRun(run_id=f"run_{number}", session_id=f"s{number}", tenant=tenant, idempotency_key="k")
                 await store.begin_turn(_start(f"turn_{number}", f"s{number}", run))
-            found = await store.find_run("red", "k")
-            assert found is not None
-            assert found.run_id == "run_0"
-            assert await store.find_run("green", "k") is None
-            assert await store.find_run("red", "") is None
             assert [row.run_id for row in await store.list_runs()] == ["run_1", "run_0"]
-            assert [row.run_id for row in await store.list_runs(tenant="red")] == ["run_0"]
-            assert [row.run_id for row in await store.list_runs(session_id="s1", limit=1)] == ["run_1"]
-            assert await store.list_runs(status=RunStatus.COMPLETED) == []
+            assert [row.run_id for row in await store.list_runs(RunFilter(tenant="red"))] == ["run_0"]
+            assert [row.run_id for row in await store.list_runs(RunFilter(session_id="s1"), Page(1))] == ["run_1"]
+            assert await store.list_runs(RunFilter(status=RunStatus.COMPLETED)) == []
 
     @pytest.mark.trio
     async def test_events_are_read_after_a_number(self, tmp_path: Path) -> None:
@@ -409,7 +406,7 @@ class JobStoreContract(_StoreSlice):
             await store.note_job_output("job_2", "too late")
             assert [row.job_id for row in await store.list_jobs()] == ["job_2", "job_1", "job_0"]
             assert [row.job_id for row in await store.list_jobs(live_only=True)] == ["job_1", "job_0"]
-            assert [row.job_id for row in await store.list_jobs(session_id="s0", limit=1, offset=1)] == ["job_0"]
+            assert [row.job_id for row in await store.list_jobs(session_id="s0", page=Page(1, 1))] == ["job_0"]
             noted, late = await store.get_job("job_0"), await store.get_job("job_2")
             assert noted is not None
             assert noted.output_tail == "half done"
@@ -541,7 +538,7 @@ class ApprovalStoreContract(_StoreSlice):
             assert await store.expire_approval("b1") is True
             assert await store.expire_approval("b1") is False
             assert await store.list_approvals() == []
-            assert len(await store.list_approvals(state=None, limit=3, offset=1, newest=True)) == 3
+            assert len(await store.list_approvals(state=None, newest=True, page=Page(3, 1))) == 3
 
     @pytest.mark.trio
     async def test_grants_reach_as_far_as_the_answer(self, tmp_path: Path) -> None:
@@ -567,8 +564,8 @@ class ApprovalStoreContract(_StoreSlice):
         """In its own scope only, and taken back once."""
         async with self.open_store(tmp_path) as store:
             await store.grant("disk", scope="run_1")
-            assert await store.is_granted("disk", scope="run_1") is True
-            assert await store.is_granted("disk", scope="run_2") is False
+            assert await store.granted("run_1") == {"disk"}
+            assert await store.granted("run_2") == frozenset()
             assert await store.revoke_grant("disk", scope="run_1") is True
             assert await store.revoke_grant("disk", scope="run_1") is False
 
@@ -598,7 +595,8 @@ class ResponseStoreContract(_StoreSlice):
             tenant="red", route="/x", key="k", fingerprint="f", status=201, headers=(("a", "1"),), body=b"\xff"
         )
         async with self.open_store(tmp_path) as store:
-            await store.put_reply(reply)
+            finish = msgspec.structs.replace(_finish(_start(), "one", "two"), also=(reply,))
+            await store.finish_turn(finish)
             assert await store.get_reply("red", "/x", "k", "f") == reply
             assert await store.get_reply("blue", "/x", "k", "f") is None
             assert await store.get_reply("red", "/y", "k", "f") is None
@@ -744,17 +742,6 @@ class MaintenanceStoreContract(_StoreSlice):
             assert await store.prune_sessions(-1, INBOX, end_reason="done", tenant="blue") == 0
             assert await store.prune_sessions(-1, INBOX, end_reason="done", tenant="red") == 1
             assert {one.id for one in await store.list_sessions()} == {"open", "other"}
-
-    @pytest.mark.trio
-    async def test_maintenance_leaves_what_is_in_use(self, tmp_path: Path) -> None:
-        """A round removes nothing that is new, and what is kept is still found."""
-        async with self.open_store(tmp_path) as store:
-            await store.finish_turn(_finish(_start(), "a zebra", "two"))
-            report = await store.maintain()
-            assert report.total_removed == 0
-            await store.optimize_search()
-            assert await store.give_space_back() >= 0
-            assert [hit.session_id for hit in await store.search_messages("zebra")] == ["s1"]
 
 
 class GatewayStoreContract(
