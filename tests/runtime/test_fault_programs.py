@@ -351,9 +351,9 @@ class Program:
         for state in (OutboxState.PENDING, OutboxState.ATTEMPTING, OutboxState.DEAD):
             assert (left := await store.list_outbox(state)) == [], left
         shown = Counter(one.text for platform in self.platforms for one in platform.sent)
-        for reply in await store.list_outbox(OutboxState.SENT, limit=1000):
+        for reply in await store.list_outbox(OutboxState.SENT, Page(1000)):
             assert shown[reply.text] == 1 or (restarted and reply.maybe_duplicate), (reply.text, shown[reply.text])
-        for session in await store.list_sessions(limit=1000):
+        for session in await store.list_sessions(page=Page(1000)):
             messages = await store.list_messages(session.id)
             assert session.message_count == len(messages), session
             asked = Counter(message.message.text for message in messages if message.message.role == "user")
