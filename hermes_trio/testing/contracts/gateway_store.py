@@ -503,6 +503,18 @@ class OutboxStoreContract(_StoreSlice):
             assert [row.text for row in await store.claim_outbox(INBOX)] == ["a1"]
 
     @pytest.mark.trio
+    async def test_the_replies_to_a_chat_are_found(self, tmp_path: Path) -> None:
+        """The newest first, sent or not, and those of that chat alone."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            await store.add_outbox(self._replies("a1", "b1", "a2"))
+            (first, _) = await store.claim_outbox(INBOX)
+            await store.outbox_sent(first)
+            assert [row.text for row in await store.replies_to(INBOX, {"chat_id": "a"})] == ["a2", "a1"]
+            assert [row.text for row in await store.replies_to(INBOX, {"chat_id": "a"}, limit=1)] == ["a2"]
+            assert await store.replies_to("elsewhere", {"chat_id": "a"}) == []
+
+    @pytest.mark.trio
     async def test_a_reply_that_was_under_way_is_sent_again_with_a_label(self, tmp_path: Path) -> None:
         """After the owner is gone the reply is handed out again, as one that the platform may have."""
         if not self.durable:
