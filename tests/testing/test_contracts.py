@@ -13,6 +13,7 @@ import trio
 from hermes_trio.runtime.ports import RuntimeStore
 from hermes_trio.store import Store, open_store
 from hermes_trio.testing.contracts import AdapterBench, AdapterContract, GatewayStoreContract, StoreContract
+from hermes_trio.testing.contracts.gateway_store import NodeStoreContract
 from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
@@ -43,6 +44,19 @@ class TestSlowStore(StoreContract):
         return faults.around(open_store(path / "state.db", runner="inline", maintenance=False))
 
 
+class TestSharedStore(NodeStoreContract):
+    """A store that several processes share."""
+
+    @asynccontextmanager
+    async def open_nodes(self, path: Path) -> AsyncIterator[tuple[RuntimeStore, RuntimeStore]]:
+        async with (
+            open_store(path / "state.db", runner="inline", maintenance=False) as base,
+            base.shared("a", lease_seconds=60) as one,
+            base.shared("b", lease_seconds=60) as two,
+        ):
+            yield one, two
+
+
 async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) -> None:
     """A verb that is added to the port without a promise in the contract is found here."""
     faults = StoreFaults()
@@ -57,6 +71,20 @@ async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) 
     for name in dir(contract):
         if name.startswith("test_") and name not in restarts:
             await getattr(contract, name)(tmp_path)
+
+    class CountedNodes(TestSharedStore):
+        @asynccontextmanager
+        async def open_nodes(self, path: Path) -> AsyncIterator[tuple[RuntimeStore, RuntimeStore]]:
+            async with (
+                open_store(None, runner="inline", maintenance=False) as base,
+                faults.around(base.shared("a", lease_seconds=60)) as one,
+                faults.around(base.shared("b", lease_seconds=60)) as two,
+            ):
+                yield one, two
+
+    for name in dir(NodeStoreContract):
+        if name.startswith("test_"):
+            await getattr(CountedNodes(), name)(tmp_path)
     unused = sorted(STORE_VERBS - faults.calls.keys())
     assert not unused, (
         f"add a promise for {unused} to the class of its slice in hermes_trio/testing/contracts/gateway_store.py"

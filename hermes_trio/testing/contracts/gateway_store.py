@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import (
     EventRow,
@@ -24,7 +25,9 @@ from hermes_trio.runtime.ports import (
     NewNotice,
     NewReply,
     NewRun,
+    NodeRequest,
     NoticeKind,
+    RuntimeStore,
     TurnFinish,
     TurnStart,
 )
@@ -67,6 +70,7 @@ __all__ = [
     "JobStoreContract",
     "KeyStoreContract",
     "MaintenanceStoreContract",
+    "NodeStoreContract",
     "OutboxStoreContract",
     "ResponseStoreContract",
     "RunStoreContract",
@@ -778,3 +782,70 @@ class GatewayStoreContract(
     @abstractmethod
     def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
         """Open the store that is kept in the folder `path`, for the body of the `async with`."""
+
+
+class NodeStoreContract(ABC):
+    """The promises of `NodeStore`, for a store that several processes share. A store with one owner (`lease_seconds` 0) needs none of them."""
+
+    @abstractmethod
+    def open_nodes(self, path: Path) -> AbstractAsyncContextManager[tuple[RuntimeStore, RuntimeStore]]:
+        """Open the store in the folder `path` for two nodes, whose leases last for a minute or more, for the body of the `async with`."""
+
+    @pytest.mark.trio
+    async def test_a_singleton_is_held_by_one_node(self, tmp_path: Path) -> None:
+        """Claiming it again is no news; it is free when it is released, and when its node leaves."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            assert one.owner != two.owner
+            assert await one.claim_lease("cron")
+            assert await one.claim_lease("cron")
+            assert not await two.claim_lease("cron")
+            await two.release_lease("cron")
+            assert not await two.claim_lease("cron")
+            await one.release_lease("cron")
+            assert await two.claim_lease("cron")
+            await two.leave_node("epoch-2")
+            assert await one.claim_lease("cron")
+
+    @pytest.mark.trio
+    async def test_a_node_that_has_left_can_write_nothing(self, tmp_path: Path) -> None:
+        """What it owned has its end, and whatever it tries raises `Fenced`."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            assert await two.renew_node({"turns": 3}) is False
+            assert {node.incarnation for node in await one.list_nodes()} == {one.owner, two.owner}
+            await two.start_job(_job())
+            await two.leave_node("epoch-2")
+            assert [node.incarnation for node in await one.list_nodes()] == [one.owner]
+            assert (await one.backlog())["jobs"] == 0
+            with pytest.raises(Fenced):
+                await two.accept_message(_message(key="another"))
+            with pytest.raises(Fenced):
+                await two.renew_node({})
+            assert await one.inbox_waiting(inbox=INBOX, session_key="another") == 0
+
+    @pytest.mark.trio
+    async def test_a_request_is_answered_once(self, tmp_path: Path) -> None:
+        """By the node that it was put to, or by nobody: then the answer says that the node is gone."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            request = NodeRequest(id="r1", node=two.owner, kind="stop", target="run_1")
+            assert await one.ask_node(request)
+            assert await one.get_answer("r1") is None
+            assert await two.take_requests() == [request]
+            assert await two.take_requests() == []
+            await two.answer_request("r1", {"ok": True})
+            await two.answer_request("r1", {"ok": False})
+            answer = await one.get_answer("r1")
+            assert answer is not None
+            assert (dict(answer.value), answer.gone) == ({"ok": True}, False)
+            late = NodeRequest(id="r2", node=two.owner, kind="stop")
+            assert await one.ask_node(late)
+            await two.leave_node("epoch-2")
+            answer = await one.get_answer("r2")
+            assert answer is not None
+            assert answer.gone
+            assert not await one.ask_node(NodeRequest(id="r3", node=late.node, kind="stop"))
