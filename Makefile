@@ -91,7 +91,7 @@ test-clients: $(CLIENTS)/.installed ## Run ten unmodified client libraries again
 clients-table: $(CLIENTS)/.installed ## The same, and write the table in docs/clients.md
 	@$(PY) -m tests.clients.table
 
-test-crash: $(VENV)/.installed-dev ## Kill a writer at random points, a hundred times and more
+test-crash: $(VENV)/.installed-dev ## Kill a writer 100 times, and a runtime whose store fails 200 times, at random points
 	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
 
 test-growth: $(VENV)/.installed-dev ## Create, end and prune 100,000 sessions (SESSIONS=1000000 for more)

@@ -1,7 +1,7 @@
 """A process that is meant to be killed: it writes without pause and says on standard output what was acknowledged.
 
-`python -m tests.store.crash_writer PATH GENERATION`. Each line is a word and a name, written only after the verb has returned. Every name
-carries the generation, so that no two processes use the same one.
+`python -m tests.store.crash_writer` forks one for each line of its input. Each line is a word and a name, written only after the verb has returned.
+Every name carries the generation, so that no two processes use the same one.
 """
 
 from __future__ import annotations
@@ -105,5 +105,24 @@ async def main(path: str, generation: str) -> None:
                 nursery.start_soon(work, store, generation, lane)
 
 
+def serve() -> None:
+    """Fork a process for each line of standard input, `MODULE PATH GENERATION`, and say when it is dead: the imports are made once."""
+    from . import crash_runtime
+
+    lives = {"verbs": main, "runtime": crash_runtime.main}
+    for line in sys.stdin:
+        kind, path, generation = line.split()
+        pid = os.fork()
+        if pid == 0:
+            random.seed()
+            say("pid", str(os.getpid()))
+            try:
+                trio.run(lives[kind], path, generation)
+            finally:
+                os._exit(1)
+        os.waitpid(pid, 0)
+        say("dead", generation)
+
+
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1], sys.argv[2])
+    serve()
