@@ -26,6 +26,7 @@ from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnSpe
 
 if TYPE_CHECKING:
     from .event_writer import EventWriter
+    from .membership import Membership
     from .supervisor import Supervisor
 
 __all__ = ["SUBAGENT", "RuntimeCore", "RuntimeSettings"]
@@ -92,6 +93,9 @@ class RuntimeCore:
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
         self.journal: EventWriter
+        self.membership: Membership
+        self.shared: bool = store.lease_seconds > 0
+        """Whether other nodes may use the store at the same time."""
         self._forgets: list[Callable[[str], None]] = []
 
     def make_turn(

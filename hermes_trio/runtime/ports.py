@@ -376,10 +376,10 @@ class NodeStore(Protocol):
         """For how long a renewed node is alive; 0 for a store that has one owner for as long as it is open."""
         ...
 
-    async def renew_node(self, info: Mapping[str, Any]) -> bool:
-        """Renew the lease of this node; return whether another one has expired, so that there is something to `reap`.
+    async def renew_node(self, info: Mapping[str, Any]) -> float | None:
+        """Renew the lease of this node; return in how many seconds the first lease of another node expires, or None if there is no other.
 
-        Raises `Fenced` if the row is gone or has expired: an expired lease is never renewed.
+        With 0 or less, one has expired: there is something to `reap`. Raises `Fenced` if the row is gone or has expired: an expired lease is never renewed.
         """
         ...
 

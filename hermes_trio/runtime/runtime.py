@@ -27,6 +27,7 @@ from .event_writer import EventWriter
 from .ids import Ids
 from .interface import Completions, Inbox, Interface
 from .lane import Lanes
+from .membership import Membership
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
 from .ports import Agent, Recovery, RuntimeStore, TurnInput, inbox_topic
 from .run import Runs
@@ -151,8 +152,10 @@ class Runtime:
                     core = self._make_core(store)
                     _binding.set(Binding(EMPTY_CONTEXT, None, core.tree.root))
                     core.base_context = contextvars.copy_context()
+                    core.membership.joining()
                     self.recovery = await store.recover(core.epoch)
                     with self._watch():
+                        await stages.enter_async_context(core.membership.open())
                         await stages.enter_async_context(core.ends.open())
                         for stage in self._stages:
                             await stages.enter_async_context(stage(self))
@@ -174,6 +177,7 @@ class Runtime:
                             # All turns have ended; what is left here only waits (a lane that lingers, a run that has not settled).
                             turns.cancel_scope.cancel()
                         await stages.aclose()
+                    core.membership.check()
             finally:
                 _binding.reset(token)
                 self._closing.set()
@@ -193,6 +197,7 @@ class Runtime:
         core.tree.runtime = self
         core.supervisor = Supervisor(core)
         core.journal = EventWriter(core)
+        core.membership = Membership(core, self._lose)
         self._core = core
         self._lanes = Lanes(core, lambda: self._turns)
         self._completions = Completions(core)
@@ -416,12 +421,13 @@ class Runtime:
         return report
 
     async def _backlog(self) -> dict[str, int]:
-        """What waits in the store; empty if it cannot be read: an end does not fail for its report."""
-        try:
-            return await self.core.store.backlog()
-        except Exception as error:
-            logger.error("what waits in the store cannot be read for the report of the drain: %s", error)
-            return {}
+        """What waits, as far as the store can say it in time: the end of a runtime does not depend on it."""
+        with trio.move_on_after(self.settings.finish_seconds):
+            try:
+                return await self.core.store.backlog()
+            except Exception as error:
+                logger.error("what waits in the store could not be counted: %s", error)
+        return {}
 
     def _cut(self, turn: Turn, why: Cause) -> None:
         """Cancel a turn that would have gone on, and count it."""
@@ -429,12 +435,16 @@ class Runtime:
             self._cut_off.add(turn.id)
         turn.cancel(why)
 
-    def abort(self) -> None:
+    def _lose(self, reason: str) -> None:
+        """The lease of this node is lost: everything ends, in the order in which it always does."""
+        self.abort(f"this node ends: {reason}")
+
+    def abort(self, reason: str = "the runtime was told to end at once") -> None:
         """Cancel everything at once: for the second signal of an impatient operator. Ends are not waited for beyond their shields."""
         self._closing.set()
         if self._core is not None:
             self._core.draining = True
-            why = Cause(CancelCause.DRAIN, "the runtime was told to end at once")
+            why = Cause(CancelCause.DRAIN, reason)
             for turn in list(self._core.live_turns.values()):
                 self._cut(turn, why)
         for nursery in (self._receivers, self._turns):

@@ -16,9 +16,9 @@ from .agents import as_reply
 from .context import Binding, _binding
 from .core import SUBAGENT, RuntimeCore
 from .ends import End
-from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem
+from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
-from .ports import EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
+from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
 from .tree import split_cancelled, waiting
 from .turn import Turn, TurnScope
 
@@ -60,8 +60,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if session_id:
                     await core.locks.acquire(session_id, turn.id, turn.node)
                     turn.locked = True
-                if start.run is None and start.inbox_ids:
-                    await _begin(core, start)
+                if start.hold or (start.run is None and start.inbox_ids):
+                    await _begin(core, turn, start)
                     begun = True
                 answer = await turn.plan.agent(turn)
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, turn.plan.agent)
@@ -102,17 +102,19 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
     return outcome
 
 
-async def _begin(core: RuntimeCore, start: TurnStart) -> None:
-    """Write down that a turn takes its inbox rows. Repeated while the store fails: written twice, it changes nothing.
+async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
+    """Write down that a turn takes its inbox rows, and its session where several nodes share the store: a turn of another node is waited for.
 
-    Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and takes another one, if the rows belong to another owner by
+    Repeated while the store fails: written twice, it changes nothing. Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and takes another one, if the rows belong to another owner by
     now, or if a drain begins. Cancelling it leaves unknown whether it is written.
     """
     attempts, pause = 0, FIRST_PAUSE
     while True:
-        refused = await _attempt(core, start)
+        refused = await _attempt(core, start) if not start.hold else await _attempt_free(core, turn, start)
         if refused is None:
             return
+        if isinstance(refused, SessionHeld):
+            continue
         attempts += 1
         if core.draining or isinstance(refused, Fenced) or (attempts >= BEGIN_ATTEMPTS and await core.ends.works()):
             raise refused
@@ -129,6 +131,17 @@ async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exception | None:
+    """The same; if a turn of another node has the session, return when that may have ended."""
+    free = trio.Event()
+    with core.store.subscribe(SESSION_TOPIC, lambda _: free.set(), start.context.session_id):
+        refused = await _attempt(core, start)
+        if isinstance(refused, SessionHeld):
+            with waiting(str(refused), turn.node):
+                await free.wait()
+        return refused
 
 
 def _drained(cause: Cause | None) -> bool:
@@ -167,6 +180,7 @@ def _start_of(turn: Turn) -> TurnStart:
         run=plan.run,
         inbox_ids=tuple(row.id for row in plan.rows) if plan.rows else (),
         one_shot=bool(plan.one_shot),
+        hold=turn.core.shared and bool(turn.context.session_id) and plan.source != SUBAGENT,
         began_at=turn.core.clock(),
     )
 

@@ -54,12 +54,12 @@ async def test_the_one_owner_of_a_store_has_no_lease(clock: Clock) -> None:
 
 
 async def test_a_lease_is_renewed_until_it_has_expired(nodes: Nodes, clock: Clock) -> None:
-    """A heartbeat within the lease renews it and says whether a neighbour has expired; an expired lease is never renewed."""
+    """A heartbeat within the lease renews it and says when the first neighbour expires; an expired lease is never renewed."""
     one, two = nodes
     clock.advance(10)
-    assert await one.renew_node({"turns": 3}) is False
+    assert await one.renew_node({"turns": 3}) == 5.0
     clock.advance(10)
-    assert await one.renew_node({"turns": 3}) is True
+    assert await one.renew_node({"turns": 3}) == -5.0
     with pytest.raises(Fenced):
         await two.renew_node({})
     assert [(node.name, node.info) for node in await one.list_nodes()] == [("a", {"turns": 3}), ("b", {})]

@@ -45,12 +45,13 @@ def insert_node(db: Database, now: float, incarnation: str, name: str, seconds: 
     db.signals.append((NODE_TOPIC, incarnation))
 
 
-def renew(db: Database, now: float, incarnation: str, seconds: float, info: Mapping[str, Any]) -> bool:
-    """Renew a lease that has not expired; say whether another one has."""
+def renew(db: Database, now: float, incarnation: str, seconds: float, info: Mapping[str, Any]) -> float | None:
+    """Renew a lease that has not expired; say when the first of the others does."""
     sql = "UPDATE nodes SET expires_at = ?, info = ? WHERE incarnation = ? AND expires_at > ?"
     if not changed(db, sql, (now + seconds, dump(info), incarnation, now)):
         raise Fenced("the lease of this node has expired; an expired lease is not renewed")
-    return exists(db, "SELECT 1 FROM nodes WHERE expires_at <= ? LIMIT 1", (now,))
+    found = one(db, "SELECT min(expires_at) FROM nodes WHERE incarnation <> ?", (incarnation,))
+    return None if found is None or found[0] is None else found[0] - now
 
 
 def remove_node(db: Database, incarnation: str) -> None:
@@ -154,8 +155,8 @@ def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
 class SqliteNodes(Verbs):
     """The nodes' part of the store."""
 
-    async def renew_node(self, info: Mapping[str, Any]) -> bool:
-        """Renew the lease of this node; return whether another one has expired. `Fenced` if the row is gone or has expired."""
+    async def renew_node(self, info: Mapping[str, Any]) -> float | None:
+        """Renew the lease of this node; return in how many seconds the first other one expires. `Fenced` if the row is gone or has expired."""
         return await self._write(renew, self._clock(), self.owner, self.lease_seconds, info)
 
     async def list_nodes(self) -> list[NodeRow]:

@@ -1,0 +1,270 @@
+"""Membership: whether this process may still believe that it owns what it holds, and what only one of several nodes does.
+
+A store that several nodes share gives each a lease. This scope lies between the store and the stages: it renews the lease, ends the tree when the lease is
+lost, reaps a neighbour that has died, runs singletons, and answers what other nodes ask. The lease counts as lost when the store says so, and also when this
+process cannot know better: by its own monotonic clock, counted from the moment at which the last successful heartbeat was *sent*, with a margin. A store with
+one owner has no lease: nothing is renewed, and every singleton runs here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from .context import Binding, _binding
+from .errors import Fenced, MembershipLost
+from .ports import ANSWER_TOPIC, LEASE_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest
+from .tree import EMPTY_CONTEXT, waiting
+
+if TYPE_CHECKING:
+    from .core import RuntimeCore
+
+__all__ = ["Membership", "RequestHandler"]
+
+logger: Final = logging.getLogger("hermes_trio.runtime.membership")
+
+BEATS: Final = 3
+"""Heartbeats in the time of a lease."""
+
+MARGIN: Final = 0.1
+"""The part of a lease that this node does not count on: its neighbours may be quicker than its own clock."""
+
+RETRY_SECONDS: Final = 1.0
+
+LATE_SECONDS: Final = 0.2
+"""How long after the end of a neighbour's lease it is reaped: a heartbeat that is under way may still come."""
+
+RequestHandler = Callable[[NodeRequest], Awaitable[Mapping[str, Any]]]
+"""Answers a request of another node. What it raises is told to the asker by its name."""
+
+
+class Membership:
+    """The node of one runtime. `lost` says why it is one no more; it is empty while it is."""
+
+    def __init__(self, core: RuntimeCore, on_loss: Callable[[str], None]) -> None:
+        self._core = core
+        self._on_loss = on_loss
+        self._handlers: dict[str, RequestHandler] = {}
+        self._sent: float = trio.current_time()
+        self._reaping: bool = False
+        self._beat = trio.Event()
+        self.lost: str = ""
+
+    def joining(self) -> None:
+        """The node is about to be written down: its lease counts from now."""
+        self._sent = trio.current_time()
+
+    def check(self) -> None:
+        """Raise `MembershipLost` if the lease was lost."""
+        if self.lost:
+            raise MembershipLost(self.lost)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """The lease is held for the body of the `async with`. Leaving it as planned ends the node at once: its neighbours need not wait for its lease."""
+        if not self._core.shared:
+            yield
+            return
+        node = self._core.tree.root.open("membership", self._core.store.owner[:8])
+        token = _binding.set(Binding(EMPTY_CONTEXT, None, node))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep, nursery, name="lease")
+                nursery.start_soon(self._serve, nursery, name="requests of other nodes")
+                try:
+                    yield
+                finally:
+                    nursery.cancel_scope.cancel()
+            await self._leave()
+        finally:
+            _binding.reset(token)
+            node.close()
+
+    async def _leave(self) -> None:
+        if self.lost:
+            return
+        with trio.move_on_after(self._core.settings.finish_seconds) as bound:
+            try:
+                await self._core.store.leave_node(self._core.epoch)
+            except Exception as error:
+                logger.error("this node could not leave, its lease runs out by itself: %s", error)
+        if bound.cancelled_caught:
+            logger.error("this node could not leave in time, its lease runs out by itself")
+
+    # -- the lease ---------------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, nursery: trio.Nursery) -> None:
+        """Renew the lease until it is lost."""
+        lease = self._core.store.lease_seconds
+        pause = beat = lease / BEATS
+        while True:
+            with waiting(f"the next heartbeat, in {pause:.1f} s"):
+                await trio.sleep(pause)
+            sent = trio.current_time()
+            until = self._sent + lease * (1 - MARGIN)
+            others: float | None = None
+            with trio.move_on_at(until) as bound:
+                try:
+                    others = await self._renew(beat)
+                except Fenced as error:
+                    self._lose(str(error))
+                    return
+            if bound.cancelled_caught or sent >= until:
+                self._lose(f"the lease of this node was not renewed within {lease:g} s")
+                return
+            self._sent = sent
+            pause = beat
+            if others is not None:
+                if others <= 0 and not self._reaping:
+                    self._reaping = True
+                    nursery.start_soon(self._reap, name="reaper")
+                elif 0 < others < beat:
+                    pause = others + LATE_SECONDS
+            self._beat.set()
+
+    async def _renew(self, beat: float) -> float | None:
+        while True:
+            try:
+                return await self._core.store.renew_node(self.describe())
+            except Fenced:
+                raise
+            except Exception as error:
+                logger.warning("the lease of this node could not be renewed, trying again: %s", error)
+                await trio.sleep(min(RETRY_SECONDS, beat / 5))
+
+    def describe(self) -> dict[str, Any]:
+        """What this node says about itself."""
+        core = self._core
+        return {
+            "epoch": core.epoch,
+            "turns": len(core.live_turns),
+            "jobs": len(core.supervisor),
+            "draining": core.draining,
+        }
+
+    def _lose(self, reason: str) -> None:
+        logger.error("this node ends, because it may own nothing any more: %s", reason)
+        self.lost = reason
+        self._on_loss(reason)
+
+    async def _reap(self) -> None:
+        """Take over what a neighbour left whose lease has expired."""
+        try:
+            found = await self._core.store.reap(self._core.epoch)
+            logger.warning(
+                "took over what a node left: %d runs ended, %d jobs lost, %d approvals expired, %d replies queued again",
+                found.runs_interrupted,
+                found.jobs_lost,
+                found.approvals_expired,
+                found.outbox_requeued,
+            )
+        except Exception as error:
+            logger.error("a node that has expired could not be reaped, the next heartbeat tries again: %s", error)
+        finally:
+            self._reaping = False
+
+    # -- singletons --------------------------------------------------------------------------------------------------------------
+
+    async def run_alone(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
+        """Run `function` on one node at a time: wait until no other one does, and give it up when it returns, raises or is cancelled.
+
+        It is cancelled with whoever calls this; losing the lease of the node ends the tree, and so ends it, too.
+        """
+        if not self._core.shared:
+            await function()
+            return
+        await self._claim(name)
+        try:
+            await function()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds):
+                try:
+                    await self._core.store.release_lease(name)
+                except Exception as error:
+                    logger.error("the lease %s could not be released, it ends with this node: %s", name, error)
+
+    async def _claim(self, name: str) -> None:
+        store = self._core.store
+        while True:
+            free = trio.Event()
+            with store.subscribe(LEASE_TOPIC, lambda _, free=free: free.set(), name):
+                try:
+                    if await store.claim_lease(name):
+                        return
+                except Fenced:
+                    raise
+                except Exception as error:
+                    logger.error("the lease %s could not be claimed, trying again: %s", name, error)
+                    await trio.sleep(RETRY_SECONDS)
+                    continue
+                with waiting(f"the node that runs {name}"):
+                    await free.wait()
+
+    # -- requests ----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def answering(self, kind: str, handler: RequestHandler) -> Generator[None]:
+        """Answer requests of this kind with `handler`, for the body of the `with`."""
+        if kind in self._handlers:
+            raise ValueError(f"requests of kind {kind!r} are answered already")
+        self._handlers[kind] = handler
+        try:
+            yield
+        finally:
+            del self._handlers[kind]
+
+    async def ask(
+        self, node: str, kind: str, target: str, payload: Mapping[str, Any] | None = None, *, seconds: float = 30.0
+    ) -> NodeAnswer | None:
+        """Ask a node for something and wait for its answer, at most `seconds`; None if it gave none in that time.
+
+        An answer that says `gone` means that the node was gone, or was taken over before it answered. With `seconds` 0 the request is left there, durably.
+        """
+        store = self._core.store
+        request = NodeRequest(
+            id=self._core.ids.make("req_", 16), node=node, kind=kind, target=target, payload=payload or {}
+        )
+        answered = trio.Event()
+        with store.subscribe(ANSWER_TOPIC, lambda _: answered.set(), request.id):
+            if not await store.ask_node(request):
+                return NodeAnswer(gone=True)
+            with trio.move_on_after(seconds), waiting(f"node {node[:8]} to answer {kind} {target}"):
+                while True:
+                    found = await store.get_answer(request.id)
+                    if found is not None:
+                        return found
+                    await answered.wait()
+                    answered = trio.Event()
+        return None
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        """Answer what other nodes ask: after each signal, and at each heartbeat, for a signal may be lost."""
+        store = self._core.store
+        while True:
+            self._beat = trio.Event()
+            with store.subscribe(REQUEST_TOPIC, lambda _: self._beat.set(), store.owner):
+                try:
+                    for request in await store.take_requests():
+                        nursery.start_soon(self._answer, request)
+                except Exception as error:
+                    logger.warning("the requests of other nodes could not be read, trying again: %s", error)
+                await self._beat.wait()
+
+    async def _answer(self, request: NodeRequest) -> None:
+        handler = self._handlers.get(request.kind)
+        try:
+            if handler is None:
+                value: Mapping[str, Any] = {"error": f"this node answers no requests of kind {request.kind!r}"}
+            else:
+                value = await handler(request)
+        except Exception as error:
+            logger.exception("the request %s %s of another node failed", request.kind, request.target)
+            value = {"error": f"the node failed with {type(error).__name__}"}
+        try:
+            await self._core.store.answer_request(request.id, value)
+        except Exception as error:
+            logger.error("the answer to request %s could not be written: %s", request.id, error)
