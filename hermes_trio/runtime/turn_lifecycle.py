@@ -105,8 +105,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
 async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
     """Write down that a turn takes its inbox rows, and its session where several nodes share the store: a turn of another node is waited for.
 
-    Repeated while the store fails: written twice, it changes nothing. Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and takes another one, if the rows belong to another owner by
-    now, or if a drain begins. Cancelling it leaves unknown whether it is written.
+    Repeated while the store fails: written twice, it changes nothing. Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and
+    takes another one, if the rows belong to another owner by now, or if a drain begins. Cancelling it leaves unknown whether it is written.
     """
     attempts, pause = 0, FIRST_PAUSE
     while True:
