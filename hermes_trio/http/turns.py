@@ -178,7 +178,7 @@ class ApiTurns:
         return caller.tenant if claimed is None or not caller.owns(claimed.tenant) else claimed.tenant
 
     @staticmethod
-    def bound(tenant: str, session_id: str, session_key: str = "") -> SessionContext:
+    def bound(tenant: str, session_id: str, session_key: str = "", key_id: str = "") -> SessionContext:
         """What every turn of the HTTP front end is bound to. No key that a client chooses is another tenant's, or a chat's."""
         owner = tenant.replace("%", "%25").replace(":", "%3A") if "%" in tenant or ":" in tenant else tenant
         return SessionContext(
@@ -187,6 +187,7 @@ class ApiTurns:
             session_id=session_id,
             session_key=f"api:{owner}:{session_key or session_id}",
             chat_id=session_id,
+            key_id=key_id,
         )
 
     # -- turns -------------------------------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class ApiTurns:
         tenant = self._tenant(caller, session_id)
         return await self._stateless.run_turn(
             input,
-            self.bound(tenant, session_id, session_key),
+            self.bound(tenant, session_id, session_key, caller.key_id),
             source=PLATFORM,
             tenant=tenant,
             agent=None if captured is None else _capturing(captured),
@@ -234,7 +235,7 @@ class ApiTurns:
         tenant = self._tenant(caller, session_id)
         return await self._stateless.start_run(
             input,
-            self.bound(tenant, session_id, session_key),
+            self.bound(tenant, session_id, session_key, caller.key_id),
             run_id=run_id,
             source=PLATFORM,
             tenant=tenant,

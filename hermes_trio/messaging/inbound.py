@@ -183,6 +183,7 @@ class Inbound:
             session_key=key,
             message_id=anchor or "",
             tenant=source.tenant or "",
+            key_id=source.key_id or "",
         )
         return NewMessage(
             inbox=member.platform,

@@ -69,6 +69,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str | None = None
     profile: str | None = None
     tenant: str | None = None
+    key_id: str | None = None
     is_bot: bool = False
 
     def __post_init__(self) -> None:

@@ -78,6 +78,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     cron_deliver_thread_id: str = ""
     tenant: str = ""
     """Whose work it is. It is kept with the routing, and is nobody else's business: no child process sees it."""
+    key_id: str = ""
+    """The API key that the work was asked for with; empty for work that no key has asked for. No child process sees it either."""
 
     def __post_init__(self) -> None:
         # One is made for each turn: if all fields together pass, each of them does.
@@ -121,9 +123,9 @@ ENVIRONMENT_NAMES: Final[Mapping[str, str]] = {
     "HERMES_CRON_AUTO_DELIVER_THREAD_ID": "cron_deliver_thread_id",
 }
 
-_FIELDS: Final = frozenset({*ENVIRONMENT_NAMES.values(), "tenant"})
+_FIELDS: Final = frozenset({*ENVIRONMENT_NAMES.values(), "tenant", "key_id"})
 
-_values: Final = attrgetter(*ENVIRONMENT_NAMES.values(), "tenant")
+_values: Final = attrgetter(*ENVIRONMENT_NAMES.values(), "tenant", "key_id")
 
 
 class Binding:

@@ -54,7 +54,10 @@ class CommandConfinement:
         return msgspec.structs.replace(place, profile=profile, confined=self.sandbox.confines(profile))
 
     def profile_of(self, turn: Turn | None, context: SessionContext, tenant: str) -> Profile:
-        """The profile of a session's commands. A named tenant has its own; otherwise the narrower of what holds for its platform and for tenants."""
+        """The profile of a session's commands. A named key has its own, and so has a named tenant.
+
+        For other tenants it is the narrower of what holds for the platform and for tenants.
+        """
         rules = self.rules
         profile = rules.platforms.get(context.platform, rules.profile)
         if context.platform == WEBHOOK:
@@ -62,6 +65,7 @@ class CommandConfinement:
         if tenant:
             named = rules.tenants.get(tenant)
             profile = named or profile.narrowed(rules.tenants.get(EVERY_TENANT, Profile.WORKSPACE))
+        profile = rules.keys.get(context.key_id, profile) if context.key_id else profile
         if turn is not None and turn.plan.source == SUBAGENT and self._settings.delegation.profile is not None:
             profile = profile.narrowed(self._settings.delegation.profile)
         return profile

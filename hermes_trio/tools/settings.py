@@ -81,6 +81,8 @@ class ConfinementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """By webhook route."""
     tenants: dict[str, Profile] = {}
     """By the tenant of an API key; `*` for every tenant but the owner, who has none. Default: workspace."""
+    keys: dict[str, Profile] = {}
+    """By the id of an API key; `admin` is the admin key's. Goes before all the others."""
     hide: tuple[str, ...] = ()
     """Files and folders that commands must not see."""
     show: tuple[str, ...] = ()

@@ -111,8 +111,11 @@ def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
 
 
 @contextmanager
-def attacked_server(user: str = "") -> Iterator[Attacked]:
-    """A server whose working directory, home and account are temporary; `user` is `nobody`, or empty for the user of the tests."""
+def attacked_server(user: str = "", *, config: str = "") -> Iterator[Attacked]:
+    """A server whose working directory, home and account are temporary; `user` is `nobody`, or empty for the user of the tests.
+
+    `config` is more of its configuration.
+    """
     base = Path(tempfile.mkdtemp(prefix="hermes-attack-"))
     base.chmod(0o755)
     account, home, work = base / "account", base / "account" / ".hermes-trio", base / "work"
@@ -120,7 +123,7 @@ def attacked_server(user: str = "") -> Iterator[Attacked]:
         folder.mkdir(mode=0o700)
     (home / "config.toml").write_text(
         f'[models]\ndefault = "demo"\n[models.routes.other]\nprovider = "openai"\nmodel = "none"\napi_key = "{PROVIDER_KEY}"\n'
-        f'[approvals]\nmode = "off"\n[tools.terminal]\ncwd = "{work}"\n'
+        f'[approvals]\nmode = "off"\n[tools.terminal]\ncwd = "{work}"\n{config}'
     )
     (home / "config.toml").chmod(0o600)
     uid = os.geteuid()

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -123,39 +125,172 @@ def test_the_next_start_runs_no_code_of_a_command(attacked: Attacked) -> None:
         assert "WROTE" not in said
 
 
-@pytest.mark.parametrize("kind", ["ssh-agent", "tmux", "abstract", "runtime directory"])
-def test_nothing_outside_acts_for_a_command(attacked: Attacked, kind: str) -> None:
-    """Sockets of helpers that run outside of the sandbox cannot be connected to."""
-    if attacked.uid != os.geteuid() and kind == "runtime directory":
-        pytest.skip("the runtime directory of another user")
-    with socket.socket(socket.AF_UNIX) as helper, tempfile.TemporaryDirectory(prefix="ssh-", dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        if kind == "ssh-agent":
-            address = f"{folder}/agent.1"
-        elif kind == "tmux":
-            Path(f"/tmp/tmux-{attacked.uid}").mkdir(mode=0o755, exist_ok=True)
-            address = f"/tmp/tmux-{attacked.uid}/hermes-attack"
-        elif kind == "runtime directory":
-            Path(f"/run/user/{attacked.uid}").mkdir(mode=0o700, parents=True, exist_ok=True)
-            address = f"/run/user/{attacked.uid}/hermes-attack"
-        else:
-            address = "\0hermes-attack"
-        if address[0] == "/":
-            Path(address).unlink(missing_ok=True)
+HELPERS = {
+    "ssh-agent": "/tmp/ssh-hermes-attack/agent.1",
+    "tmux": "/tmp/tmux-{uid}/hermes-attack",
+    "screen": "/run/screen/S-hermes-attack/1.attack",
+    "X11": "/tmp/.X11-unix/X97",
+    "user bus": "/run/user/{uid}/bus",
+    "systemd --user": "/run/user/{uid}/systemd/private",
+    "rootless docker": "/run/user/{uid}/docker.sock",
+    "docker": "/run/docker.sock",
+    "podman": "/run/podman/podman.sock",
+    "containerd": "/run/containerd/containerd.sock",
+    "system bus": "/run/dbus/system_bus_socket",
+    "systemd": "/run/systemd/private",
+    "abstract": "\0hermes-attack",
+}
+"""Where processes listen that would act for a command; `{uid}` is the server's user."""
+
+
+@contextmanager
+def made(path: Path, mode: int = 0o755) -> Iterator[None]:
+    """A folder, and those above it; what was made is removed afterwards."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=mode)
+        one.chmod(mode)
+    try:
+        yield
+    finally:
+        for one in missing:
+            shutil.rmtree(one, ignore_errors=True)
+
+
+@contextmanager
+def listening(address: str) -> Iterator[list[bytes]]:
+    """A helper that notes what it is told: a socket at a place that nobody else uses, open to every user."""
+    folder = Path(address).parent if address[0] == "/" else Path("/tmp")
+    if address[0] == "/" and (Path(address).exists() or not os.access(_nearest(folder), os.W_OK)):
+        pytest.skip(f"{address} is in use, or cannot be made here")
+    told: list[bytes] = []
+
+    def answer() -> None:
+        while True:
+            try:
+                link, _ = helper.accept()
+            except OSError:
+                return
+            with link:
+                link.settimeout(2)
+                told.append(b"connected")
+                try:
+                    told.append(link.recv(4096))
+                    link.sendall(b"HTTP/1.0 200 OK\r\n\r\nhelped")
+                except OSError:
+                    continue
+
+    with made(folder), socket.socket(socket.AF_UNIX) as helper:
         helper.bind(address)
-        helper.listen(4)
+        helper.listen(8)
         if address[0] == "/":
             os.chmod(address, 0o777)
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
         try:
-            shown = address.replace("\0", "\\0")
-            code = f'import socket; s = socket.socket(socket.AF_UNIX); s.connect("{shown}"); print("CONN" + "ECTED")'
-            said = attacked.run(f"/usr/bin/python3 -c '{code}' || echo refused; echo END")
+            yield told
         finally:
+            helper.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
             if address[0] == "/":
                 Path(address).unlink(missing_ok=True)
+
+
+def _nearest(path: Path) -> Path:
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+@pytest.mark.parametrize("kind", HELPERS)
+def test_nothing_outside_acts_for_a_command(attacked: Attacked, kind: str) -> None:
+    """The socket of a helper that runs outside of the sandbox cannot be connected to, though every user may use it."""
+    address = HELPERS[kind].format(uid=attacked.uid)
+    with listening(address) as told:
+        shown = address.replace("\0", "\\0")
+        code = f'import socket; s = socket.socket(socket.AF_UNIX); s.connect("{shown}"); print("CONN" + "ECTED")'
+        said = attacked.run(f"/usr/bin/python3 -c '{code}' || echo refused; echo END")
     assert "END" in said
     assert "CONNECTED" not in said
+    assert told == []
     assert "XDG_RUNTIME_DIR" not in attacked.run("env")
+
+
+def test_docker_does_not_act_for_a_command(attacked: Attacked) -> None:
+    """A daemon that would start a container with the home in it is not reached by any of its usual addresses."""
+    with listening("/run/docker.sock") as told:
+        attacked.run(
+            "for s in /run/docker.sock /var/run/docker.sock; do"
+            " curl -s -m 5 --unix-socket $s -X POST http://d/containers/create -d '{}'; DOCKER_HOST=unix://$s docker version; done; true"
+        )
+    assert told == []
+
+
+def test_a_real_ssh_agent_does_not_sign_for_a_command(attacked: Attacked) -> None:
+    """The keys of a person who is logged in are neither listed nor used."""
+    if shutil.which("ssh-agent") is None or shutil.which("ssh-add") is None or attacked.uid != os.geteuid():
+        pytest.skip("needs ssh-agent, as the user of the server")
+    with tempfile.TemporaryDirectory(prefix="ssh-", dir="/tmp") as folder:
+        address = f"{folder}/agent.{os.getpid()}"
+        agent = subprocess.Popen(["ssh-agent", "-D", "-a", address], stdout=subprocess.DEVNULL)
+        try:
+            eventually(lambda: Path(address).exists())
+            key = f"{folder}/key"
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "attacked", "-f", key], check=True)
+            outside = {**os.environ, "SSH_AUTH_SOCK": address}
+            subprocess.run(["ssh-add", "-q", key], env=outside, check=True)
+            listed = subprocess.run(["ssh-add", "-l"], env=outside, check=True, capture_output=True, text=True)
+            assert "attacked" in listed.stdout
+            said = attacked.run(f"SSH_AUTH_SOCK={address} ssh-add -l; ls /tmp/ssh-*; echo END")
+        finally:
+            agent.terminate()
+            agent.wait(10)
+    assert "END" in said
+    assert "ED25519" not in said
+    assert f"agent.{os.getpid()}" not in said
+
+
+def test_a_real_message_bus_does_not_act_for_a_command(attacked: Attacked) -> None:
+    """What D-Bus offers (a `systemd --user` that starts units, above all) cannot be called."""
+    if shutil.which("dbus-daemon") is None or shutil.which("dbus-send") is None or attacked.uid != os.geteuid():
+        pytest.skip("needs dbus-daemon and dbus-send, as the user of the server")
+    address = Path(f"/run/user/{attacked.uid}/bus")
+    if address.exists() or not os.access(_nearest(address.parent), os.W_OK):
+        pytest.skip("the user has a bus already, or cannot have one")
+    with made(address.parent, 0o700):
+        bus = subprocess.Popen(
+            ["dbus-daemon", "--session", "--nofork", f"--address=unix:path={address}"], stderr=subprocess.DEVNULL
+        )
+        try:
+            eventually(address.exists)
+            call = (
+                f"dbus-send --bus=unix:path={address} --print-reply --dest=org.freedesktop.DBus"
+                " /org/freedesktop/DBus org.freedesktop.DBus.ListNames"
+            )
+            outside = subprocess.run(call.split(), check=True, capture_output=True, text=True)
+            assert "org.freedesktop.DBus" in outside.stdout
+            said = attacked.run(f"{call} | tr a-z n-za-m; systemd-run --user true; systemctl --user start x; echo END")
+        finally:
+            bus.terminate()
+            bus.wait(10)
+            address.unlink(missing_ok=True)
+    assert "END" in said
+    assert "bet.serrqrfxgbc" not in said
+
+
+@pytest.mark.parametrize("spool", ["/var/spool/cron/crontabs", "/var/spool/cron/atjobs", "/var/spool/at"])
+def test_no_job_is_left_for_cron_or_at(attacked: Attacked, spool: str) -> None:
+    """What `crontab` and `at` would write is not written where their daemons look for it, though the folder is open to the user."""
+    folder = Path(spool)
+    if not os.access(_nearest(folder), os.W_OK):
+        pytest.skip("only root can make the folder")
+    with made(folder, 0o777):
+        name = folder / f"hermes-attack-{os.getpid()}"
+        said = attacked.run(
+            f"echo '* * * * * true' > {name}; echo '* * * * * true' | crontab -; echo true | at now; ls {spool}; echo END"
+        )
+        written = name.exists()
+        name.unlink(missing_ok=True)
+    assert "END" in said
+    assert not written
 
 
 def test_a_real_tmux_server_does_not_act_for_a_command(attacked: Attacked) -> None:
@@ -192,6 +327,22 @@ def test_a_tenant_lives_in_a_workspace(attacked: Attacked) -> None:
     )
     assert "END" in other
     assert "kept" not in other
+
+
+def test_a_key_has_the_profile_that_is_named_for_it() -> None:
+    """The named key, here the admin's own, is confined to a workspace, in the foreground and behind; another key has what holds for tenants."""
+    named = '[tools.confinement.tenants]\n"*" = "protect"\n[tools.confinement.keys]\nadmin = "workspace"\n'
+    with attacked_server(config=named) as attacked:
+        (attacked.work / "plan").write_text("of the owner")
+        read = f"cat {attacked.work}/plan; echo END"
+        other = attacked.run(read, key=attacked.tenant_key("chat"), session="other")
+        assert "of the owner" in other
+        said = attacked.run(f"{read}; env; env > seen")
+        assert "END" in said
+        assert "of the owner" not in said
+        attacked.ask(f"!delegate !run {read} > told; cat {attacked.work}/plan >> told")
+        assert "of the owner" not in attacked.run("sleep 1; cat told")
+        assert "admin" not in said.replace("attack-admin", "")
 
 
 def test_shell_state_of_another_session_cannot_be_reached(attacked: Attacked) -> None:
@@ -260,6 +411,34 @@ def test_nothing_survives(victims: tuple[str, ...], user: str) -> None:
                 for pid in doomed:
                     os.kill(pid, signal.SIGKILL)
         eventually(lambda: not running(f"sleep {name}"))
+
+
+UNMARKED = "!bg for i in 1 2; do (env -i setsid setsid sleep {name} & ) ; done; sleep {name}"
+"""Processes without a word of the server in their environment, in sessions of their own."""
+
+
+@pytest.mark.parametrize("victims", [("warden",), ("keeper",), ("warden", "keeper")], ids="+".join)
+@pytest.mark.parametrize(
+    "user", ["", pytest.param("nobody", marks=pytest.mark.slow)], ids=["own user", "unprivileged user"]
+)
+def test_every_child_that_the_server_did_not_start_is_ended(victims: tuple[str, ...], user: str) -> None:
+    """Also without any confinement: what a dead warden leaves to the server is ended, whatever its environment or session says, and nothing else."""
+    name = f"3600.{os.getpid()}7{len(victims)}{len(victims[0])}"
+    with (
+        attacked_server(user, config='[tools.confinement]\nprofile = "off"\n') as attacked,
+        httpx2.Client(base_url=attacked.server.url, headers=attacked.server.headers, timeout=60) as http,
+    ):
+        http.post("/v1/runs", json={"input": UNMARKED.format(name=name), "session_id": "s"})
+        eventually(lambda: len(running(f"sleep {name}")) >= 3)
+        warden, *keepers = attacked.children()
+        doomed = [pid for victim in victims for pid in ([warden] if victim == "warden" else keepers)]
+        for pid in doomed:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not running(f"sleep {name}"))
+        assert attacked.alive()
+        assert "again" in attacked.run("echo again", session="t")
 
 
 def test_a_replaced_database_is_noticed_at_once() -> None:

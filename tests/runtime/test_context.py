@@ -57,7 +57,7 @@ async def test_tasks_and_threads_inherit_and_do_not_leak_back():
 def test_every_field_has_a_variable_and_the_other_way_round():
     """A child process gets each field under one name, and none is forgotten."""
     fields = set(SessionContext.__struct_fields__)
-    assert set(ENVIRONMENT_NAMES.values()) == fields - {"tenant"}
+    assert set(ENVIRONMENT_NAMES.values()) == fields - {"tenant", "key_id"}
     context = SessionContext(**{name: f"value of {name}" for name in fields})
     assert set(context.environ()) == set(ENVIRONMENT_NAMES)
     assert SessionContext.from_dict(context.as_dict()) == context

@@ -324,6 +324,7 @@ def test_profiles_by_platform_route_and_tenant() -> None:
                 "platforms": {"telegram": "workspace", "api_server": "off"},
                 "routes": {"deploy": "offline"},
                 "tenants": {"ci": "protect"},
+                "keys": {"key_strict": "offline", "key_trusted": "protect", "admin": "workspace"},
             }
         }
     )
@@ -339,6 +340,10 @@ def test_profiles_by_platform_route_and_tenant() -> None:
     assert profile(platform="webhook", user_name="else") is Profile.PROTECT
     assert profile("key_1", platform="api_server") is Profile.WORKSPACE
     assert profile("ci", platform="api_server") is Profile.PROTECT
+    assert profile("ci", platform="api_server", key_id="key_strict") is Profile.OFFLINE
+    assert profile("other", platform="web", key_id="key_trusted") is Profile.PROTECT
+    assert profile("other", platform="web", key_id="key_2") is Profile.WORKSPACE
+    assert profile(platform="api_server", key_id="admin") is Profile.WORKSPACE
 
 
 async def test_a_child_is_confined_as_its_parent_or_more() -> None:

@@ -463,6 +463,7 @@ def _source(request: MountRequest) -> Source:
         user_id=caller.key_id,
         user_name=caller.name,
         tenant=caller.tenant,
+        key_id=caller.key_id,
     )
 
 
