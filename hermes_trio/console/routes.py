@@ -221,7 +221,7 @@ def console_routes() -> list[Route]:
     own = "/v1/console/session"
     return [
         page("console", "/", "index.html"),
-        page("console_chat", "/chat", "chat.html"),
+        page("console_chat", "/chat", "index.html"),
         page("console_file", "/console/{a}"),
         page("console_file_2", "/console/{a}/{b}"),
         page("console_file_3", "/console/{a}/{b}/{c}"),

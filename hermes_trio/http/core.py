@@ -90,6 +90,10 @@ class CronPort(Protocol):
 
     async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
 
+    async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
+        """The newest slots of a job; None if there is no such job."""
+        ...
+
 
 class ModelEntry(msgspec.Struct, frozen=True):
     """A model that clients may name. `root` is the real model behind an alias."""

@@ -121,7 +121,8 @@ class CommandConfinement:
         protections = self.sandbox.protections
         if protections is None:
             return {"status": "ok", "profile": str(self.rules.profile), "detail": "not asked yet"}
-        return confinement_report(self.rules.profile, protections)
+        report = confinement_report(self.rules.profile, protections)
+        return {**report, "words": confinement_lines(self.rules.profile, protections)}
 
 
 def confinement_report(profile: Profile, protections: Protections) -> dict[str, object]:

@@ -206,6 +206,10 @@ class _Cron(CronPort):
     async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
         return self.jobs.get(job_id)
 
+    async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
+        slots = [{"slot": f"2026-01-0{day}", "state": "finished", "output": "x" * 5000} for day in (2, 1)]
+        return slots[:limit] if job_id in self.jobs else None
+
 
 async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
     """Without a scheduler there are no job routes; with one they make, change, pause, run and delete jobs."""
@@ -227,6 +231,9 @@ async def test_jobs_exist_where_a_scheduler_does(fast_path: bool) -> None:
         assert len((await gateway.http.get("/api/jobs", params={"include_disabled": "1"})).json()["jobs"]) == 1
         assert (await gateway.http.post(f"{path}/resume")).json()["job"]["enabled"] is True
         assert (await gateway.http.post(f"{path}/run")).status_code == 200
+        (slot,) = (await gateway.http.get(f"{path}/executions", params={"limit": 1})).json()["data"]
+        assert (slot["slot"], slot["state"], len(slot["output"])) == ("2026-01-02", "finished", 2000)
+        assert (await gateway.http.get(f"/api/jobs/{'0' * 11}9/executions")).status_code == 404
         assert (await gateway.http.delete(path)).json() == {"ok": True}
         for method, where in (("GET", path), ("PATCH", path), ("DELETE", path), ("POST", f"{path}/run")):
             assert (await gateway.http.request(method, where, json={"name": "x"})).status_code == 404

@@ -207,3 +207,26 @@ async def test_replies_that_were_given_up_are_listed_and_queued_again() -> None:
         assert len((await gateway.http.get("/admin/outbox")).json()["data"]) == 1
         assert (await gateway.http.get("/admin/outbox", params={"state": "lost"})).status_code == 400
         assert (await gateway.http.post("/admin/outbox/x/retry")).status_code == 404
+
+
+async def test_dead_letters_of_the_inbox_are_listed_and_let_in_again() -> None:
+    """For admins: what could not be handled and why; letting it wait again signals its conversation."""
+    from hermes_trio.runtime.context import SessionContext
+    from hermes_trio.runtime.ports import NewMessage
+
+    async with open_gateway() as gateway:
+        store = gateway.front.store
+        message = NewMessage(inbox="old", session_key="k", routing=SessionContext(session_key="k"), text="poison")
+        number = await store.accept_message(message)
+        assert number is not None
+        await store.take_inbox("old", "k")
+        assert (await gateway.http.get("/admin/inbox")).json()["data"] == []
+        await store.bury_inbox([number], reason="the interface refused it three times")
+        (row,) = (await gateway.http.get("/admin/inbox")).json()["data"]
+        assert (row["id"], row["kind"], row["text"]) == (number, "message", "poison")
+        assert "three times" in row["reason"]
+        assert (await gateway.http.post(f"/admin/inbox/{number}/retry")).json()["state"] == "pending"
+        assert (await gateway.http.post(f"/admin/inbox/{number}/retry")).status_code == 404
+        assert len((await gateway.http.get("/admin/inbox", params={"state": "pending"})).json()["data"]) == 1
+        assert (await gateway.http.get("/admin/inbox", params={"state": "lost"})).status_code == 400
+        assert (await gateway.http.get("/admin/inbox", headers=await gateway.key("runs"))).status_code == 403

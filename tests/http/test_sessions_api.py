@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -228,6 +229,28 @@ async def test_what_a_session_does_not_take_is_named(
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
         assert (await gateway.http.get("/api/sessions")).json()["data"] == [before]
+
+
+async def test_messages_are_found_by_their_words_in_ones_own_sessions_alone() -> None:
+    """Full-text search with its operators and pages; a tenant finds nothing of another one; what cannot be a query is named."""
+    async with open_gateway() as gateway:
+        acme, other = (
+            await gateway.key("chat", "sessions", name="acme"),
+            await gateway.key("chat", "sessions", name="b"),
+        )
+        for headers, text in ((acme, "the kernel build is green"), (other, "the kernel of truth")):
+            await gateway.chat(text, headers={**headers, "X-Hermes-Session-Id": f"of-{text[-5:]}"})
+        await gateway.front.store.index_messages()
+        find = partial(gateway.http.get, "/api/search")
+        found = (await find(params={"q": "kernel build"}, headers=acme)).json()
+        assert {hit["session_id"] for hit in found["data"]} == {"of-green"}
+        assert ">>>kernel<<<" in found["data"][0]["snippet"]
+        assert (await find(params={"q": "truth"}, headers=acme)).json()["data"] == []
+        assert len((await find(params={"q": "kern*", "limit": "1"})).json()["data"]) == 1
+        assert (await find(params={"q": "kern*", "limit": "1"})).json()["has_more"] is True
+        for wrong in ({}, {"q": " "}, {"q": "x" * 1001}, {"q": "x", "order": "best"}):
+            assert (await find(params=wrong)).status_code == 400, wrong
+        assert (await find(params={"q": "x"}, headers=await gateway.key("runs"))).status_code == 403
 
 
 async def test_branches(fast_path: bool) -> None:

@@ -15,7 +15,7 @@ from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
 from hermes_trio.store import ApiKey
-from hermes_trio.store.records import OutboxRow, OutboxState
+from hermes_trio.store.records import InboxState, OutboxRow, OutboxState
 
 __all__ = ["admin_routes"]
 
@@ -223,6 +223,67 @@ async def retry_outbox(request: Request) -> HandlerResult:
     return Response.of({"id": number, "state": OutboxState.PENDING.value, "object": "hermes.reply.retried"})
 
 
+# -- the inbox -------------------------------------------------------------------------------------------------------------------
+
+
+class InboxBody(msgspec.Struct):
+    """A message or a notice that waits for a session, or that could not be handled; `reason` says why."""
+
+    id: int
+    kind: str
+    inbox: str
+    session_key: str
+    text: str
+    attempts: int
+    created_at: float
+    reason: str
+    object: str = "hermes.inbox.row"
+
+
+class InboxList(msgspec.Struct):
+    """Rows in one state, oldest first."""
+
+    data: list[InboxBody]
+    limit: int
+    offset: int
+    has_more: bool
+    object: str = "list"
+
+
+async def list_inbox(request: Request) -> HandlerResult:
+    """Messages and notices in a state; by default those that could not be handled."""
+    page = page_of(request)
+    try:
+        state = InboxState(request.query("state") or InboxState.DEAD.value)
+    except ValueError:
+        known = ", ".join(state.value for state in InboxState)
+        raise ApiError(400, f"state must be one of {known}.", param="state") from None
+    found = await request.front.store.list_inbox(state, page.peek)
+    rows = [
+        InboxBody(
+            id=row.id,
+            kind=row.kind.value,
+            inbox=row.inbox,
+            session_key=row.session_key,
+            text=row.text[:REPLY_EXCERPT],
+            attempts=row.attempts,
+            created_at=row.created_at,
+            reason=reason,
+        )
+        for row, reason in found[: page.limit]
+    ]
+    return Response.of(InboxList(rows, page.limit, page.offset, len(found) > page.limit))
+
+
+async def retry_inbox(request: Request) -> HandlerResult:
+    """Let a dead letter wait again: its conversation takes it at once."""
+    text = request.params["row_id"]
+    number = int(text) if text.isdecimal() and len(text) <= 18 else -1
+    if not await request.front.store.revive_inbox(number):
+        raise not_found("dead letter", text, "row_not_found")
+    return Response.of({"id": number, "state": InboxState.PENDING.value, "object": "hermes.inbox.retried"})
+
+
 def admin_routes() -> list[Route]:
     """The routes of this module."""
     return [
@@ -296,6 +357,35 @@ def admin_routes() -> list[Route]:
             handler=retry_outbox,
             access=RequiredScope.ADMIN,
             summary="Queue a reply that was given up once more",
+            answer=dict[str, Any],
+            errors=(404,),
+            tag="admin",
+        ),
+        Route(
+            name="inbox",
+            method="GET",
+            path="/admin/inbox",
+            handler=list_inbox,
+            access=RequiredScope.ADMIN,
+            summary="Messages and notices that wait for a session, and those that could not be handled",
+            answer=InboxList,
+            errors=(400,),
+            parameters=(
+                RouteParameter(
+                    "state", "dead (default), pending, taken, delivered, superseded, abandoned or interrupted."
+                ),
+                RouteParameter("limit", "At most so many.", LOOSE_NUMBER),
+                RouteParameter("offset", "Leave out so many.", LOOSE_NUMBER),
+            ),
+            tag="admin",
+        ),
+        Route(
+            name="inbox_retry",
+            method="POST",
+            path="/admin/inbox/{row_id}/retry",
+            handler=retry_inbox,
+            access=RequiredScope.ADMIN,
+            summary="Let a dead letter wait again",
             answer=dict[str, Any],
             errors=(404,),
             tag="admin",

@@ -11,10 +11,10 @@ import msgspec
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.core import CronPort
 from hermes_trio.http.errors import ApiError, not_found
-from hermes_trio.http.inputs import loose_bool
+from hermes_trio.http.inputs import loose_bool, whole_number
 from hermes_trio.http.requests import Handler, HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
-from hermes_trio.http.schemas import LOOSE_FLAG
+from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER
 
 __all__ = ["job_routes"]
 
@@ -33,6 +33,11 @@ _SKILLS: Final = ("skills", "skill")
 NAME_LENGTH: Final = 200
 PROMPT_LENGTH: Final = 5_000
 MODEL_LENGTH: Final = 200
+EXECUTIONS: Final = 20
+MOST_EXECUTIONS: Final = 200
+OUTPUT_EXCERPT: Final = 2000
+"""Characters of a slot's output that the list shows; the rest is in its session."""
+
 LONGEST_DEADLINE: Final = 366 * 86_400.0
 
 
@@ -58,6 +63,13 @@ class JobList(msgspec.Struct):
     """All jobs."""
 
     jobs: list[dict[str, Any]]
+
+
+class ExecutionList(msgspec.Struct):
+    """Slots of a job, the newest first: when each was due, and what became of it."""
+
+    data: list[dict[str, Any]]
+    object: str = "list"
 
 
 class Done(msgspec.Struct):
@@ -178,6 +190,16 @@ async def delete_job(request: Request) -> HandlerResult:
     return Response.of(Done())
 
 
+async def list_executions(request: Request) -> HandlerResult:
+    """The slots of a job, the newest first."""
+    job_id = _job_id(request)
+    limit = whole_number(request.query("limit"), EXECUTIONS, least=1, most=MOST_EXECUTIONS)
+    found = await _cron(request).executions(request.caller.sees, job_id, limit)
+    if found is None:
+        raise not_found("job", job_id, "job_not_found")
+    return Response.of(ExecutionList([{**one, "output": one["output"][:OUTPUT_EXCERPT]} for one in found]))
+
+
 def _verb(call: Callable[[CronPort, str | None, str], Awaitable[dict[str, Any] | None]]) -> Handler:
     async def handler(request: Request) -> HandlerResult:
         job_id = _job_id(request)
@@ -218,6 +240,16 @@ def job_routes() -> list[Route]:
         ),
         route("job_create", "POST", "/api/jobs", create_job, "Make a job", body=JobRequest, errors=(400,)),
         route("job", "GET", one, get_job, "One job", **known),
+        route(
+            "job_executions",
+            "GET",
+            f"{one}/executions",
+            list_executions,
+            "The slots of a job: when each was due, and what became of it",
+            answer=ExecutionList,
+            errors=(400, 404),
+            parameters=(RouteParameter("limit", "How many.", LOOSE_NUMBER),),
+        ),
         route("job_update", "PATCH", one, update_job, "Change a job", body=cast("Any", dict[str, Any]), **known),
         route("job_delete", "DELETE", one, delete_job, "Forget a job", **{**known, "answer": Done}),
         route("job_pause", "POST", f"{one}/pause", _verb(lambda c, t, i: c.pause_job(t, i)), "Pause a job", **known),

@@ -23,11 +23,13 @@ from hermes_trio.http.turns import PLATFORM, Captured
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.store import NewSession, Page, SessionExists, SessionFilter, SessionRow, StoredMessage
+from hermes_trio.store.records import SearchHit, SearchOrder, SearchQuery
 
 from .chat import failure_of, incomplete_of, session_headers, stream_turn
 
 __all__ = ["session_routes"]
 
+QUERY_LENGTH: Final = 1000
 MESSAGES: Final = 10_000
 PROMPT_LENGTH: Final = 65_536
 
@@ -71,6 +73,16 @@ class SessionList(msgspec.Struct):
     """A page of sessions, the newest activity first."""
 
     data: list[SessionBody]
+    limit: int
+    offset: int
+    has_more: bool
+    object: str = "list"
+
+
+class SearchList(msgspec.Struct):
+    """A page of messages that a search found. A `snippet` has the match between `>>>` and `<<<`."""
+
+    data: list[SearchHit]
     limit: int
     offset: int
     has_more: bool
@@ -231,6 +243,28 @@ async def list_sessions(request: Request) -> HandlerResult:
     found = await request.front.store.list_sessions(which, page.peek)
     data = [_body(record) for record in found[: page.limit]]
     return Response.of(SessionList(data, page.limit, page.offset, len(found) > page.limit))
+
+
+async def search_messages(request: Request) -> HandlerResult:
+    """The messages of the caller's sessions that hold all words of `q`; the best first, or by `order`."""
+    page = page_of(request)
+    text = request.query("q").strip()
+    if not 0 < len(text) <= QUERY_LENGTH:
+        raise ApiError(400, f"q must have 1 to {QUERY_LENGTH} characters.", param="q")
+    try:
+        order = SearchOrder(request.query("order") or SearchOrder.RELEVANCE.value)
+    except ValueError:
+        known = ", ".join(order.value for order in SearchOrder)
+        raise ApiError(400, f"order must be one of {known}.", param="order") from None
+    query = SearchQuery(
+        text=text,
+        source=request.query("source") or None,
+        tenant=request.caller.sees,
+        session_id=request.query("session_id") or None,
+        order=order,
+    )
+    found = await request.front.store.search_messages(query, page.peek)
+    return Response.of(SearchList(found[: page.limit], page.limit, page.offset, len(found) > page.limit))
 
 
 async def create_session(request: Request) -> HandlerResult:
@@ -536,6 +570,22 @@ def session_routes() -> list[Route]:
             summary="Your sessions, the newest activity first",
             answer=SessionList,
             parameters=page,
+        ),
+        route(
+            name="search",
+            path="/api/search",
+            handler=search_messages,
+            summary="Messages of your sessions that hold all words",
+            answer=SearchList,
+            errors=(400,),
+            parameters=(
+                RouteParameter("q", 'Words; `"a phrase"`, `begin*`, `this OR that`.'),
+                RouteParameter("limit", "How many.", LOOSE_NUMBER),
+                RouteParameter("offset", "Behind how many.", LOOSE_NUMBER),
+                RouteParameter("source", "Only sessions from there."),
+                RouteParameter("session_id", "Only this session."),
+                RouteParameter("order", "relevance (default), newest or oldest."),
+            ),
         ),
         route(
             name="session_create",

@@ -36,7 +36,9 @@ const HELP = [
   ["f", "follow its session"], ["w", "next warning"], ["/", "search"], ["1 – 9", "views"], ["t", "light or dark"], ["Esc", "back"],
 ];
 
-const root = document.documentElement, alone = root.dataset.page === "chat";
+// One page for both addresses: `/` is the console, `/chat` the chat alone.
+const root = document.documentElement, alone = location.pathname.endsWith("/chat");
+if (alone) root.dataset.page = "chat";
 const main = document.querySelector("main"), rail = document.querySelector(".rail"), status = document.querySelector(".live");
 const store = new TreeStore(), link = { state: "connecting", at: 0, next: 0, word: "" };
 const ctx = {

@@ -42,23 +42,26 @@ function stacked() {
 }
 
 const bytes = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} TB` : n >= 1e9 ? `${(n / 1e9).toFixed(0)} GB` : `${(n / 1e6).toFixed(0)} MB`);
-const NAMES = { state_db: "Store", config: "Configuration", model: "Model", disk: "Disk", gateway: "Gateway", background_queues: "Queues" };
+const NAMES = { state_db: "Store", config: "Configuration", model: "Model", disk: "Disk", gateway: "Gateway", background_queues: "Queues", confinement: "Commands", mcp: "MCP", ends: "Ends" };
 
 function wordsOf(name, check) {
   if (name === "disk" && check.used !== undefined) return `${Math.round(100 * check.used)} % used, ${bytes(check.free_bytes)} free`;
   if (name === "background_queues") return `${check.active_api_runs} runs, ${check.outbox ?? 0} replies and ${check.inbox ?? 0} messages wait`;
+  if (name === "confinement") return `profile ${check.profile}, ${check.status === "ok" ? "every protection is active" : `${check.missing?.length ?? 0} missing`}`;
+  if (name === "ends") return `${check.count} ends could not be written yet`;
   return check.detail ?? (check.status === "ok" ? "well" : check.status);
 }
 
+/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain?: () => void, leave?: () => void}} */
 export function health({ samples, store, me, head, body, go, announce, fail }) {
   samples.wanted = true;
   const whole = (n) => String(Math.round(n));
   const charts = [stacked(), chart("Turns at once", (one) => one.turns, whole, 10), chart("Requests a second", (one) => one.requests, (n) => n.toFixed(1), 8), chart("An answer takes", (one) => one.lag, (n) => `${n.toFixed(1)} ms`, 50), chart("Waits in the outbox", (one) => one.outbox, whole, 4)];
   const check = (name, words, look = "") => h("li", null, h("span", { class: `dot ${look}` }), h("span", { class: "cut" }, name), h("span", { class: "dim cut", title: words }, words));
-  const sum = h("span", { class: "sum wide" }), verdict = h("section", { class: "verdict" }), checks = h("ul", { class: "checks" }), platforms = h("ul", { class: "checks" }), drain = h("div", { class: "drain" });
+  const sum = h("span", { class: "sum wide" }), verdict = h("section", { class: "verdict" }), checks = h("ul", { class: "checks" }), platforms = h("ul", { class: "checks" }), drain = h("div", { class: "drain" }), guards = h("ul", { class: "guards" });
   head.append(sum);
   body.append(h("div", { class: "scroll pad", tabindex: "-1", "data-home": "" }, verdict, h("div", { class: "tiles" }, charts),
-    h("div", { class: "lists" }, h("section", null, h("h3", null, "Checks"), checks), h("section", null, h("h3", null, "Platforms"), platforms), me.admin ? h("section", null, h("h3", null, "Drain"), drain) : null)));
+    h("div", { class: "lists" }, h("section", null, h("h3", null, "Checks"), checks), h("section", null, h("h3", null, "Platforms"), platforms), h("section", null, h("h3", null, "Protections"), guards), me.admin ? h("section", null, h("h3", null, "Drain"), drain) : null)));
   const begin = () => twice("Drain the server…", "Refuse new work for good", async () => {
     drain.replaceChildren(h("p", { class: "dim" }, "Draining: turns may end, the rest is stopped."));
     try {
@@ -86,10 +89,12 @@ export function health({ samples, store, me, head, body, go, announce, fail }) {
       put(sum, `version ${found.version} · pid ${found.pid} · up ${span(Date.now() / 1000 - found.started_at)}`);
       const bad = Object.entries(found.readiness.checks).filter(([, one]) => one.status !== "ok"), away = Object.entries(found.platforms).filter(([, one]) => one.state && one.state !== "connected");
       const blocked = store.root?.note.includes("blocked") ? store.root.note : "";
-      const words = found.gateway_state === "draining" ? "Draining: no new work is taken" : away.length > 0 ? `Degraded: ${away.map(([name]) => name).join(", ")} not connected` : bad.length > 0 ? `Degraded: ${bad.map(([name]) => NAMES[name] ?? name).join(", ")}` : "All is well";
-      const calm = words === "All is well";
-      verdict.replaceChildren(h("span", { class: `dot ${calm ? "" : "warn"}` }), h("div", null, h("h2", null, words), h("p", { class: "dim" }, calm ? `${found.active_agents} turns run, ${found.tree_nodes.toLocaleString("en")} nodes in the tree.` : "Everything else is well. What was accepted is kept, and goes on when it can.")), h("button", { class: "btn", onclick: () => go("tree") }, "Show the tree"));
+      const verdictWords = found.gateway_state === "draining" ? "Draining: no new work is taken" : away.length > 0 ? `Degraded: ${away.map(([name]) => name).join(", ")} not connected` : bad.length > 0 ? `Degraded: ${bad.map(([name]) => NAMES[name] ?? name).join(", ")}` : "All is well";
+      const calm = verdictWords === "All is well";
+      verdict.replaceChildren(h("span", { class: `dot ${calm ? "" : "warn"}` }), h("div", null, h("h2", null, verdictWords), h("p", { class: "dim" }, calm ? `${found.active_agents} turns run, ${found.tree_nodes.toLocaleString("en")} nodes in the tree.` : "Everything else is well. What was accepted is kept, and goes on when it can.")), h("button", { class: "btn", onclick: () => go("tree") }, "Show the tree"));
       checks.replaceChildren(...Object.entries(found.readiness.checks).map(([name, one]) => check(NAMES[name] ?? name, wordsOf(name, one), one.status === "ok" ? "" : "warn")), check("Loop", blocked || "was not blocked lately", blocked ? "warn" : ""));
+      const words = found.readiness.checks.confinement?.words ?? ["commands: this server has no tools that run commands"];
+      guards.replaceChildren(...words.map((line) => h("li", null, h("span", { class: `dot ${/degraded|as root|mend/.test(line) ? "warn" : ""}` }), h("span", null, line.replace(/^commands: /, "")))));
       const all = Object.entries(found.platforms);
       platforms.replaceChildren(...(all.length ? all.map(([name, one]) => check(name, [one.state, one.error ?? one.problem].filter(Boolean).join(": "), one.state === "connected" ? "" : "bad")) : [check("None", "no chat platform is configured", "off")]));
       if (me.admin) showDrain(await get("/admin/drain"));
@@ -101,7 +106,7 @@ export function health({ samples, store, me, head, body, go, announce, fail }) {
   const tick = () => {
     if (performance.now() > next) { next = performance.now() + 5000; if (!drain.querySelector(".armed")) load(); }
     const last = samples.all.at(-1);
-    if (last === drawn) return;
+    if (last === undefined || last === drawn) return;
     drawn = last;
     for (const one of charts) one.draw(samples.all);
   };

@@ -1,10 +1,17 @@
-// Replies that wait for a platform, and those that were given up.
+// Replies that wait for a platform, and those that were given up; and the other way round, messages that could not be handled.
 
 import { get, post } from "../api.js";
-import { glyph, h, put, span } from "../dom.js";
+import { count, glyph, h, put, span } from "../dom.js";
 
-const STATES = [["pending", "Waits"], ["dead", "Given up"], ["sent", "Sent"]];
+const STATES = [["pending", "Waits"], ["dead", "Given up"], ["sent", "Sent"], ["inbox", "Not handled"]];
+const EMPTY = {
+  pending: ["Nothing waits", "A reply is written down with the end of its turn, and sent afterwards."],
+  dead: ["Nothing was given up", "A reply that a platform refuses for good is kept here, and can be sent again."],
+  sent: ["Nothing is kept", "A reply is written down with the end of its turn, and sent afterwards."],
+  inbox: ["Everything was handled", "A message or notice that could not become a turn after three attempts is kept here, and can be let in again."],
+};
 
+/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain: () => void}} */
 export function outbox({ head, body, announce, fail }) {
   const sum = h("span", { class: "sum" });
   let state = "pending", rows = [];
@@ -14,7 +21,7 @@ export function outbox({ head, body, announce, fail }) {
   body.append(h("div", { class: "scroll pad", tabindex: "-1", "data-home": "" }, list));
   async function load() {
     try {
-      ({ data: rows } = await get(`/admin/outbox?state=${state}&limit=100`));
+      ({ data: rows } = await get(state === "inbox" ? "/admin/inbox?state=dead&limit=100" : `/admin/outbox?state=${state}&limit=100`));
       draw();
     } catch (error) {
       fail(error);
@@ -22,8 +29,8 @@ export function outbox({ head, body, announce, fail }) {
   }
   async function retry(row) {
     try {
-      await post(`/admin/outbox/${row.id}/retry`);
-      announce("Queued again.");
+      await post(`/admin/${state === "inbox" ? "inbox" : "outbox"}/${row.id}/retry`);
+      announce(state === "inbox" ? "It waits again: its conversation takes it." : "Queued again.");
       await load();
     } catch (error) {
       fail(error);
@@ -31,11 +38,12 @@ export function outbox({ head, body, announce, fail }) {
   }
   function draw() {
     const at = Date.now() / 1000;
-    list.replaceChildren(...rows.map((row) => h("li", { class: "entry" }, h("span", { class: `dot ${state === "dead" ? "bad" : state === "sent" ? "off" : row.attempts > 0 ? "warn" : ""}` }),
-      h("div", { class: "what" }, h("strong", null, row.platform), " ", h("code", { class: "faint" }, Object.values(row.target).filter(Boolean).join(" · ")), h("p", { class: "dim cut", title: row.text }, row.text), row.error ? h("p", { class: "problem" }, row.error) : null),
-      h("div", { class: "times" }, h("span", { class: "num" }, state === "pending" ? (row.next_at > at ? `next try in ${span(row.next_at - at)}` : "due") : `${row.attempts} attempts`), h("span", { class: "faint num" }, `${span(Math.max(0, at - row.created_at))} old`), row.maybe_duplicate ? h("span", { class: "chip warn" }, "may arrive twice") : null),
-      h("div", { class: "acts" }, state === "dead" ? h("button", { class: "btn", onclick: () => retry(row) }, "Try again") : null))));
-    if (rows.length === 0) list.append(h("li", { class: "empty" }, glyph("sender"), h("h2", null, { pending: "Nothing waits", dead: "Nothing was given up", sent: "Nothing is kept" }[state]), h("p", null, state === "dead" ? "A reply that a platform refuses for good is kept here, and can be sent again." : "A reply is written down with the end of its turn, and sent afterwards.")));
+    list.replaceChildren(...rows.map((row) => h("li", { class: "entry" }, h("span", { class: `dot ${state === "dead" || state === "inbox" ? "bad" : state === "sent" ? "off" : row.attempts > 0 ? "warn" : ""}` }),
+      h("div", { class: "what" }, h("strong", null, row.platform ?? row.inbox), " ", h("code", { class: "faint" }, row.target ? Object.values(row.target).filter(Boolean).join(" · ") : `${row.kind} · ${row.session_key}`), h("p", { class: "dim cut", title: row.text }, row.text), row.error || row.reason ? h("p", { class: "problem" }, row.error ?? row.reason) : null),
+      h("div", { class: "times" }, h("span", { class: "num" }, state === "pending" ? (row.next_at > at ? `next try in ${span(row.next_at - at)}` : "due") : count(row.attempts, "attempt")), h("span", { class: "faint num" }, `${span(Math.max(0, at - row.created_at))} old`), row.maybe_duplicate ? h("span", { class: "chip warn" }, "may arrive twice") : null),
+      h("div", { class: "acts" }, state === "dead" || state === "inbox" ? h("button", { class: "btn", onclick: () => retry(row) }, "Try again") : null))));
+    const [title, words] = EMPTY[state];
+    if (rows.length === 0) list.append(h("li", { class: "empty" }, glyph(state === "inbox" ? "receiver" : "sender"), h("h2", null, title), h("p", null, words)));
     put(sum, rows.length ? `${rows.length}${rows.length === 100 ? " or more" : ""}` : "");
   }
   let next = 0;

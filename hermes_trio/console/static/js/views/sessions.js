@@ -1,10 +1,13 @@
-// The sessions, the newest activity first, and the transcript of one.
+// The sessions, the newest activity first, the messages that a search finds, and the transcript of one.
 
 import { del, get, patch, post } from "../api.js";
-import { glyph, h, place, put, span } from "../dom.js";
+import { count, glyph, h, put, span } from "../dom.js";
 import { twice } from "../twice.js";
 
 const ago = (at) => `${span(Math.max(1, Date.now() / 1000 - at))} ago`;
+
+/** A snippet of a search as nodes: what matched stands between >>> and <<<. @param {string} text */
+const marked = (text) => text.split(/(>>>.*?<<<)/s).map((part) => (part.startsWith(">>>") && part.endsWith("<<<") ? h("mark", null, part.slice(3, -3)) : part));
 
 /** The text of a message, whatever its parts are. */
 export function textOf(content) {
@@ -17,18 +20,36 @@ export function textOf(content) {
 export function message(one) {
   if (one.role === "tool") {
     const terminal = one.tool_name === "terminal";
-    return h("li", { class: "did" }, h("details", null, h("summary", null, glyph("open", "turns"), glyph(terminal ? "process" : "tool", terminal ? "k-process" : "k-tool"), h("span", null, one.tool_name ?? "tool"), h("code", { class: "cut" }, textOf(one.content).slice(0, 160))), h("pre", null, textOf(one.content))));
+    return h("li", { class: "did", "data-message": String(one.id) }, h("details", null, h("summary", null, glyph("open", "turns"), glyph(terminal ? "process" : "tool", terminal ? "k-process" : "k-tool"), h("span", null, one.tool_name ?? "tool"), h("code", { class: "cut" }, textOf(one.content).slice(0, 160))), h("pre", null, textOf(one.content))));
   }
   const text = textOf(one.content);
-  return text ? h("li", { class: "line" }, h("span", { class: "label" }, one.role), h("p", null, text)) : null;
+  return text ? h("li", { class: "line", "data-message": String(one.id) }, h("span", { class: "label" }, one.role), h("p", null, text)) : null;
 }
 
+const PAUSE = 250; // milliseconds without a key before the server is asked
+
+/** @param {object} ctx What the views share, and where this one is drawn. @returns {{regain: () => void, key: (event: KeyboardEvent) => boolean}} */
 export function sessions({ head, body, rest, store, me, go, announce, fail, tell }) {
-  const search = h("input", { class: "field", type: "search", placeholder: "Search sessions   /", "aria-label": "Search sessions", oninput: () => draw() }), sum = h("span", { class: "sum" });
+  const search = h("input", { class: "field", type: "search", placeholder: "Search messages   /", "aria-label": "Search sessions and messages", oninput: () => { draw(); clearTimeout(timer); timer = setTimeout(find, PAUSE); } }), sum = h("span", { class: "sum" });
   head.append(sum, h("span", { class: "push" }), search);
   const list = h("ol", { class: "table scroll", "aria-label": "Sessions", "data-home": "", tabindex: "-1" }), text = h("section", { class: "script scroll", "aria-label": "Transcript", tabindex: "0" });
   body.append(list, text);
-  let rows = [], open = rest[0] ?? "", shown = "", more = false;
+  let rows = [], open = rest[0] ?? "", shown = "", more = false, hits = [], asked = "", timer = 0, wanted = null;
+
+  /** Ask for the messages that have the words. The answer to an older question is dropped. */
+  async function find() {
+    const words = search.value.trim();
+    if (words === asked) return;
+    asked = words;
+    try {
+      const { data } = words ? await get(`/api/search?q=${encodeURIComponent(words)}&limit=50`) : { data: [] };
+      if (asked !== words) return;
+      hits = data;
+      draw();
+    } catch (error) {
+      fail(error);
+    }
+  }
 
   async function load() {
     try {
@@ -47,17 +68,22 @@ export function sessions({ head, body, rest, store, me, go, announce, fail, tell
     const words = search.value.toLowerCase(), found = rows.filter((row) => `${row.id} ${title(row)} ${row.source} ${row.user_id ?? ""} ${row.model ?? ""} ${row.end_reason ?? ""}`.toLowerCase().includes(words));
     const alive = new Set();
     for (const node of store.nodes.values()) if (node.closedAt === null && node.owner) alive.add(node.owner).add(node.id);
-    put(sum, `${found.length} of ${rows.length}${more ? " newest" : ""}`);
-    list.replaceChildren(...found.map((row) => h("li", null, h("button", { class: "pick", "aria-current": row.id === open ? "true" : null, onclick: () => { open = row.id; draw(); show(); } },
+    put(sum, `${found.length} of ${rows.length}${more ? " newest" : ""}${hits.length ? ` · ${count(hits.length, "message")} found` : ""}`);
+    list.replaceChildren(...found.map((row) => h("li", null, h("button", { class: "pick", "aria-current": row.id === open ? "true" : null, onclick: () => { open = row.id; wanted = null; draw(); show(); } },
       h("span", { class: `dot ${!row.ended_at && alive.has(row.id) ? "" : "off"}` }), h("span", { class: "cut" }, title(row)), h("span", { class: "faint cut" }, [row.source, row.user_id].filter(Boolean).join(" · ")), h("span", { class: "num faint" }, `${row.message_count} messages`), row.end_reason ? h("span", { class: "chip" }, row.end_reason) : h("span", { class: "num faint" }, ago(row.last_active ?? row.started_at))))));
-    if (found.length === 0) list.append(h("li", { class: "empty" }, glyph("sessions"), h("h2", null, rows.length ? "No session has these words" : "No sessions yet"), h("p", null, rows.length ? "" : "A conversation appears here with its first message.")));
+    if (hits.length > 0) {
+      list.append(h("li", { class: "label" }, "Messages"), ...hits.map((hit) => h("li", null, h("button", { class: "pick hit", "aria-current": hit.message_id === wanted ? "true" : null, onclick: () => { open = hit.session_id; wanted = hit.message_id; draw(); show(); } },
+        h("span", { class: "dot off" }), h("span", { class: "snippet" }, marked(hit.snippet)), h("span", { class: "faint cut" }, [hit.role, hit.title || hit.source].filter(Boolean).join(" · ")), h("span", { class: "num faint" }, ago(hit.timestamp))))));
+    }
+    if (found.length === 0 && hits.length === 0) list.append(h("li", { class: "empty" }, glyph("sessions"), h("h2", null, rows.length ? "No session has these words" : "No sessions yet"), h("p", null, rows.length ? "" : "A conversation appears here with its first message.")));
   }
   async function show() {
-    const row = rows.find((one) => one.id === open);
-    if (!row) return text.replaceChildren();
-    shown = row.id;
-    let data = [];
+    let row = rows.find((one) => one.id === open), data = [];
     try {
+      // A session that a search found, or that an address names, may be older than the list.
+      if (!row && open) ({ session: row } = await get(`/api/sessions/${encodeURIComponent(open)}`));
+      if (!row) return text.replaceChildren();
+      shown = row.id;
       ({ data } = await get(`/api/sessions/${encodeURIComponent(row.id)}/messages`));
     } catch (error) {
       return fail(error);
@@ -73,6 +99,10 @@ export function sessions({ head, body, rest, store, me, go, announce, fail, tell
           row.ended_at ? null : twice("End", "End this session", async () => { try { await patch(path, { end_reason: "console" }); announce("Ended."); await load(); } catch (error) { fail(error); } }),
           twice("Delete", "Delete for good", async () => { try { await del(path); open = ""; announce("Deleted."); await load(); } catch (error) { fail(error); } }))),
       h("ol", null, data.map(message)));
+    const place = wanted === null ? null : text.querySelector(`[data-message="${wanted}"]`);
+    place?.querySelector("details")?.setAttribute("open", "");
+    place?.classList.add("found");
+    place?.scrollIntoView({ block: "center" });
     if (data.length === 0) text.append(h("p", { class: "faint" }, "No messages are kept of this session."));
   }
   load();
