@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 
-from tests.e2e.server_process import KEY, ServerProcess, server_process
+from tests.e2e.server_process import KEY, ServerProcess
 
 from .browser import MARKUP, link, needs_chromium, row, start, visitor
 
@@ -19,8 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [needs_chromium(), pytest.mark.slow]
-
-COMMAND = (sys.executable, "-m", "hermes_trio", "serve", "--port")
 
 
 def test_signing_in_by_link_and_by_key_and_out(browser: Browser, server: ServerProcess, http: httpx2.Client) -> None:
@@ -125,37 +120,6 @@ def test_stored_markup_is_text_wherever_it_is_shown(
             assert "owned" not in page.title()
 
 
-@pytest.mark.slow
-def test_no_page_can_frame_it_and_no_site_can_use_its_cookie(
-    browser: Browser, server: ServerProcess, http: httpx2.Client
-) -> None:
-    """Clickjacking and forged requests, tried by a real browser from another origin."""
-    with visitor(browser, server.url) as one:
-        page = one.open(link(http))
-        page.get_by_role("treegrid").wait_for()
-        other = server.url.replace("127.0.0.1", "localhost")
-        evil = one.context.new_page()
-        evil.goto(other + "/health")
-        outcome = evil.evaluate(
-            """async (url) => {
-                try { return (await fetch(url + "/admin/drain", {method: "POST", credentials: "include", mode: "no-cors"})).type }
-                catch (error) { return String(error) }
-            }""",
-            server.url,
-        )
-        assert outcome
-        assert http.get("/admin/drain").json()["draining"] is False
-        frame = evil.evaluate(
-            """(url) => new Promise((done) => {
-                const frame = document.createElement("iframe");
-                frame.onload = () => { try { done(frame.contentDocument === null ? "blocked" : frame.contentDocument.title) } catch { done("blocked") } };
-                frame.src = url + "/"; document.body.append(frame);
-            })""",
-            other,
-        )
-        assert frame in ("blocked", "")
-
-
 VIEWS = ("tree", "timeline", "approvals", "chat", "sessions", "runs", "jobs", "outbox", "keys", "health")
 
 UNNAMED = """() => [...document.querySelectorAll("button, a, input, textarea, select, [role=button], [tabindex='0']")]
@@ -243,32 +207,3 @@ def test_a_stop_needs_only_the_keyboard(browser: Browser, server: ServerProcess,
         page.keyboard.press("x")
         page.keyboard.press("x")
         page.get_by_text(re.compile("Stopped · .* · empty")).wait_for()
-
-
-@pytest.mark.slow
-def test_a_killed_server_that_is_started_again_shows_as_one(browser: Browser, tmp_path: Path) -> None:
-    """SIGKILL under an open page: it says that the connection is lost, comes back by itself, and shows each message once."""
-    with server_process(tmp_path) as first:
-        port = first.url.rpartition(":")[2]
-        with httpx2.Client(base_url=first.url, headers=first.headers, trust_env=False) as http:
-            path = link(http)
-        with visitor(browser, first.url) as one:
-            one.allowed = ["ERR_", "Failed to load"]
-            page = one.open(path)
-            page.goto(first.url + "/#/chat/kept")
-            page.get_by_role("button", name="New conversation").click()
-            page.get_by_label("Message", exact=True).fill("before the kill")
-            page.keyboard.press("Enter")
-            page.locator(".flow").get_by_text("You said: before the kill").wait_for()
-            first.signal(signal.SIGKILL)
-            page.get_by_text("The connection is lost").wait_for()
-            first.wait()
-            with server_process(tmp_path, command=[*COMMAND, port]) as second:
-                page.get_by_text("The server was started again").wait_for(timeout=30_000)
-                page.get_by_label("Message", exact=True).fill("after the kill")
-                page.keyboard.press("Enter")
-                page.locator(".flow").get_by_text("You said: after the kill").wait_for()
-                said = page.locator(".flow").inner_text()
-                assert said.count("You said: before the kill") == 1
-                assert said.count("You said: after the kill") == 1
-                assert second.is_alive()

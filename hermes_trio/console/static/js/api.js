@@ -80,7 +80,7 @@ export async function stream(path, { method = "GET", body, last = "", signal, he
 const WAITS = [0.5, 1, 2, 4, 8]; // seconds between two attempts
 
 /**
- * A stream that goes on for ever: reconnects, and resumes with the id of the last event. `state(name, seconds)` is told
+ * A stream that goes on until `finished(problem)` says that nothing more is to come (`problem` is null if the server ended it): reconnects, and resumes with the id of the last event. `state(name, seconds)` is told
  * "live", "lost" (with the seconds to the next attempt), "refused" (with the problem) or "over".
  */
 export class Follower {
@@ -104,7 +104,7 @@ export class Follower {
         problem = error;
       }
       if (this.closed) return;
-      if (this.finished()) return this.state("over");
+      if (this.finished(problem)) return this.state("over");
       if (problem instanceof Problem && problem.status < 500 && problem.status !== 429) {
         this.closed = true;
         return this.state("refused", problem);

@@ -2,11 +2,25 @@
 
 const ENDS = { "run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled" };
 
-/** What a run did, from its events. Feed it each event once; times are seconds since 1970. */
+/**
+ * @typedef {{kind: string, label: string, id: string, start: number, end: number|null, depth: number, how: string}} Span One bar of a timeline;
+ *   `end` is null while it goes on.
+ */
+
+/** What a run did, from its events. Feed it each event as it comes; times are seconds since 1970. */
 export class RunSpans {
+  /** @param {object} run The run as `GET /v1/runs/{id}` gives it. */
   constructor(run) {
-    Object.assign(this, { id: run.run_id, name: "", owner: run.session_id, start: run.created_at, end: run.ended_at ?? null, status: run.status, spans: [], events: [], open: new Map(), output: "" });
-    this.spans.push({ kind: "turn", label: run.run_id, id: run.run_id, start: run.created_at, end: this.end, depth: 0, how: "" });
+    Object.assign(this, { id: run.run_id, name: "", owner: run.session_id, start: run.created_at, end: run.ended_at ?? null, status: run.status, over: false, resets: 0 });
+    this._clear();
+  }
+
+  /** Begin anew: the server did not know the last event (it was not yet written when the server died), and tells all of them again. */
+  _clear() {
+    /** @type {Span[]} */
+    this.spans = [{ kind: "turn", label: this.id, id: this.id, start: this.start, end: this.end, depth: 0, how: "" }];
+    Object.assign(this, { events: [], open: new Map(), output: "" });
+    this.resets += 1;
   }
 
   get live() { return this.end === null; }
@@ -24,10 +38,15 @@ export class RunSpans {
     this.open.delete(id);
   }
 
+  /** Take the next event of the stream. @param {object} event */
   take(event) {
     const at = event.timestamp, name = event.event;
     if (name === "message.delta") { this.output += event.delta; return; }
-    if (name === "resync") return;
+    if (name === "resync") {
+      if (event.reason === "unknown_event_id") this._clear();
+      else this.events.push({ at: this.events.at(-1)?.at ?? this.start, event: "gap", text: "some events are not kept any more" });
+      return;
+    }
     this.events.push({ at, event: name, text: words(event) });
     if (name === "model.started") { this.output = ""; this._open("model", event.request_id, event.model, at, 1); }
     else if (name === "model.completed") this._close(event.request_id, at, event.error ? "failed" : "");
@@ -38,6 +57,7 @@ export class RunSpans {
     else if (ENDS[name]) {
       this.status = ENDS[name];
       this.end = this.spans[0].end = at;
+      this.over = true;
       if (event.output) this.output = event.output;
       for (const id of [...this.open.keys()]) this._close(id, at, this.status);
     }
@@ -54,7 +74,10 @@ function words(event) {
   return event.error ?? event.cause ?? event.text ?? event.detail ?? "";
 }
 
-/** What a session did, from the times of its messages: answers as model spans, results as tool spans. */
+/**
+ * What a session did, from the times of its messages: answers as model spans, results as tool spans.
+ * @param {object} session @param {object[]} messages @returns {{id: string, start: number, end: number, spans: Span[]}}
+ */
 export function transcriptSpans(session, messages) {
   const spans = [], calls = new Map();
   let before = messages[0]?.timestamp ?? session.started_at;

@@ -2,7 +2,7 @@
 
 import { Follower, get, post } from "./api.js";
 
-const NOTICE = /^\[IMPORTANT: /;
+const NOTICE = /^(\[IMPORTANT: |The server stopped while this message was being worked on)/; // how a notice begins in a transcript
 
 /**
  * @typedef {{name: string, media: string, bytes: number, url: string}} Attached A file of a message; `url` is empty where it cannot be fetched.
@@ -14,10 +14,10 @@ const NOTICE = /^\[IMPORTANT: /;
 
 const HEARD = 500;
 
-/** Whether an event came after another. An id is `epoch-number`; those of another server are after everything. */
+/** Whether an event came after another of the same server; an id is `epoch-number`. Null if they are of different servers. */
 function isAfter(id, other) {
   const [epoch, number] = id.split("-"), [known, last] = other.split("-");
-  return epoch !== known || Number(number) > Number(last);
+  return epoch === known ? Number(number) > Number(last) : null;
 }
 
 /** A name for a new conversation. */
@@ -95,7 +95,7 @@ export class Talks {
     talk.loaded = true;
     for (const event of found.live) this.take(talk, event);
     talk.read = found.event_id;
-    for (const [id, event] of this.heard) if (event.conversation === talk.id && isAfter(id, talk.read)) this.take(talk, event);
+    for (const [id, event] of this.heard) if (event.conversation === talk.id && isAfter(id, talk.read) === true) this.take(talk, event);
     if (talk === this.shown) this.saw(talk);
     this.version += 1;
   }
@@ -122,7 +122,7 @@ export class Talks {
     if (!talk) return this.load();
     if (event.event === "seen") return talk === this.shown ? undefined : this.load();
     if (event.event === "message") return event.turn ? undefined : this.changed(talk, event.text);
-    if (!talk.read || isAfter(id, talk.read)) this.take(talk, event);
+    if (!talk.read || isAfter(id, talk.read) !== false) this.take(talk, event);
     if (event.event === "turn.ended") this.changed(talk, "");
     else if (event.event === "approval.request") this.notify(talk, "waits for your answer");
     this.version += 1;

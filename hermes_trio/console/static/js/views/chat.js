@@ -7,6 +7,7 @@ import { card } from "./approvals.js";
 const KINDS = { terminal: "process", process: "process", delegate_task: "delegation" };
 const hour = (at) => clock(new Date(1000 * at)).slice(0, 5);
 
+const BAD = /^The server stopped|exit code (?!0\b)|was lost|timed out/; // notices of work that did not end well
 const MOST_FILES = 8;
 const size = (bytes) => (bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${Math.round(bytes / 1000)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
 
@@ -46,7 +47,7 @@ export function chat({ talks, head, body, rest, go, announce }) {
   async function send() {
     const text = input.value.trim(), sent = files;
     if (!text && sent.length === 0) return;
-    if (!open) choose(talks.make());
+    if (!open) choose(talks.find(wanted) ?? talks.make(wanted || undefined));
     input.value = "";
     files = [];
     drawTray();
@@ -68,7 +69,8 @@ export function chat({ talks, head, body, rest, go, announce }) {
       const kind = KINDS[message.name] ?? "tool";
       return h("li", { class: "did" }, h("details", null, h("summary", null, glyph("open", "turns"), glyph(look(kind)[0], css(kind)), h("span", null, message.name), h("code", { class: "cut" }, message.text), h("span", { class: "num faint" }, message.seconds === null ? "works…" : span(message.seconds))), h("pre", null, message.output || "no output yet")));
     }
-    if (message.who === "notice") return h("li", { class: "notice" }, glyph("check"), h("div", null, h("details", null, h("summary", null, message.text.replace(/^\[IMPORTANT: /, "").split("\n")[0].replace(/\]$/, "")), h("pre", null, message.text))), h("span", { class: "chip good", title: "The notice was committed with the end of the work and has reached this conversation" }, "delivered ", when));
+    const bad = message.who === "notice" && BAD.test(message.text);
+    if (message.who === "notice") return h("li", { class: `notice ${bad ? "bad" : ""}` }, glyph(bad ? "warn" : "check"), h("div", null, h("details", null, h("summary", null, message.text.replace(/^\[IMPORTANT: /, "").split("\n")[0].replace(/\]$/, "")), h("pre", null, message.text))), h("span", { class: `chip ${bad ? "warn" : "good"}`, title: "The notice was committed with the end of the work and has reached this conversation" }, "delivered ", when));
     return h("li", { class: message.who }, h("div", { class: "words" }, message.text || message.live ? h("p", null, message.text, message.live ? h("i", { class: "caret" }) : null) : null, attached(message.files)), when);
   }
   function tick() {

@@ -44,7 +44,7 @@ export function runs({ head, body, rest, asks, store, go, announce, fail }) {
       return fail(error);
     }
     one = new RunSpans(run);
-    one.output = run.output ?? "";
+    if (run.ended_at) one.output = run.output ?? "";
     parts = { status: h("span", { class: "chip" }), long: h("span", { class: "num dim" }), output: h("pre", { class: "output" }), events: h("ol", { class: "events still" }), asked: h("div", { class: "cards" }), slot: h("div") };
     const stop = twice("Stop", "Stop it and all that it started", async () => {
       const receipt = new Receipt();
@@ -68,7 +68,7 @@ export function runs({ head, body, rest, asks, store, go, announce, fail }) {
     count = -1;
     follower = new Follower(`/v1/runs/${encodeURIComponent(run.run_id)}/events`, {
       hear: ({ data }) => one.take(data),
-      finished: () => one.end !== null,
+      finished: (problem) => one.over || (problem === null && run.ended_at),
       state: (name, problem) => { if (name === "refused") fail(problem); else if (name === "over") load(); },
     });
     tick();
@@ -79,7 +79,7 @@ export function runs({ head, body, rest, asks, store, go, announce, fail }) {
     parts.status.className = `chip ${STATUS[one.status] ?? ""}`;
     put(parts.long, span((one.end ?? Date.now() / 1000) - one.start));
     put(parts.output, one.output || (one.end === null ? "nothing yet" : "no output"));
-    const mark = `${one.id}${one.events.length}`;
+    const mark = `${one.id}|${one.resets}|${one.events.length}`;
     if (mark !== drawn) {
       drawn = mark;
       parts.events.replaceChildren(...one.events.slice(-200).map((event) => h("li", { class: event.event.startsWith("approval") ? "warn" : "" }, h("span", { class: "num faint" }, "+" + span(Math.max(0, event.at - one.start))), h("span", { class: "mono cut" }, event.event), h("span", { class: "dim cut", title: event.text }, event.text))));

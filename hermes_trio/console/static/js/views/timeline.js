@@ -48,7 +48,7 @@ export function timeline(ctx) {
     one.name = (run.output ?? run.error ?? "").split("\n")[0] || run.run_id;
     follower = new Follower(`/v1/runs/${encodeURIComponent(run.run_id)}/events`, {
       hear: ({ data }) => { one.take(data); drawn = ""; },
-      finished: () => one.end !== null,
+      finished: (problem) => one.over || (problem === null && run.ended_at),
       state: (name, problem) => { if (name === "refused") fail(problem); },
     });
     return one;
