@@ -29,6 +29,7 @@ __all__ = [
     "StoreInUse",
     "StoreReadOnly",
     "StoreReplaced",
+    "StoreUnavailable",
     "TitleTaken",
     "UnknownRecord",
     "UnknownSession",
@@ -77,6 +78,12 @@ class StoreReplaced(StoreError):
     """The database file was removed, or another one has its name: what would be written now would be lost with the end of this server."""
 
     told: ClassVar[str] = "the database file was removed or replaced; nothing of this was kept"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached, or takes no work now. Nothing of this write was kept; it works again when the database is back."""
+
+    told: ClassVar[str] = "the database cannot be reached; try again in a moment"
 
 
 class StoreClosed(StoreError):

@@ -57,6 +57,10 @@ class Signals:
             if not subscribers and self._subscribers.get((topic, key)) is subscribers:
                 del self._subscribers[topic, key]
 
+    def wanted(self) -> list[tuple[str, str | None]]:
+        """The topics and keys that somebody has subscribed to."""
+        return list(self._subscribers)
+
     def announce(self, signals: Iterable[Signal]) -> None:
         """A commit concerned these: call those who subscribed to them, each once a signal."""
         for signal in dict.fromkeys(signals):

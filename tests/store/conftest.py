@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from hermes_trio.store import Retention, Runner, SqliteStore, Store, open_store
+from hermes_trio.store import Retention, Runner, Store, open_store
+from tests.postgres_server import PostgresServer, postgres_server
 
 BACKENDS = {
     "memory": (False, Runner.INLINE),
@@ -45,7 +47,7 @@ class Backend:
         """Whether closing and opening again keeps what was written."""
         return self.path is not None
 
-    def open(self, **settings: Any) -> AbstractAsyncContextManager[SqliteStore]:
+    def open(self, **settings: Any) -> AbstractAsyncContextManager[Any]:
         """Open the store."""
         settings.setdefault("clock", self.clock)
         settings.setdefault("maintenance", False)
@@ -59,9 +61,56 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=list(BACKENDS))
-def backend(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Backend:
+class PostgresBackend:
+    """A PostgreSQL database of its own."""
+
+    durable = True
+    path: Path | None = None
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self.url = url
+        self.clock = clock
+
+    def open(self, **settings: Any) -> AbstractAsyncContextManager[Any]:
+        """Open the store."""
+        from hermes_trio.store.postgres.store import open_postgres
+
+        settings.setdefault("clock", self.clock)
+        settings.setdefault("maintenance", False)
+        settings.setdefault("retention", Retention())
+        settings.setdefault(
+            "poll_seconds", 3600.0
+        )  # a look at the rows is a second signal, which most tests do not want
+        return open_postgres(self.url, **settings)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for all tests of this process, with a store in the database `prepared`."""
+    from hermes_trio.store.postgres.link import open_link
+    from hermes_trio.store.postgres.schema import migrate_schema
+
+    async def prepare(url: str) -> None:
+        async with open_link(url, "prepared") as link:
+            await migrate_schema(link, "prepared")
+
+    with postgres_server() as server:
+        server.execute("CREATE DATABASE prepared OWNER keeper")
+        trio.run(prepare, server.url("prepared"))
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """A fresh store in a PostgreSQL database of its own."""
+    return postgres.url(postgres.new_database("prepared"))
+
+
+@pytest.fixture(params=[*BACKENDS, pytest.param("postgres", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Backend | PostgresBackend:
     """Each backend and runner in turn."""
+    if request.param == "postgres":
+        return PostgresBackend(request.getfixturevalue("postgres_url"), clock)
     on_disk, runner = BACKENDS[request.param]
     return Backend(tmp_path / "store.db" if on_disk else None, runner, clock)
 

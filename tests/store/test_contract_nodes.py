@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
+import trio
+import trio.testing
 
 from hermes_trio.runtime.errors import Fenced, SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
@@ -24,21 +28,51 @@ from hermes_trio.runtime.ports import (
 from hermes_trio.store import SqliteStore, open_store
 from hermes_trio.store.records import ApprovalChoice, NewApproval
 
-from .conftest import Clock
+from .conftest import Clock, PostgresBackend
 from .turns import KEY, finish, job, message, run, start
 
 
-@pytest.fixture
-async def nodes(clock: Clock) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
-    """Two nodes on one store."""
+@asynccontextmanager
+async def _two_in_memory(clock: Clock) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
     async with (
         open_store(None, clock=clock) as base,
         base.shared("a", lease_seconds=15) as one,
         base.shared("b", lease_seconds=15) as two,
     ):
+        yield one, two
+
+
+@asynccontextmanager
+async def _two_on_postgres(backend: PostgresBackend) -> AsyncIterator[tuple[Any, Any]]:
+    async with (
+        backend.open(node_name="a", lease_seconds=15) as one,
+        backend.open(node_name="b", lease_seconds=15) as two,
+    ):
+        yield one, two
+
+
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.slow)])
+def shared_database(request: pytest.FixtureRequest, clock: Clock) -> PostgresBackend | None:
+    """A PostgreSQL database, or None for one in memory."""
+    return PostgresBackend(request.getfixturevalue("postgres_url"), clock) if request.param == "postgres" else None
+
+
+@pytest.fixture
+async def nodes(shared_database: PostgresBackend | None, clock: Clock) -> AsyncIterator[tuple[Any, Any]]:
+    """Two nodes on one store."""
+    opened = _two_in_memory(clock) if shared_database is None else _two_on_postgres(shared_database)
+    async with opened as (one, two):
         await one.recover("e1")
         await two.recover("e2")
+        await trio.testing.wait_all_tasks_blocked(0.05)
         yield one, two
+
+
+async def until(told: list[Any], count: int) -> None:
+    """Wait until so many signals came: from another host they come a moment after the commit."""
+    with trio.move_on_after(10):
+        while len(told) < count:  # noqa: ASYNC110
+            await trio.sleep(0.005)
 
 
 Nodes = tuple[SqliteStore, SqliteStore]
@@ -127,6 +161,7 @@ async def test_a_singleton_is_held_by_one_node(nodes: Nodes, clock: Clock) -> No
         await two.reap("e2")
         assert await two.claim_lease("index")
         await two.leave_node("e2")
+        await until(free, 4)
     assert free == ["cron", "index", "cron", "index"]
 
 
@@ -138,6 +173,7 @@ async def test_a_node_that_leaves_leaves_nothing_open(nodes: Nodes) -> None:
         await one.begin_turn(start("t1", hold=True))
         await one.start_job(job())
         await one.leave_node("e1")
+        await until(gone, 1)
     assert gone == [one.owner]
     assert [node.incarnation for node in await two.list_nodes()] == [two.owner]
     assert (await two.list_jobs())[0].state.value == "lost"
@@ -170,6 +206,7 @@ async def test_a_request_is_answered_once_by_its_node_or_by_the_reaper(nodes: No
         assert found is not None
         assert found.gone
         assert not await two.ask_node(NodeRequest(id="r3", node=one.owner, kind="stop"))
+        await until(answered, 2)
     assert (set(asked), answered) == ({one.owner}, ["r1", "r2"])
 
 
@@ -201,6 +238,7 @@ async def test_the_lock_of_a_session_is_a_row(nodes: Nodes, clock: Clock) -> Non
         clock.advance(10)
         await one.reap("e1")
         await one.begin_turn(start("t6", hold=True))
+        await until(free, 3)
     assert free == ["s1", "s1", "s1"]
 
 
@@ -232,6 +270,7 @@ async def test_a_run_an_approval_and_a_key_signal_on_every_node(nodes: Nodes) ->
         await one.begin_turn(begun)
         await one.append_events([EventRow(run_id="run_1", epoch="e1", number=1, event={"event": "tool.started"})])
         await one.finish_turn(finish(begun, "a", "b"))
+        await until(seen, 3)
         assert seen == [("run", "run_1")] * 3
         seen.clear()
         for number in range(4):
@@ -246,9 +285,11 @@ async def test_a_run_an_approval_and_a_key_signal_on_every_node(nodes: Nodes) ->
         assert found is not None
         assert (found.reason, found.asked) == ("nobody saw it", False)
         await one.end_approval_scope("c", reason="over")
+        await until(seen, 4)
         assert sorted(seen) == [("approval", f"a{number}") for number in range(4)]
         seen.clear()
         key, _ = await one.create_api_key("k")
         await one.revoke_api_key(key.id)
         await one.revoke_api_key(key.id)
+        await until(seen, 1)
         assert seen == [("key", key.id)]

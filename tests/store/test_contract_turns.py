@@ -44,7 +44,7 @@ async def test_counters_add_up_over_turns(store: Store) -> None:
 
 
 async def test_messages_come_back_as_they_were(store: Store) -> None:
-    """Structured content, tool calls, reasoning and platform ids survive; lone surrogates are replaced, not fatal."""
+    """Structured content, tool calls, reasoning and platform ids survive; lone surrogates are replaced, not fatal, and so is NUL if need be."""
     messages = (
         Message(
             role="user", content=[{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]
@@ -63,7 +63,10 @@ async def test_messages_come_back_as_they_were(store: Store) -> None:
     await store.finish_turn(finish(start(), messages=messages))
 
     loaded = await store.load_history("s1")
-    assert [msgspec.structs.replace(entry, timestamp=0.0) for entry in loaded[:3]] == list(messages[:3])
+    plain = [msgspec.structs.replace(entry, timestamp=0.0) for entry in loaded[:3]]
+    assert plain[:2] == list(messages[:2])
+    assert msgspec.structs.replace(plain[2], content="a\x00b") == messages[2]
+    assert plain[2].content in ("a\x00b", "a\ufffdb")
     assert (loaded[3].content, loaded[3].timestamp, loaded[3].platform_message_id) == ("żółć ? 漢字", 5.0, "99")
 
 

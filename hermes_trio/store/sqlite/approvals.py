@@ -23,6 +23,9 @@ _COLUMNS: Final = (
     " reason, created_at, expires_at, answered_at, grantee, asker, asked"
 )
 
+ALL: Final = 1_000_000
+"""More requests than can wait in one scope."""
+
 
 def _approval(row: Row) -> ApprovalRow:
     values: list[Any] = [
@@ -98,7 +101,7 @@ def answer_scope(
 ) -> list[ApprovalRow]:
     """Answer the oldest pending request of a scope, or all of them."""
     sql = "SELECT id FROM approvals WHERE scope = ? AND state = 'pending' ORDER BY created_at, rowid LIMIT ?"
-    ids = [found for (found,) in many(db, sql, (scope, -1 if everything else 1))]
+    ids = [found for (found,) in many(db, sql, (scope, ALL if everything else 1))]
     answers = [answer(db, now, approval_id, choice, reason) for approval_id in ids]
     return [answered for answered in answers if answered is not None]
 

@@ -44,7 +44,7 @@ def put_job(db: Database, now: float, job: CronJob) -> CronJob:
         f"INSERT INTO cron_jobs ({_JOB}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
         " name = excluded.name, schedule = excluded.schedule, spec = excluded.spec,"
         " enabled = excluded.enabled, next_at = excluded.next_at, updated_at = excluded.updated_at"
-        f" WHERE tenant = excluded.tenant RETURNING {_JOB}",
+        f" WHERE cron_jobs.tenant = excluded.tenant RETURNING {_JOB}",
         (
             job.id,
             clean(job.name),

@@ -17,6 +17,7 @@ __all__ = [
     "load",
     "load_mapping",
     "load_routing",
+    "merge_patch",
     "message_from_row",
     "message_to_row",
     "routing_text",
@@ -59,6 +60,21 @@ def load(text: str) -> Any:
 def load_mapping(text: str | None) -> dict[str, Any]:
     """The mapping of a JSON text; empty for no text."""
     return _decode(text) if text else {}
+
+
+def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with the changes of another (RFC 7396): None removes a member, mappings are merged, everything else is replaced."""
+    merged = dict(value)
+    for name, change in patch.items():
+        if change is None:
+            merged.pop(name, None)
+        elif isinstance(change, Mapping):
+            known = merged.get(name)
+            old = cast(Mapping[str, Any], known if isinstance(known, Mapping) else {})
+            merged[name] = merge_patch(old, cast(Mapping[str, Any], change))
+        else:
+            merged[name] = change
+    return merged
 
 
 def _cleaned(value: object) -> object:

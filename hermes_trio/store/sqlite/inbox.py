@@ -320,7 +320,7 @@ def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
     """The session keys for which something waits, or was claimed by this owner and not begun, the longest waiting first."""
     sql = (
         "SELECT session_key FROM (SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'pending' AND inbox = ?1 UNION ALL"
-        " SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'taken' AND turn_id = '' AND inbox = ?1 AND owner = ?2)"
+        " SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'taken' AND turn_id = '' AND inbox = ?1 AND owner = ?2) AS waiting"
         " GROUP BY session_key ORDER BY min(id)"
     )
     return [key for (key,) in many(db, sql, (inbox, owner))]

@@ -9,7 +9,7 @@ from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import JobFinish, JobStart, inbox_topic
 from hermes_trio.store.records import FIRST_PAGE, JobRow, Page
 
-from .encoding import clean, dump, load_mapping, load_routing, routing_text
+from .encoding import clean, dump, load_mapping, load_routing, merge_patch, routing_text
 from .inbox import insert_notice
 from .roots import close_root
 from .rows import Database, Row, equalities, exists, many, one, write
@@ -59,11 +59,13 @@ def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | No
 
     `Fenced` if another owner has the job, or has ended it.
     """
+    known = one(db, "SELECT details FROM jobs WHERE job_id = ?", (job.job_id,)) if job.details else None
+    details = None if known is None else dump(merge_patch(load_mapping(known[0]), job.details))
     ended = one(
         db,
-        "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, details = json_patch(details, ?)"
+        "UPDATE jobs SET state = ?, summary = ?, ended_at = ?, details = coalesce(?, details)"
         " WHERE job_id = ? AND ended_at IS NULL AND owner = ? RETURNING root_id, inbox, session_key",
-        (job.state.value, clean(job.summary), now, dump(job.details), job.job_id, owner),
+        (job.state.value, clean(job.summary), now, details, job.job_id, owner),
     )
     if ended is None and exists(db, "SELECT 1 FROM jobs WHERE job_id = ? AND owner <> ?", (job.job_id, owner)):
         raise Fenced(f"job {job.job_id} belongs to another owner by now")

@@ -77,12 +77,12 @@ def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
     """End sessions in which nothing happens: none with a turn, a live job or something that waits for it."""
     cutoffs = (
         (
-            "one_shot = 0 AND NOT (source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*'))",
+            "one_shot = 0 AND NOT (source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))",
             retention.session_idle,
             IDLE,
         ),
         (
-            "one_shot = 0 AND source = 'api_server' AND (id GLOB 'api-*' OR id GLOB 'run_*')",
+            "one_shot = 0 AND source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_')",
             retention.derived_idle,
             IDLE,
         ),
@@ -113,7 +113,7 @@ class _Rule(msgspec.Struct, frozen=True):
     ended: str
     age: Callable[[Retention], float | None]
     count: Callable[[Retention], int] | None = None
-    condition: str = "1"
+    condition: str = "true"
     key: str = "rowid"
     parts: str = ""
     """A table with rows that belong to one of these and go first, `ROWS_A_STEP` at a time. Both tables have the column `key`."""
@@ -125,9 +125,9 @@ _RUN_SETTLED: Final = "NOT EXISTS (SELECT 1 FROM jobs j WHERE j.root_id = runs.r
 _RULES: Final = (
     _Rule("runs", "ended_at", lambda r: r.runs, lambda r: r.run_count, _RUN_SETTLED, "run_id", "events"),
     _Rule("jobs", "ended_at", lambda r: r.jobs, lambda r: r.job_count),
-    _Rule("inbox", "settled_at", lambda r: r.inbox, lambda r: r.inbox_count),
-    _Rule("outbox", "settled_at", lambda r: r.outbox, lambda r: r.outbox_count, "state = 'sent'"),
-    _Rule("outbox", "settled_at", lambda r: r.dead_letters, None, "state = 'dead'"),
+    _Rule("inbox", "settled_at", lambda r: r.inbox, lambda r: r.inbox_count, key="id"),
+    _Rule("outbox", "settled_at", lambda r: r.outbox, lambda r: r.outbox_count, "state = 'sent'", "id"),
+    _Rule("outbox", "settled_at", lambda r: r.dead_letters, None, "state = 'dead'", "id"),
     _Rule("approvals", "answered_at", lambda r: r.approvals, lambda r: r.approval_count),
     _Rule("responses", "used_at", lambda r: r.responses),
     _Rule("idempotency", "expires_at", lambda _: 0.0),
@@ -155,7 +155,9 @@ def remove_expired(db: Database, rule: _Rule, now: float, retention: Retention) 
     more = False
     room = ROWS_A_STEP
     for selection, bindings in _expired(rule, now, retention):
-        found = many(db, f"SELECT {rule.key} FROM ({selection}) LIMIT ?", (*bindings, min(retention.batch, room)))
+        found = many(
+            db, f"SELECT {rule.key} FROM ({selection}) AS expired LIMIT ?", (*bindings, min(retention.batch, room))
+        )
         more = more or bool(found)
         for (key,) in found:
             if rule.parts:
@@ -178,7 +180,7 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
     removed += changed(
         db,
         "DELETE FROM cron_executions WHERE rowid IN (SELECT rowid FROM (SELECT rowid, ended_at, row_number() OVER"
-        " (PARTITION BY job_id ORDER BY slot DESC) AS place FROM cron_executions) WHERE place > ?"
+        " (PARTITION BY job_id ORDER BY slot DESC) AS place FROM cron_executions) AS placed WHERE place > ?"
         " AND ended_at IS NOT NULL LIMIT ?)",
         (retention.cron_execution_count, retention.batch),
     )

@@ -74,7 +74,8 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
 
 
 _HEADS: Final = (
-    "SELECT min(id) AS id, state, next_at, owner FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target"
+    "SELECT id, state, next_at, owner FROM outbox WHERE id IN"
+    " (SELECT min(id) FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target)"
 )
 """The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
 

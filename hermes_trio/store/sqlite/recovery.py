@@ -51,7 +51,7 @@ class _Reaper:
         self.now = now
         self.owner = owner
         self.live: tuple[str, ...] = tuple(live)
-        self.gone: str = f"owner NOT IN ({marks(len(self.live))})"
+        self.gone: str = f"owner NOT IN ({marks(len(self.live))})" if self.live else "true"
 
 
 def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) -> Recovery:

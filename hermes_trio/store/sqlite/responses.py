@@ -24,7 +24,7 @@ def put_response(db: Database, now: float, response: StoredResponse, limit: int)
         "INSERT INTO responses (id, tenant, session_id, body, transcript, created_at, used_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET session_id = excluded.session_id,"
         " body = excluded.body, transcript = excluded.transcript, used_at = excluded.used_at"
-        " WHERE tenant = excluded.tenant",
+        " WHERE responses.tenant = excluded.tenant",
         (
             response.id,
             response.tenant,
@@ -68,7 +68,7 @@ def latest_of(db: Database, tenant: str, name: str) -> str | None:
 
 def get_response(db: Database, tenant: str | None, response_id: str) -> StoredResponse | None:
     """A tenant's response, or anybody's for None."""
-    sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)"
+    sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ?1 AND tenant = coalesce(?2, tenant)"
     found: Row | None = one(db, sql, (response_id, tenant))
     if found is None:
         return None
@@ -85,7 +85,7 @@ def touch_response(db: Database, now: float, response_id: str) -> None:
 def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
     """Forget a tenant's response, or anybody's for None."""
     return bool(
-        changed(db, "DELETE FROM responses WHERE id = ?1 AND tenant = ifnull(?2, tenant)", (response_id, tenant))
+        changed(db, "DELETE FROM responses WHERE id = ?1 AND tenant = coalesce(?2, tenant)", (response_id, tenant))
     )
 
 

@@ -78,9 +78,9 @@ def write_many(db: Database, sql: str, rows: Iterable[Sequence[object]]) -> None
 
 
 def equalities(columns: Mapping[str, object]) -> tuple[list[str], list[object]]:
-    """Conditions `column = ?` for the values that are not None, and their bindings. Never empty: without one it is `1`."""
+    """Conditions `column = ?` for the values that are not None, and their bindings. Never empty: without one it is `true`."""
     given = {column: value for column, value in columns.items() if value is not None}
-    return ["1", *(f"{column} = ?" for column in given)], list(given.values())
+    return ["true", *(f"{column} = ?" for column in given)], list(given.values())
 
 
 def marks(count: int) -> str:

@@ -29,10 +29,10 @@ _FINISH: Final = f"""
 INSERT INTO runs ({_COLUMNS})
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16)
 ON CONFLICT (run_id) DO UPDATE SET
-    session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), model), status = excluded.status,
+    session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), runs.model), status = excluded.status,
     last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
     output = excluded.output, usage = excluded.usage, error = excluded.error, error_code = excluded.error_code
-WHERE ended_at IS NULL AND tenant = excluded.tenant AND owner = ?16
+WHERE runs.ended_at IS NULL AND runs.tenant = excluded.tenant AND runs.owner = ?16
 """
 
 

@@ -22,7 +22,7 @@ from .cursors import get_meta, set_meta
 from .rows import Database, Row, equalities, many, marks, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteSearch", "index_backlog", "index_next"]
+__all__ = ["SqliteSearch", "hit_from_row", "index_backlog", "index_next"]
 
 QUERY_LENGTH: Final = 2_048
 TERM_LIMIT: Final = 32
@@ -170,10 +170,11 @@ def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
         f"SELECT s.id, m.id, m.role, m.content, m.timestamp, s.source, s.title, m.session, m.tool_calls FROM {tables}"
         f" WHERE {' AND '.join(where)} ORDER BY {ordering} LIMIT ? OFFSET ?"
     )
-    return [_hit(db, row, query.terms) for row in many(db, sql, (*bindings, page.limit, page.offset))]
+    return [hit_from_row(db, row, query.terms) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
 
-def _hit(db: Database, row: Row, terms: Sequence[str]) -> SearchHit:
+def hit_from_row(db: Database, row: Row, terms: Sequence[str]) -> SearchHit:
+    """A hit, with its neighbours."""
     session_id, number, role, content, timestamp, source, title, session, calls = row
     before = "SELECT substr(content, 1, ?) FROM messages WHERE session = ? AND id < ? ORDER BY id DESC LIMIT 1"
     after = "SELECT substr(content, 1, ?) FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT 1"

@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from enum import Enum
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import apsw
 import trio
 
 from hermes_trio.runtime.ports import Wake
 from hermes_trio.store.errors import StoreError, translate
-from hermes_trio.store.records import Retention
+from hermes_trio.store.records import MaintenanceReport, Retention
 from hermes_trio.store.signals import Signals
 
 from .access import SqliteAccess
@@ -45,10 +45,10 @@ from .runs import SqliteRuns
 from .schema import check_ours, migrate, version_of
 from .sessions import SqliteSessions
 from .turns import SqliteTurns
-from .verbs import OwnReads, Reads, SharedReads
+from .verbs import OwnReads, Reads, SharedReads, Writes
 from .writer import InlineWorker, ThreadWorker, Worker, Writer, WriterStatistics
 
-__all__ = ["Runner", "SqliteStore", "open_store"]
+__all__ = ["Runner", "SqliteStore", "look_after", "open_store", "secret_of"]
 
 READER_THREADS: Final = 4
 
@@ -103,7 +103,7 @@ class SqliteStore(
         self,
         *,
         path: str,
-        writer: Writer,
+        writer: Writes,
         reads: Reads,
         signals: Signals,
         retention: Retention,
@@ -165,7 +165,17 @@ class SqliteStore(
         return self._writer.statistics()
 
 
-async def _index_gently(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+class LooksAfterItself(Protocol):
+    """A store whose upkeep is a task of its own."""
+
+    retention: Retention
+
+    async def index_some(self) -> int: ...
+
+    async def maintain(self) -> MaintenanceReport: ...
+
+
+async def _index_gently(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index what waits, a little at a time, with pauses that are longer than the work: whoever waits for a commit comes first."""
     while True:
         began = perf_counter()
@@ -174,7 +184,7 @@ async def _index_gently(store: SqliteStore, sleep: Callable[[float], Awaitable[N
         await sleep(INDEX_PATIENCE * (perf_counter() - began))
 
 
-async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[None]]) -> None:
+async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
     rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
     pause = store.retention.interval / rounds
@@ -198,7 +208,11 @@ async def _look_after(store: SqliteStore, sleep: Callable[[float], Awaitable[Non
 
 def secret_of(db: Database) -> bytes:
     """The secret of this database, made once. Every process that opens it has the same."""
-    write(db, "INSERT OR IGNORE INTO state_meta (key, value) VALUES (?, ?)", (SECRET_NAME, secrets.token_hex(32)))
+    write(
+        db,
+        "INSERT INTO state_meta (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING",
+        (SECRET_NAME, secrets.token_hex(32)),
+    )
     found = one(db, "SELECT value FROM state_meta WHERE key = ?", (SECRET_NAME,))
     assert found is not None
     return bytes.fromhex(found[0])
@@ -266,7 +280,7 @@ async def open_store(
             try:
                 async with trio.open_nursery() as keepers:
                     if looks_after_itself:
-                        keepers.start_soon(_look_after, store, sleep, name="store maintenance")
+                        keepers.start_soon(look_after, store, sleep, name="store maintenance")
                     try:
                         yield store
                     except Exception as error:

@@ -32,14 +32,15 @@ INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_se
     open_turn, started_at, last_active, owner)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13)
 ON CONFLICT (id) DO UPDATE SET
-    open_turn = CASE WHEN excluded.open_turn = '' THEN coalesce(open_turn, '') ELSE excluded.open_turn END,
-    owner = CASE WHEN excluded.open_turn = '' AND open_turn <> '' THEN owner ELSE excluded.owner END,
-    one_shot = max(one_shot, excluded.one_shot),
+    open_turn = CASE WHEN excluded.open_turn = '' THEN coalesce(sessions.open_turn, '') ELSE excluded.open_turn END,
+    owner = CASE WHEN excluded.open_turn = '' AND sessions.open_turn <> '' THEN sessions.owner ELSE excluded.owner END,
+    one_shot = CASE WHEN sessions.one_shot > excluded.one_shot THEN sessions.one_shot ELSE excluded.one_shot END,
     last_active = excluded.last_active,
-    model = CASE model WHEN '' THEN excluded.model ELSE model END,
-    end_reason = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN end_reason END,
-    ended_at = CASE WHEN one_shot = 1 AND excluded.one_shot = 1 THEN ended_at END
-WHERE tenant = excluded.tenant AND (?14 = 0 OR coalesce(open_turn, '') = '' OR owner = excluded.owner)
+    model = CASE sessions.model WHEN '' THEN excluded.model ELSE sessions.model END,
+    end_reason = CASE WHEN sessions.one_shot = 1 AND excluded.one_shot = 1 THEN sessions.end_reason END,
+    ended_at = CASE WHEN sessions.one_shot = 1 AND excluded.one_shot = 1 THEN sessions.ended_at END
+WHERE sessions.tenant = excluded.tenant
+    AND (?14 = 0 OR coalesce(sessions.open_turn, '') = '' OR sessions.owner = excluded.owner)
 """
 """A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too."""
 
@@ -49,25 +50,25 @@ INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_se
     cache_read_tokens, cache_write_tokens, reasoning_tokens, api_call_count, last_turn)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?24)
 ON CONFLICT (id) DO UPDATE SET
-    open_turn = CASE WHEN ?25 <> '' AND open_turn <> ?25 THEN open_turn END,
+    open_turn = CASE WHEN ?25 <> '' AND sessions.open_turn <> ?25 THEN sessions.open_turn END,
     last_turn = excluded.last_turn,
-    one_shot = max(one_shot, excluded.one_shot),
+    one_shot = CASE WHEN sessions.one_shot > excluded.one_shot THEN sessions.one_shot ELSE excluded.one_shot END,
     last_active = excluded.last_active,
-    model = CASE model WHEN '' THEN excluded.model ELSE model END,
-    preview = CASE preview WHEN '' THEN excluded.preview ELSE preview END,
-    end_reason = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
-        THEN excluded.end_reason ELSE end_reason END,
-    ended_at = CASE WHEN ended_at IS NULL OR end_reason = 'idle' OR (one_shot = 0 AND ended_at <= ?23)
-        THEN excluded.ended_at ELSE ended_at END,
-    message_count = message_count + excluded.message_count,
-    tool_call_count = tool_call_count + excluded.tool_call_count,
-    input_tokens = input_tokens + excluded.input_tokens,
-    output_tokens = output_tokens + excluded.output_tokens,
-    cache_read_tokens = cache_read_tokens + excluded.cache_read_tokens,
-    cache_write_tokens = cache_write_tokens + excluded.cache_write_tokens,
-    reasoning_tokens = reasoning_tokens + excluded.reasoning_tokens,
-    api_call_count = api_call_count + excluded.api_call_count
-WHERE tenant = excluded.tenant
+    model = CASE sessions.model WHEN '' THEN excluded.model ELSE sessions.model END,
+    preview = CASE sessions.preview WHEN '' THEN excluded.preview ELSE sessions.preview END,
+    end_reason = CASE WHEN sessions.ended_at IS NULL OR sessions.end_reason = 'idle' OR (sessions.one_shot = 0 AND sessions.ended_at <= ?23)
+        THEN excluded.end_reason ELSE sessions.end_reason END,
+    ended_at = CASE WHEN sessions.ended_at IS NULL OR sessions.end_reason = 'idle' OR (sessions.one_shot = 0 AND sessions.ended_at <= ?23)
+        THEN excluded.ended_at ELSE sessions.ended_at END,
+    message_count = sessions.message_count + excluded.message_count,
+    tool_call_count = sessions.tool_call_count + excluded.tool_call_count,
+    input_tokens = sessions.input_tokens + excluded.input_tokens,
+    output_tokens = sessions.output_tokens + excluded.output_tokens,
+    cache_read_tokens = sessions.cache_read_tokens + excluded.cache_read_tokens,
+    cache_write_tokens = sessions.cache_write_tokens + excluded.cache_write_tokens,
+    reasoning_tokens = sessions.reasoning_tokens + excluded.reasoning_tokens,
+    api_call_count = sessions.api_call_count + excluded.api_call_count
+WHERE sessions.tenant = excluded.tenant
 RETURNING n
 """
 

@@ -8,6 +8,7 @@ long lists, long transcripts) runs in a thread on one of a few more connections.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from time import perf_counter
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -19,9 +20,9 @@ from hermes_trio.runtime.errors import Fenced
 from hermes_trio.store.errors import translate
 
 from .rows import Database, exists
-from .writer import Weight, Writer
+from .writer import Weight, WriterStatistics
 
-__all__ = ["Reads", "Verbs"]
+__all__ = ["Reads", "Verbs", "Writes"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +31,21 @@ STREAK: Final = 64
 """Point reads that one task may make without a pause before the other tasks get their turn."""
 
 PAUSE_SECONDS: Final = 0.001
+
+
+class Writes(Protocol):
+    """Where writes run."""
+
+    around: Callable[[str], AbstractContextManager[object]] | None
+    """Entered, with the verb's name, around every write that a caller waits for."""
+
+    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T: ...
+
+    def post(self, verb: Callable[..., object], *args: object) -> None: ...
+
+    def check_file(self) -> None: ...
+
+    def statistics(self) -> WriterStatistics: ...
 
 
 class Reads(Protocol):
@@ -125,7 +141,7 @@ _unlimited: Final = trio.CapacityLimiter(float("inf"))
 class Verbs:
     """What the verb classes share. Only `open_store` makes one."""
 
-    _writer: Writer
+    _writer: Writes
     _reads: Reads
     _clock: Callable[[], float]
     owner: str

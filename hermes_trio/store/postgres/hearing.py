@@ -1,0 +1,158 @@
+"""Signals between nodes: LISTEN and NOTIFY, and a look at the rows behind them.
+
+A unit's signals are sent after its commit, in a statement of their own, so that no commit waits for the queue of notifications. Notifications are lost
+while a connection is away, and a node may die before it sends them: whoever waits is also told by what the rows say, read after every LISTEN and
+every `POLL_SECONDS`. A row that was there at two looks in a row is announced, so what was announced in time is not announced again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from hermes_trio.runtime.ports import KEY_TOPIC, OUTBOX_TOPIC, ROOT_TOPIC, inbox_topic
+from hermes_trio.store.errors import StoreError
+from hermes_trio.store.signals import Signal, Signals
+
+from .database import encode
+from .errors import LinkBroken, SqlError
+from .lines import PostgresLine
+from .link import PostgresLink
+
+__all__ = ["POLL_SECONDS", "Hearing"]
+
+CHANNEL: Final = "hermes_trio"
+POLL_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.1
+PAYLOAD_BYTES: Final = 7_000
+KEY_LENGTH: Final = 500
+MOST_KEYS: Final = 1_000
+
+_INBOX: Final = inbox_topic("")
+
+_ROWS: Final = """
+SELECT 'inbox:' || inbox, session_key FROM (SELECT DISTINCT inbox, session_key FROM inbox
+    WHERE settled_at IS NULL AND state = 'pending' LIMIT $1) AS waiting
+UNION ALL SELECT 'outbox', platform FROM (SELECT DISTINCT platform FROM outbox
+    WHERE settled_at IS NULL AND state = 'pending' AND next_at <= $2 LIMIT $1) AS unsent
+UNION ALL SELECT 'root', root FROM unnest($3::text[]) AS root
+    WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE root_id = root AND ended_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM inbox WHERE root_id = root AND root_id <> '' AND settled_at IS NULL)
+UNION ALL SELECT 'key', id FROM api_keys WHERE revoked_at > $2 - 30
+"""
+"""What waits, and the keys that were put out of force while nobody may have listened."""
+
+logger: Final = logging.getLogger(__name__)
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def array_text(values: Sequence[str]) -> str:
+    """The literal of an array of texts."""
+    escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(f'"{value}"' for value in escaped) + "}"
+
+
+class Hearing:
+    """The signals of one node."""
+
+    def __init__(
+        self, line: PostgresLine, signals: Signals, *, node: Callable[[], str], clock: Callable[[], float]
+    ) -> None:
+        self._line: PostgresLine = line
+        self._signals: Signals = signals
+        self._node: Callable[[], str] = node
+        self._clock: Callable[[], float] = clock
+        self._seen: set[Signal] = set()
+        self.heard: int = 0
+        """Notifications of other nodes."""
+
+    def tell(self, signals: Sequence[Signal]) -> None:
+        """A commit concerned these: call whoever waits here, and send them to the other nodes. What cannot be sent, the others read."""
+        unique = list(dict.fromkeys(signals))
+        self._signals.announce(unique)
+        link = self._line.up
+        if link is None:
+            return
+        try:
+            for payload in self._payloads(unique):
+                link.send("SELECT pg_notify($1, $2)", [CHANNEL.encode(), payload])
+            link.sync()
+        except LinkBroken:
+            return
+
+    def _payloads(self, signals: Sequence[Signal]) -> list[bytes]:
+        """The signals in as few notifications as they fit into."""
+        payloads: list[bytes] = []
+        part: list[Signal] = []
+        size = 0
+        for topic, key in signals:
+            if len(key) > KEY_LENGTH:
+                continue  # found by the next look at the rows
+            length = len(_encode((topic, key))) + 1
+            if part and size + length > PAYLOAD_BYTES:
+                payloads.append(_encode((self._node(), part)))
+                part, size = [], 0
+            part.append((topic, key))
+            size += length
+        if part:
+            payloads.append(_encode((self._node(), part)))
+        return payloads
+
+    def _hear(self, payload: str) -> None:
+        try:
+            node, signals = msgspec.json.decode(payload, type=tuple[str, list[tuple[str, str]]])
+        except msgspec.DecodeError:
+            logger.warning("a notification on the channel %s is not one of hermes-trio's; it is ignored", CHANNEL)
+            return
+        if node != self._node():
+            self.heard += 1
+            self._signals.announce(signals)
+
+    async def run(self, seconds: float) -> None:
+        """Listen, and look at the rows every so many seconds, until cancelled."""
+        listening: PostgresLink | None = None
+        while True:
+            try:
+                link = await self._line.link(POLL_SECONDS)
+                if link is not listening:
+                    link.heard = self._hear
+                    await link.run(f"LISTEN {CHANNEL}")
+                    listening = link
+                    self._seen = set(await self._rows(link))
+                    self._signals.announce(self._seen)
+                else:
+                    await self.look(link)
+            except (StoreError, LinkBroken, SqlError) as error:
+                logger.debug("the signals of other nodes could not be read: %s; the next look tries again", error)
+            with trio.move_on_after(seconds):
+                if (link := self._line.up) is None:
+                    await trio.sleep(RETRY_SECONDS)
+                    continue
+                await link.gone.wait()
+
+    async def look(self, link: PostgresLink) -> None:
+        """Announce what has waited since the last look."""
+        found = set(await self._rows(link))
+        both, self._seen = found & self._seen, found
+        self._signals.announce(both)
+
+    async def _rows(self, link: PostgresLink) -> list[Signal]:
+        wanted = self._signals.wanted()
+        if not wanted:
+            return []
+        roots = [key for topic, key in wanted if topic == ROOT_TOPIC and key is not None]
+        given: list[bytes | None] = [encode(MOST_KEYS), encode(self._clock()), encode(array_text(roots))]
+        answer = link.send(_ROWS, given)
+        await link.over(link.sync())
+        topics = {topic for topic, _ in wanted}
+        found: list[Any] = [(topic, key) for topic, key in answer.rows() if topic in topics]
+        others = [(topic, key) for topic, key in wanted if key is not None and not self._has_rows(topic)]
+        return [*found, *others]
+
+    def _has_rows(self, topic: str) -> bool:
+        return topic in (OUTBOX_TOPIC, ROOT_TOPIC, KEY_TOPIC) or topic.startswith(_INBOX)

@@ -1,0 +1,111 @@
+"""Connections that come back: a line keeps one link open for as long as the store is, and says when there is none."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from hermes_trio.store.errors import StoreError, StoreUnavailable
+
+from .errors import LinkBroken, SqlError, translate_sql
+from .link import PostgresLink, open_link
+
+__all__ = ["PostgresLine"]
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+
+logger: Final = logging.getLogger(__name__)
+
+
+class PostgresLine:
+    """One connection, opened again with growing pauses whenever it breaks. `settings` are set in every session of it."""
+
+    def __init__(self, name: str, url: str, where: str, settings: Mapping[str, str]) -> None:
+        self.name: str = name
+        self._url: str = url
+        self._where: str = where
+        self._settings: dict[str, str] = dict(settings)
+        self._link: PostgresLink | None = None
+        self._change: trio.Event = trio.Event()
+        self._problem: str = "it was not opened yet"
+        self._closed: bool = False
+        self._scope: trio.CancelScope = trio.CancelScope()
+
+    @property
+    def up(self) -> PostgresLink | None:
+        """The link, if there is one."""
+        link = self._link
+        return link if link is not None and link.broken is None else None
+
+    async def link(self, patience: float) -> PostgresLink:
+        """The link; waits up to `patience` seconds for one, then raises `StoreUnavailable`."""
+        if (link := self.up) is not None:
+            return link
+        with trio.move_on_after(patience):
+            while not self._closed:
+                await self._change.wait()
+                if (link := self.up) is not None:
+                    return link
+        raise StoreUnavailable(f"the database {self._where} cannot be reached: {self._problem}")
+
+    def close(self) -> None:
+        """End `keep`: nothing else does once it has started, so that what is written at the very end still has a connection."""
+        self._scope.cancel()
+
+    async def keep(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: ASYNC128
+        """Keep the link open until `close`. Started once the first link is there; an error of the first one is raised."""
+        with self._scope:
+            await self._keep(task_status)
+
+    async def _keep(self, task_status: trio.TaskStatus[None]) -> None:
+        started = False
+        pause = FIRST_PAUSE
+        try:
+            while True:
+                try:
+                    async with open_link(self._url, self._where) as link:
+                        await self._set_up(link)
+                        self._put(link)
+                        if not started:
+                            started = self._scope.shield = True
+                            task_status.started()
+                        elif pause > FIRST_PAUSE:
+                            logger.info("the database %s is back (%s)", self._where, self.name)
+                        pause = FIRST_PAUSE
+                        await link.gone.wait()
+                        self._problem = str(link.broken)
+                except (StoreError, LinkBroken, SqlError) as error:
+                    self._problem = str(error)
+                    if not started:
+                        raise translate_sql(error, self._where) from None
+                if pause == FIRST_PAUSE:
+                    logger.warning(
+                        "the connection to the database %s broke (%s): %s; it is opened again",
+                        self._where,
+                        self.name,
+                        self._problem,
+                    )
+                self._put(None)
+                await trio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            self._closed = True
+            self._put(None)
+
+    def _put(self, link: PostgresLink | None) -> None:
+        self._link = link
+        change, self._change = self._change, trio.Event()
+        change.set()
+
+    async def _set_up(self, link: PostgresLink) -> None:
+        settings = dict(self._settings)
+        if link.version < 170_000:
+            settings.pop("transaction_timeout", None)
+        calls = ", ".join(f"set_config(${2 * place + 1}, ${2 * place + 2}, false)" for place in range(len(settings)))
+        given = [word.encode() for pair in settings.items() for word in pair]
+        await link.run(f"SELECT {calls}", given)

@@ -1,0 +1,121 @@
+"""The schema of a PostgreSQL database: made, brought up to date, and checked before anything else is done with it.
+
+Everything lies in the schema `hermes_trio`. Its version is a row; a server starts only on the version that it knows, and says which command to run on any
+other. A change of the schema is one transaction, and two programs that make it at once wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from hermes_trio.store.errors import NewerSchema, StoreError
+
+from .database import encode
+from .errors import SqlError, translate_sql
+from .link import PostgresLink
+from .locks import lock_number
+from .migrations import MIGRATIONS
+
+__all__ = ["OLDEST_SERVER", "SCHEMA", "VERSION", "check_schema", "check_server", "migrate_schema", "version_of"]
+
+SCHEMA: Final = "hermes_trio"
+VERSION: Final = len(MIGRATIONS)
+OLDEST_SERVER: Final = 150_000
+
+
+async def check_server(link: PostgresLink, where: str) -> None:
+    """Raise `StoreError` for a server that is too old, for a replica, and for a pooler that hands transactions to changing connections."""
+    if link.version < OLDEST_SERVER:
+        raise StoreError(
+            f"the database {where} is PostgreSQL {link.version // 10_000}; hermes-trio needs {OLDEST_SERVER // 10_000} or newer"
+        )
+    rows = await link.run("SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('server_encoding')")
+    pid, replica, encoding = rows[0]
+    if replica:
+        raise StoreError(f"the database {where} is a replica, which cannot be written; name the primary server")
+    if encoding != "UTF8":
+        raise StoreError(f"the database {where} has the encoding {encoding}; make it with ENCODING 'UTF8'")
+    if pid != link.backend and await _changes_backends(link, pid):
+        raise StoreError(
+            f"the database {where} is behind a pooler in transaction mode, which loses prepared statements and notifications;"
+            " connect to PostgreSQL directly, or use the pooler's session mode"
+        )
+
+
+async def _changes_backends(link: PostgresLink, first: int) -> bool:
+    """Whether statements of one connection reach different backends: a session's own setting, or a temporary lock, would then be somebody else's."""
+    await link.run("SELECT set_config('hermes_trio.pooled', $1, false)", [encode(str(link.backend))])
+    for _ in range(16):
+        answers = [link.send("SELECT pg_backend_pid(), current_setting('hermes_trio.pooled', true)")]
+        await link.over(link.sync())
+        if answers[0].rows()[0] != (first, str(link.backend)):
+            return True
+    return False
+
+
+async def version_of(link: PostgresLink) -> int:
+    """The version of the schema; 0 if there is none."""
+    (found,) = (await link.run("SELECT to_regclass('hermes_trio.schema_version') IS NOT NULL"))[0]
+    if not found:
+        return 0
+    rows = await link.run("SELECT max(version) FROM hermes_trio.schema_version")
+    return int(rows[0][0] or 0)
+
+
+async def check_schema(link: PostgresLink, where: str) -> None:
+    """Raise, with the command to run, unless the schema is of this program's version."""
+    found = await version_of(link)
+    if found > VERSION:
+        raise NewerSchema(
+            f"the database {where} has schema version {found}, and this program knows {VERSION}: upgrade hermes-trio on this host."
+            " Nothing was changed"
+        )
+    if found == 0:
+        raise StoreError(f"the database {where} has no store yet; run `hermes-trio store init`")
+    if found < VERSION:
+        raise StoreError(
+            f"the database {where} has schema version {found}, and this program needs {VERSION}: stop all nodes, then run"
+            " `hermes-trio store migrate`"
+        )
+
+
+async def migrate_schema(link: PostgresLink, where: str, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> int:
+    """Bring the database to the newest version, from nothing if need be, in one transaction; return the version that it had.
+
+    The link is of no use after an error: closing it rolls the transaction back.
+    Raises `NewerSchema` for a newer one, and `StoreError` while nodes work on the database.
+    """
+    try:
+        await link.run("BEGIN")
+        await link.run("SELECT pg_advisory_xact_lock($1)", [encode(lock_number("schema"))])
+        before = await version_of(link)
+        if before > len(migrations):
+            raise NewerSchema(
+                f"the database {where} has schema version {before}, and this program knows {len(migrations)}. Nothing was changed"
+            )
+        if before == 0:
+            await link.run(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            await link.run(
+                f"CREATE TABLE {SCHEMA}.schema_version (version bigint PRIMARY KEY, made_at timestamptz NOT NULL DEFAULT now())"
+            )
+        elif before < len(migrations):
+            await _nobody_works(link, where)
+        await link.run(f"SET LOCAL search_path TO {SCHEMA}")
+        for number, statements in enumerate(migrations[before:], before + 1):
+            for statement in statements:
+                await link.run(statement)
+            await link.run("INSERT INTO schema_version (version) VALUES ($1)", [encode(number)])
+        await link.run("COMMIT")
+    except SqlError as error:
+        raise translate_sql(error, where) from None
+    return before
+
+
+async def _nobody_works(link: PostgresLink, where: str) -> None:
+    rows = await link.run(f"SELECT name FROM {SCHEMA}.nodes WHERE expires_at > extract(epoch FROM clock_timestamp())")
+    if rows:
+        names = ", ".join(sorted(str(name) for (name,) in rows))
+        raise StoreError(
+            f"nodes work on the database {where} ({names}); stop all of them, then migrate. Nothing was changed"
+        )

@@ -1,0 +1,431 @@
+"""The store on PostgreSQL: opened once per process, closed last.
+
+`open_postgres` is the only way to get one. It owns six connections (units, upkeep, reads, scans, leases, signals), the tasks that keep them open, and the
+row that says that this node lives, and ends all of them, in this order: upkeep stops, the writers empty their queues, the node's row goes, the
+connections close.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import psycopg
+import trio
+from psycopg.conninfo import conninfo_to_dict
+
+from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.ports import Recovery, Wake
+from hermes_trio.store.errors import StoreError
+from hermes_trio.store.records import Retention
+from hermes_trio.store.signals import Signal, Signals
+from hermes_trio.store.sqlite import inbox, jobs, nodes, outbox, recovery, runs, turns
+from hermes_trio.store.sqlite.access import SqliteAccess
+from hermes_trio.store.sqlite.approvals import SqliteApprovals
+from hermes_trio.store.sqlite.backlog import SqliteBacklog
+from hermes_trio.store.sqlite.cron import SqliteCron
+from hermes_trio.store.sqlite.cursors import SqliteCursors
+from hermes_trio.store.sqlite.deliveries import SqliteDeliveries
+from hermes_trio.store.sqlite.inbox import SqliteInbox
+from hermes_trio.store.sqlite.jobs import SqliteJobs
+from hermes_trio.store.sqlite.keys import SqliteKeys
+from hermes_trio.store.sqlite.maintenance import SqliteMaintenance
+from hermes_trio.store.sqlite.nodes import SqliteNodes, insert_node
+from hermes_trio.store.sqlite.outbox import SqliteOutbox
+from hermes_trio.store.sqlite.recovery import SqliteRecovery
+from hermes_trio.store.sqlite.responses import SqliteResponses
+from hermes_trio.store.sqlite.roots import SqliteRoots
+from hermes_trio.store.sqlite.rows import Database, many, one, write
+from hermes_trio.store.sqlite.runs import SqliteRuns
+from hermes_trio.store.sqlite.sessions import SqliteSessions
+from hermes_trio.store.sqlite.store import look_after, secret_of
+from hermes_trio.store.sqlite.turns import SqliteTurns
+from hermes_trio.store.sqlite.writer import WriterStatistics
+
+from .bridge import run_waiting
+from .database import PostgresDatabase
+from .errors import REPEATABLE, LinkBroken, SqlError, translate_sql, where_of
+from .hearing import POLL_SECONDS, Hearing
+from .lines import PostgresLine
+from .link import PostgresLink, open_link
+from .locks import NODES, lock_number, note_locks
+from .schema import SCHEMA, check_schema, check_server
+from .search import PostgresSearch
+from .writer import PATIENCE, PostgresReads, UnitWriter
+
+__all__ = ["PostgresStore", "open_postgres", "parse_address"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LEASE_SECONDS: Final = 15.0
+"""How long a node that says nothing counts as alive."""
+
+_SESSION: Final = {
+    "search_path": SCHEMA,
+    "jit": "off",
+    "default_transaction_isolation": "read committed",
+    "statement_timeout": "60s",
+    "lock_timeout": "8s",
+    "idle_in_transaction_session_timeout": "20s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_WRITING: Final = {**_SESSION, "synchronous_commit": "on", "transaction_timeout": "60s"}
+_HEAVY: Final = {**_SESSION, "synchronous_commit": "on", "statement_timeout": "10min", "transaction_timeout": "15min"}
+_SCANNING: Final = {**_SESSION, "statement_timeout": "5min"}
+_SIGNALLING: Final = {**_SESSION, "synchronous_commit": "off"}
+
+_PATIENT: Final[frozenset[Callable[..., object]]] = frozenset(
+    {turns.finish_turn, jobs.finish_job, runs.append_events, outbox.end_attempt, inbox.release_rows, inbox.acknowledge}
+)
+"""Verbs that end something: what they write down cannot be made again."""
+
+DEFAULT_RETENTION: Final = Retention()
+
+log: Final = logging.getLogger(__name__)
+
+
+def parse_address(url: str) -> tuple[dict[str, Any], str]:
+    """The options of a database's address, and its name for errors; raises `StoreError` without repeating the address, which may hold a password."""
+    try:
+        options: dict[str, Any] = dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        raise StoreError(
+            "the address of the database cannot be read; it looks like postgresql://user@host:5432/name,"
+            " with the marks of a password percent-encoded"
+        ) from None
+    return options, where_of(options)
+
+
+def join(db: Database, store_now: Callable[[Database], float], owner: str, name: str, lease: float) -> bytes:
+    """Make the row of a node; return the secret of the database."""
+    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
+    insert_node(db, store_now(db), owner, name, lease)
+    return secret_of(db)
+
+
+def begin(
+    db: Database, store_now: Callable[[Database], float], last: str, owner: str, member: tuple[str, float], epoch: str
+) -> Recovery:
+    """A node begins a new incarnation, in one transaction. No other node joins or is reaped meanwhile."""
+    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
+    return recovery.recover(db, store_now(db), last, owner, member, epoch)
+
+
+def renew(
+    db: Database, store_now: Callable[[Database], float], owner: str, lease: float, info: Mapping[str, Any]
+) -> Any:
+    """Renew a lease by the database's clock."""
+    return nodes.renew(db, store_now(db), owner, lease, info)
+
+
+def reap(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> Recovery:
+    """End the connections of the nodes whose lease is over, then reap them: one that was stopped in the middle of a unit holds its row."""
+    now = store_now(db)
+    for (incarnation,) in many(db, "SELECT incarnation FROM nodes WHERE expires_at <= ?", (now,)):
+        write(
+            db,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? AND usename = current_user",
+            (f"hermes-trio {incarnation}",),
+        )
+    return recovery.reap(db, now, owner, (), epoch)
+
+
+def leave(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> None:
+    """A node ends as planned."""
+    recovery.leave(db, store_now(db), owner, epoch)
+
+
+def remove(db: Database, owner: str) -> None:
+    """Remove the row of a node that is closed: the next reaper finds what it held at once."""
+    write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
+    nodes.remove_node(db, owner)
+
+
+def database_now(db: Database) -> float:
+    """The database's clock."""
+    found = one(db, "SELECT extract(epoch FROM clock_timestamp())::double precision")
+    assert found is not None
+    return float(found[0])
+
+
+for _verb in (reap, leave):
+    note_locks(_verb, lambda *_: [NODES])
+
+
+class PostgresStore(
+    PostgresSearch,
+    SqliteBacklog,
+    SqliteSessions,
+    SqliteTurns,
+    SqliteRuns,
+    SqliteJobs,
+    SqliteRoots,
+    SqliteInbox,
+    SqliteOutbox,
+    SqliteApprovals,
+    SqliteResponses,
+    SqliteDeliveries,
+    SqliteCron,
+    SqliteKeys,
+    SqliteAccess,
+    SqliteCursors,
+    SqliteNodes,
+    SqliteRecovery,
+    SqliteMaintenance,
+):
+    """All verbs, on one PostgreSQL database that other nodes use at the same time."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        where: str,
+        lines: dict[str, PostgresLine],
+        retention: Retention,
+        clock: Callable[[], float],
+        token: Callable[[int], str],
+        node_name: str,
+        lease_seconds: float,
+    ) -> None:
+        self.path: str = where
+        """How the database is named, without its password."""
+        self.node_name = node_name
+        self.lease_seconds = lease_seconds
+        self._leasing: trio.Lock = trio.Lock()
+        self.retention = retention
+        self._url: str = url
+        self._lines: dict[str, PostgresLine] = lines
+        self._clock = clock
+        self._token = token
+        self._signals: Signals = Signals()
+        self.owner = secrets.token_hex(16)
+        self.hearing: Hearing = Hearing(lines["signals"], self._signals, node=lambda: self.owner, clock=clock)
+        self.units: UnitWriter = UnitWriter(
+            lines["units"], "units", where, node=lambda: self.owner, announce=self.hearing.tell, patient=_PATIENT
+        )
+        self.upkeep: UnitWriter = UnitWriter(
+            lines["upkeep"], "upkeep", where, node=lambda: self.owner, announce=self.hearing.tell, limit=1
+        )
+        self.units.heavy = self.upkeep
+        self._writer = self.units
+        self._reads = PostgresReads(lines["reads"], lines["scans"], where)
+        self._response_limit = retention.response_count
+        self.secret = b""
+        """See `SessionStore.secret`; put there by `open_postgres`."""
+
+    @asynccontextmanager
+    async def shared(self, name: str = "", *, lease_seconds: float = LEASE_SECONDS) -> AsyncIterator[PostgresStore]:
+        """Open this database once more, as another node: for several runtimes in one process."""
+        async with open_postgres(
+            self._url,
+            retention=self.retention,
+            clock=self._clock,
+            token=self._token,
+            maintenance=False,
+            node_name=name or f"node-{self._token(4)}",
+            lease_seconds=lease_seconds,
+        ) as store:
+            yield store
+
+    def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
+        """Call `wake(key)` after each commit, on whatever node, that concerns `topic` and `key` (any key for None), for the body of the `with`."""
+        return self._signals.subscribe(topic, wake, key)
+
+    @contextmanager
+    def observe_writes(self, around: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
+        """Enter `around(name of the verb)` around every write that a caller waits for, for the body of the `with`."""
+        before, self._writer.around = self._writer.around, around
+        try:
+            yield
+        finally:
+            self._writer.around = before
+
+    def statistics(self) -> WriterStatistics:
+        """What the writer has done since the store was opened."""
+        return self._writer.statistics()
+
+    async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        assert not named, "verbs take positional arguments"
+        return await self.units.submit(verb, *args)
+
+    async def _write_heavily(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        assert not named, "verbs take positional arguments"
+        return await self.upkeep.submit(verb, *args)
+
+    def _now(self, db: Database) -> float:
+        """The clock that decides about leases: the database's, unless the store was given another one."""
+        return database_now(db) if self._clock is time.time else self._clock()
+
+    async def recover(self, epoch: str) -> Recovery:
+        """Begin a new incarnation of this node, and reap what belongs to owners that are gone, its own last incarnation among them."""
+        last, owner = self.owner, secrets.token_hex(16)
+        found = await self._transact(begin, self._now, last, owner, (self.node_name, self.lease_seconds), epoch)
+        self.owner = owner
+        return found
+
+    async def reap(self, epoch: str) -> Recovery:
+        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
+        return await self._write_heavily(reap, self._now, self.owner, epoch)
+
+    async def leave_node(self, epoch: str) -> None:
+        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        await self._write_heavily(leave, self._now, self.owner, epoch)
+
+    async def renew_node(self, info: Mapping[str, Any]) -> Any:
+        """Renew the lease of this node; see `NodeStore`. On a connection of its own: a lease is renewed however many units wait."""
+        return await self._transact(renew, self._now, self.owner, self.lease_seconds, info)
+
+    async def join(self) -> None:
+        """Make the row of this node, and read the secret of the database. Called before any other verb."""
+        self.secret = await self._transact(join, self._now, self.owner, self.node_name, self.lease_seconds)
+
+    async def close(self) -> None:
+        """Remove the row of this node, as well as that can be done."""
+        try:
+            await self._transact(remove, self.owner)
+        except StoreError as error:
+            log.warning("the row of this node could not be removed: %s; its lease ends by itself", error)
+
+    async def _transact(self, work: Callable[..., T], *args: object) -> T:
+        """Run `work(database, *args)` in a transaction without the fence: for what makes and removes the row of this node. May run twice."""
+        line = self._lines["leases"]
+        while True:
+            link = await line.link(PATIENCE)
+            async with self._leasing:
+                try:
+                    value, signals = await run_waiting(lambda link=link: _transaction(link, work, args))
+                except LinkBroken:
+                    continue
+                except SqlError as error:
+                    if error.state not in REPEATABLE:
+                        raise translate_sql(error, self.path) from None
+                    continue
+            self.hearing.tell(signals)
+            return value
+
+    async def optimize_search(self) -> None:
+        """PostgreSQL looks after its indexes itself."""
+
+    async def give_space_back(self) -> int:
+        """PostgreSQL uses the space of removed rows again (autovacuum)."""
+        return 0
+
+
+def _transaction(link: PostgresLink, work: Callable[..., T], args: tuple[object, ...]) -> tuple[T, list[Signal]]:
+    db = PostgresDatabase(link)
+    db.execute("BEGIN")
+    try:
+        value = work(db, *args)
+        db.execute("COMMIT")
+        db.settle()
+    except LinkBroken:
+        raise
+    except BaseException:
+        db.settle_anyhow()
+        db.execute("ROLLBACK")
+        db.settle()
+        raise
+    return value, db.signals
+
+
+async def _keep_alive(store: PostgresStore) -> None:
+    """Renew the lease of this node. A lease that was lost is not taken back: every write of this node fails from then on."""
+    while True:
+        await trio.sleep(store.lease_seconds / 3)
+        try:
+            await store.renew_node({})
+        except Fenced:
+            log.error("this node's lease on the database %s is over, and other nodes have taken its work", store.path)
+            return
+        except StoreError as error:
+            log.warning("the lease of this node could not be renewed: %s; it is tried again", error)
+
+
+@asynccontextmanager
+async def open_postgres(
+    url: str,
+    *,
+    retention: Retention = DEFAULT_RETENTION,
+    clock: Callable[[], float] = time.time,
+    token: Callable[[int], str] = secrets.token_hex,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+    maintenance: bool = True,
+    node_name: str = "",
+    lease_seconds: float = LEASE_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> AsyncIterator[PostgresStore]:
+    """Open the store in the PostgreSQL database at `url`, for the body of the `async with`.
+
+    Raises `StoreUnavailable` if it cannot be reached, and `StoreError` or `NewerSchema` with what to do for a server or a schema that does not fit. On
+    the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached.
+    """
+    _, where = parse_address(url)
+    async with open_link(url, where) as link:
+        await _first_look(link, where)
+    kinds = {
+        "units": _WRITING,
+        "upkeep": _HEAVY,
+        "reads": _SESSION,
+        "scans": _SCANNING,
+        "leases": _WRITING,
+        "signals": _SIGNALLING,
+    }
+    lines = {kind: PostgresLine(kind, url, where, settings) for kind, settings in kinds.items()}
+    store = PostgresStore(
+        url=url,
+        where=where,
+        lines=lines,
+        retention=retention,
+        clock=clock,
+        token=token,
+        node_name=node_name or socket.gethostname(),
+        lease_seconds=lease_seconds,
+    )
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            for line in lines.values():
+                await nursery.start(line.keep)
+            await store.join()
+            async with trio.open_nursery() as writers:
+                writers.start_soon(store.units.run, name="store units")
+                writers.start_soon(store.upkeep.run, name="store upkeep")
+                try:
+                    async with trio.open_nursery() as keepers:
+                        keepers.start_soon(store.hearing.run, poll_seconds, name="store signals")
+                        keepers.start_soon(_keep_alive, store, name="store lease")
+                        if maintenance:
+                            keepers.start_soon(look_after, store, sleep, name="store maintenance")
+                        try:
+                            yield store
+                        except Exception as error:
+                            failure = error
+                        keepers.cancel_scope.cancel()
+                finally:
+                    store.units.close()
+                    store.upkeep.close()
+        finally:
+            with trio.move_on_after(PATIENCE, shield=True):
+                await store.close()
+            for line in lines.values():
+                line.close()
+    if failure is not None:
+        raise failure
+
+
+async def _first_look(link: PostgresLink, where: str) -> None:
+    """Raise if this server or its schema does not fit."""
+    try:
+        await check_server(link, where)
+        await check_schema(link, where)
+    except (SqlError, LinkBroken) as error:
+        raise translate_sql(error, where) from None

@@ -1,0 +1,138 @@
+"""The words of a text, and a query for them, as PostgreSQL's search types: made here, so that they depend on no locale, parser or extension.
+
+Letters are folded and lose their accents. A script without spaces between words gives overlapping pairs of characters, and its last character alone,
+so that any part of a run is found as a phrase. Any string is a query: what means nothing is an empty one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from functools import cache
+from typing import Final
+
+__all__ = ["text_query", "text_words"]
+
+QUERY_LENGTH: Final = 2_048
+TERM_LIMIT: Final = 32
+WORD_LENGTH: Final = 500
+LAST_POSITION: Final = 16_383
+POSITIONS_A_WORD: Final = 255
+VECTOR_BYTES: Final = 900_000
+"""A vector holds less than a megabyte: of a longer text the words up to here are found."""
+
+_SPACELESS: Final = (
+    "\u0e00-\u0eff"  # Thai, Lao
+    "\u1000-\u109f"  # Myanmar
+    "\u1780-\u17ff"  # Khmer
+    "\u2e80-\u2fdf"  # radicals
+    "\u3040-\u30ff"  # Hiragana, Katakana
+    "\u3100-\u31ff"  # Bopomofo, Hangul compatibility
+    "\u3400-\u4dbf\u4e00-\u9fff"  # Han
+    "\uac00-\ud7af"  # Hangul
+    "\uf900-\ufaff"  # Han compatibility
+    "\U00020000-\U0003ffff"  # Han, other planes
+)
+_LATIN_MARKS: Final = re.compile("[\u0300-\u036f]")
+_ASCII_WORD: Final = re.compile(r"[a-z0-9]+")
+_TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
+
+
+@cache
+def _token() -> re.Pattern[str]:
+    """A run of a script without spaces, or a word: letters and digits with the marks that belong to them."""
+    found = (character for character in map(chr, range(sys.maxunicode + 1)) if not "\u0300" <= character <= "\u036f")
+    marks = re.escape("".join(mark for mark in found if unicodedata.category(mark) in ("Mn", "Mc")))
+    letter = rf"(?:(?![{_SPACELESS}])[^\W_])"
+    return re.compile(rf"([{_SPACELESS}]+)|({letter}(?:(?![{_SPACELESS}])(?:[^\W_]|[{marks}]))*)")
+
+
+def _plain(text: str) -> str:
+    """`text` folded, without accents."""
+    decomposed = unicodedata.normalize("NFD", text).casefold()
+    return unicodedata.normalize("NFC", _LATIN_MARKS.sub("", decomposed))
+
+
+def _lexemes(text: str, *, query: bool = False) -> list[tuple[str, int]]:
+    """Words and their positions. In a query, a character that is a whole run is a beginning: it ends with `*`."""
+    if text.isascii():
+        return [(word, place) for place, word in enumerate(_ASCII_WORD.findall(text.lower()), 1)]
+    found: list[tuple[str, int]] = []
+    place = 0
+    for match in _token().finditer(_plain(text)):
+        run, word = match.groups()
+        if word:
+            place += 1
+            found.append((word, place))
+            continue
+        characters = [character for character in run if unicodedata.category(character)[0] in "LNM"]
+        for number, character in enumerate(characters):
+            place += 1
+            if number + 1 < len(characters):
+                found.append((character + characters[number + 1], place))
+            elif not query:
+                found.append((character, place))
+            elif len(characters) == 1:
+                found.append((f"{character}*", place))
+    return found
+
+
+def _quoted(word: str) -> str:
+    escaped = word[:WORD_LENGTH].replace("\\", "\\\\").replace("'", "''")
+    return f"'{escaped}'"
+
+
+def text_words(text: str) -> str:
+    """The literal of a `tsvector`."""
+    found: dict[str, list[int]] = {}
+    size = 0
+    for word, place in _lexemes(text):
+        size += 2 if word in found else len(word.encode("utf-8", "replace")) + 8
+        if size > VECTOR_BYTES:
+            break
+        found.setdefault(word, []).append(min(place, LAST_POSITION))
+    return " ".join(
+        f"{_quoted(word)}:{','.join(map(str, places[:POSITIONS_A_WORD]))}" for word, places in found.items()
+    )
+
+
+def _piece(term: str, *, prefix: bool) -> str:
+    """One term: its words as a phrase."""
+    piece = ""
+    last = 0
+    words = _lexemes(term, query=True)
+    for number, (word, place) in enumerate(words):
+        begins = word.endswith("*") or (prefix and number == len(words) - 1)
+        part = _quoted(word.rstrip("*")) + (":*" if begins else "")
+        piece = f"{piece} <{place - last}> {part}" if piece else part
+        last = place
+    return f"({piece})" if len(words) > 1 else piece
+
+
+def text_query(text: str) -> tuple[str, tuple[str, ...]]:
+    """The literal of a `tsquery`, empty for what means nothing, and the terms that were asked for."""
+    parts: list[str] = []
+    terms: list[str] = []
+    either = False
+    shown = "".join(" " if ord(mark) < 32 or 0xD800 <= ord(mark) <= 0xDFFF else mark for mark in text[:QUERY_LENGTH])
+    for match in _TERM.finditer(shown):
+        if len(terms) >= TERM_LIMIT:
+            break
+        quoted, bare = match.group(1), match.group(2)
+        term = (quoted if quoted is not None else bare).replace('"', " ").strip()
+        if bare in ("AND", "NOT"):
+            continue
+        if bare == "OR":
+            either = bool(parts)
+            continue
+        stripped = term.rstrip("*")
+        piece = _piece(stripped, prefix=quoted is None and term.endswith("*"))
+        if piece:
+            terms.append(stripped)
+            if either:
+                parts[-1] = f"({parts[-1]} | {piece})"
+            else:
+                parts.append(piece)
+            either = False
+    return " & ".join(parts), tuple(terms)

@@ -1,0 +1,397 @@
+"""Group commit on PostgreSQL: the verbs that wait are one unit, and a unit is one transaction.
+
+A unit begins with the fence and its marker, takes the locks of all its verbs in one order, runs the verbs and commits. While one unit is under way the
+next gathers. A verb that fails takes the whole attempt with it, and the unit is run again with a savepoint around each verb. When the connection
+breaks, the unit is run again on the next one: if its commit was under way, the marker says whether it happened, and then its answers hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from time import perf_counter
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+import outcome
+import trio
+
+from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreUnavailable
+from hermes_trio.store.signals import Signal
+from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
+
+from .bridge import run_waiting, wait_here
+from .database import PostgresDatabase, encode
+from .errors import ALREADY, FENCED, REPEATABLE, LinkBroken, SqlError, translate_sql
+from .lines import PostgresLine
+from .link import PostgresLink
+from .locks import lock_numbers
+
+__all__ = ["PostgresReads", "Unit", "UnitWriter"]
+
+T = TypeVar("T")
+
+QUEUE_LIMIT: Final = 4096
+"""Callers that find this many verbs waiting wait before they enqueue."""
+
+UNIT_LIMIT: Final = 64
+"""Verbs in one unit. More gain nothing, and more savepoints than that slow every other transaction down."""
+
+PATIENCE: Final = 2.0
+"""How long a verb waits for a database that is away."""
+
+LONG_PATIENCE: Final = 60.0
+"""How long the end of something waits: its work is done, and would be lost."""
+
+ATTEMPTS: Final = 12
+"""How often a unit that meets other writers is run again."""
+
+LOOK_SECONDS: Final = 0.2
+
+logger: Final = logging.getLogger(__name__)
+
+
+class _Call(msgspec.Struct, eq=False):
+    verb: Callable[..., object]
+    args: tuple[object, ...]
+    until: float
+    task: trio.lowlevel.Task | None = None
+    value: object = None
+    error: Exception | None = None
+    settled: bool = False
+
+
+class Unit:
+    """One unit's state over all attempts to write it."""
+
+    def __init__(self, calls: list[_Call], number: int) -> None:
+        self.calls = calls
+        self.number = number
+        self.careful = False
+        """Each verb gets a savepoint."""
+        self.isolated = False
+        """A verb that meets another writer again and again fails alone."""
+        self.results: list[outcome.Value[Any] | outcome.Error] = []
+        """What the verbs returned or raised in the attempt whose commit was sent last."""
+        self.signals: list[Signal] = []
+        self.sent = False
+        """A commit was sent, and its answer is not known."""
+
+
+class _VerbFailed(Exception):
+    """A verb failed in an attempt without savepoints."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error: Exception = error
+
+
+class UnitWriter:
+    """The task that writes. `run` ends when `close` was called and the queue is empty, or nobody has patience any more."""
+
+    def __init__(
+        self,
+        line: PostgresLine,
+        slot: str,
+        where: str,
+        *,
+        node: Callable[[], str],
+        announce: Callable[[Sequence[Signal]], None],
+        patient: frozenset[Callable[..., object]] = frozenset(),
+        limit: int = UNIT_LIMIT,
+    ) -> None:
+        self.around: Callable[[str], AbstractContextManager[object]] | None = None
+        """Entered, with the verb's name, around every write that a caller waits for."""
+        self.heavy: UnitWriter | None = None
+        """Where verbs that scan or delete much are written."""
+        self._line: PostgresLine = line
+        self._slot: str = slot
+        self._where: str = where
+        self._node: Callable[[], str] = node
+        self._tell: Callable[[Sequence[Signal]], None] = announce
+        self._patient: frozenset[Callable[..., object]] = patient
+        self._limit: int = limit
+        self._queue: deque[_Call] = deque()
+        self._wanted: trio.Event = trio.Event()
+        self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
+        self._closing: bool = False
+        self._ended: bool = False
+        self._numbers: int = 0
+        self._verbs: int = 0
+        self._units: int = 0
+        self._largest: int = 0
+        self.repeated: int = 0
+        """Attempts that met another writer, and were made again."""
+        self.resent: int = 0
+        """Units that were sent again because the answer to their commit was lost."""
+        self.deadlocks: int = 0
+
+    def statistics(self) -> WriterStatistics:
+        """A snapshot of the counters."""
+        return WriterStatistics(
+            verbs=self._verbs, commits=self._units, waiting=len(self._queue), largest_batch=self._largest
+        )
+
+    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
+        """Run `verb(database, *args)` in the next unit; return when it is durable, or raise its error.
+
+        Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
+        """
+        if weight is not Weight.LIGHT and self.heavy is not None:
+            return await self.heavy.submit(verb, *args)
+        if self.around is not None:
+            with self.around(getattr(verb, "__name__", "write")):
+                return await self._submit(verb, args)
+        return await self._submit(verb, args)
+
+    async def _submit(self, verb: Callable[..., T], args: tuple[object, ...]) -> T:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while len(self._queue) >= QUEUE_LIMIT and not self._ended:
+            await self._room.park()
+        call = self._enqueue(verb, args)
+        call.task = trio.lowlevel.current_task()
+
+        def abandon(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            call.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
+
+    def post(self, verb: Callable[..., object], *args: object) -> None:
+        """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
+        if len(self._queue) < QUEUE_LIMIT and not self._ended:
+            self._enqueue(verb, args)
+
+    def check_file(self) -> None:
+        """A server has no file that could be replaced."""
+
+    def _enqueue(self, verb: Callable[..., object], args: tuple[object, ...]) -> _Call:
+        if self._ended:
+            raise StoreClosed(f"the store {self._where} is closed; nothing was written")
+        patience = LONG_PATIENCE if verb in self._patient else PATIENCE
+        call = _Call(verb, args, perf_counter() + patience)
+        self._queue.append(call)
+        self._wanted.set()
+        return call
+
+    def close(self) -> None:
+        """Let `run` end once the queue is empty."""
+        self._closing = True
+        self._wanted.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Write until closed. Shielded, and safe from Ctrl-C: a cancelled runtime still gets what it has enqueued written down."""
+        try:
+            with trio.CancelScope(shield=True):
+                while True:
+                    if not self._queue:
+                        if self._closing:
+                            return
+                        self._wanted = trio.Event()
+                        await self._wanted.wait()
+                        continue
+                    calls = [self._queue.popleft() for _ in range(min(self._limit, len(self._queue)))]
+                    self._numbers += 1
+                    unit = Unit(calls, self._numbers)
+                    await self._write(unit)
+                    self._verbs += len(calls)
+                    self._units += 1
+                    self._largest = max(self._largest, len(calls))
+                    for call in calls:
+                        self._settle(call)
+                    if unit.signals:
+                        self._tell(unit.signals)
+                    if len(self._queue) < QUEUE_LIMIT:
+                        self._room.unpark_all()
+        finally:
+            self._ended = True
+            left, self._queue = self._queue, deque()
+            for call in left:
+                call.error = StoreClosed(f"the store {self._where} was closed before this write; nothing was written")
+                self._settle(call)
+            self._room.unpark_all()
+
+    def _settle(self, call: _Call) -> None:
+        if call.settled:
+            return
+        call.settled = True
+        if call.task is None:
+            return
+        if call.error is not None:
+            trio.lowlevel.reschedule(call.task, outcome.Error(call.error))
+        else:
+            trio.lowlevel.reschedule(call.task, outcome.Value(call.value))
+
+    def _give_up(self, calls: Sequence[_Call], *, sent: bool = False) -> list[_Call]:
+        """Fail the calls that have waited long enough for a database that is away; return the others."""
+        now = perf_counter()
+        kept: list[_Call] = []
+        for call in calls:
+            if call.until > now:
+                kept.append(call)
+                continue
+            if sent:
+                text = (
+                    f"the connection to the database {self._where} broke during a commit, and did not come back in time"
+                )
+                call.error = CommitUncertain(f"{text}; read the row, or write it again")
+            else:
+                call.error = StoreUnavailable(f"the database {self._where} cannot be reached; nothing was written")
+            self._settle(call)
+        return kept
+
+    async def _await_link(self, unit: Unit) -> PostgresLink | None:
+        """The link, waited for as long as somebody of the unit, or behind it, has patience; None if nobody of the unit has."""
+        while True:
+            with suppress(StoreUnavailable):
+                return await self._line.link(LOOK_SECONDS)
+            if unit.sent:
+                # Whether it was written is not known: nobody of it may be dropped alone.
+                if max(call.until for call in unit.calls) <= perf_counter():
+                    self._give_up(unit.calls, sent=True)
+                    return None
+            else:
+                unit.calls = self._give_up(unit.calls)
+            self._queue = deque(self._give_up(self._queue))
+            if not unit.calls:
+                return None
+
+    async def _write(self, unit: Unit) -> None:
+        """Write a unit: every call of it has a value or an error afterwards."""
+        attempts = 0
+        while (link := await self._await_link(unit)) is not None:
+            try:
+                await run_waiting(lambda link=link: self._attempt(link, unit))
+                break
+            except LinkBroken:
+                if unit.sent:
+                    self.resent += 1
+            except _VerbFailed as failed:
+                if len(unit.calls) == 1:
+                    unit.results = [outcome.Error(failed.error)]
+                    break
+                unit.careful = True
+            except SqlError as error:
+                if error.state == ALREADY and unit.sent:
+                    break
+                attempts += 1
+                self.deadlocks += error.state == "40P01"
+                if error.state in REPEATABLE and attempts < ATTEMPTS:
+                    self.repeated += 1
+                    unit.careful = unit.careful or len(unit.calls) > 1
+                    unit.isolated = attempts > ATTEMPTS // 2
+                    await trio.sleep(random.uniform(0, 0.005 * attempts))
+                elif unit.careful or len(unit.calls) == 1 or error.state == FENCED:
+                    self._fail(unit, error)
+                    return
+                else:
+                    unit.careful = True
+        if link is None:
+            return
+        for call, result in zip(unit.calls, unit.results, strict=True):
+            if isinstance(result, outcome.Error):
+                call.error = self._owned(cast(Exception, result.error))
+            else:
+                call.value = result.value
+
+    def _fail(self, unit: Unit, error: SqlError) -> None:
+        unit.signals = []
+        for call in unit.calls:
+            call.error = self._owned(error)
+
+    def _owned(self, error: Exception) -> Exception:
+        return translate_sql(error, self._where)
+
+    def _attempt(self, link: PostgresLink, unit: Unit) -> None:
+        """Run a unit once, in a greenlet. Sets `results` before the commit is sent."""
+        db = PostgresDatabase(link)
+        try:
+            link.send("BEGIN")
+            link.send("SELECT begin_unit($1, $2, $3)", [encode(self._node()), encode(self._slot), encode(unit.number)])
+            if locks := lock_numbers((call.verb, call.args) for call in unit.calls):
+                link.send(
+                    "SELECT pg_advisory_xact_lock(k) FROM unnest($1::bigint[]) AS k",
+                    [("{" + ",".join(map(str, locks)) + "}").encode()],
+                )
+            if unit.sent:
+                db.settle()  # the first attempt may have been committed: then nothing of this one may run
+            results = [self._one(db, call, unit) for call in unit.calls]
+            link.send("COMMIT")
+            unit.results, unit.signals, unit.sent = results, db.signals, True
+            db.settle()
+            unit.sent = False
+        except LinkBroken:
+            raise
+        except BaseException:
+            self._roll_back(link)
+            raise
+
+    def _one(self, db: PostgresDatabase, call: _Call, unit: Unit) -> outcome.Value[Any] | outcome.Error:
+        if not unit.careful:
+            try:
+                return outcome.Value(call.verb(db, *call.args))
+            except (LinkBroken, SqlError):
+                raise
+            except Exception as error:
+                raise _VerbFailed(error) from None
+        mark = len(db.signals)
+        db.execute("SAVEPOINT verb")
+        try:
+            value = call.verb(db, *call.args)
+            db.execute("RELEASE verb")
+            db.settle()
+        except LinkBroken:
+            raise
+        except Exception as error:
+            if isinstance(error, SqlError) and error.state in REPEATABLE and not unit.isolated:
+                raise
+            del db.signals[mark:]
+            db.settle_anyhow()
+            db.execute("ROLLBACK TO verb")
+            db.execute("RELEASE verb")
+            db.settle()
+            return outcome.Error(error)
+        return outcome.Value(value)
+
+    def _roll_back(self, link: PostgresLink) -> None:
+        """End the transaction of a failed attempt. What is still in the open segment is skipped or undone with it."""
+        with suppress(SqlError):
+            wait_here(link.over(link.sync()))
+        link.send("ROLLBACK")
+        wait_here(link.over(link.sync()))
+
+
+class PostgresReads:
+    """PostgresReads on links that many tasks share: each statement is a snapshot of its own, and none waits for a write."""
+
+    def __init__(self, near: PostgresLine, far: PostgresLine, where: str) -> None:
+        self._near: PostgresLine = near
+        self._far: PostgresLine = far
+        self._where: str = where
+
+    async def point(self, read: Callable[[Any], T], /) -> T:
+        """Read a few rows."""
+        return await self._read(self._near, read)
+
+    async def scan(self, read: Callable[[Any], T], /) -> T:
+        """Read more, beside the others."""
+        return await self._read(self._far, read)
+
+    async def _read(self, line: PostgresLine, read: Callable[[Any], T]) -> T:
+        until = perf_counter() + PATIENCE
+        while True:
+            link = await line.link(max(0.0, until - perf_counter()))
+            try:
+                return await run_waiting(lambda link=link: read(PostgresDatabase(link)))
+            except LinkBroken as error:
+                if perf_counter() >= until:
+                    raise translate_sql(error, self._where) from None
+            except SqlError as error:
+                raise translate_sql(error, self._where) from None
+
+    def close(self) -> None:
+        """The lines belong to the store."""
