@@ -62,18 +62,23 @@ class EventWriter:
 
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
         """The rows that must commit with the end of this turn: what waits of its run, and the terminal event."""
-        assert turn.plan.run is not None
-        run = self._runs[turn.plan.run.run_id]
+        run = self._run_of(turn)
         run.flush()
-        rows = self._waiting.pop(run.id, [])
+        return (*self._waiting.pop(run.id, ()), self.last(turn, outcome))
+
+    def last(self, turn: Turn, outcome: Outcome) -> EventRow:
+        """The row of the terminal event of this turn's run."""
+        run = self._run_of(turn)
         run.terminal = run.terminal_event(outcome)
-        rows.append(run.row(run.log.last + 1, run.terminal))
-        return tuple(rows)
+        return run.row(run.log.last + 1, run.terminal)
 
     def ended(self, turn: Turn, outcome: Outcome) -> None:
         """The end of this turn has been written down, or could not be: the readers of its run may know."""
+        self._run_of(turn).conclude(outcome)
+
+    def _run_of(self, turn: Turn) -> Run:
         assert turn.plan.run is not None
-        self._runs[turn.plan.run.run_id].conclude(outcome)
+        return self._runs[turn.plan.run.run_id]
 
     async def run(self) -> None:
         """Write batches until cancelled. A store that fails is tried again; readers of the live log do not notice."""

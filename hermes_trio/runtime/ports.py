@@ -270,6 +270,8 @@ class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
     """Whether jobs or notices belong to this turn's root: then `end_session` waits until the session has been told everything."""
     root_id: str = ""
     also: tuple[object, ...] = ()
+    waited: bool = False
+    """It ended while it waited for its session, which another turn has: it leaves no message, and does not end the other's turn."""
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):

@@ -298,6 +298,8 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
     told = tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE) if plan.rows and not drained else ()
 
+    waited = not turn.locked and bool(turn.context.session_id)
+
     def reduced(outcome: Outcome) -> TurnFinish:
         """The state and the error, without anything that the store may have refused."""
         return TurnFinish(
@@ -306,9 +308,11 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
             error=outcome.error,
             error_code=outcome.error_code,
             acknowledged=told,
+            events=_NO_EVENTS if plan.run is None else (core.journal.last(turn, outcome),),
             end_session=plan.one_shot,
             branched=branched,
             root_id=turn.root.id,
+            waited=waited,
         )
 
     # A child's session ends with the child; any other waits until it has been told what it was promised.
@@ -317,9 +321,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=_messages(turn, reply, outcome, core.clock())
-            if turn.locked or not turn.context.session_id
-            else (),
+            messages=() if waited else _messages(turn, reply, outcome, core.clock()),
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
@@ -331,6 +333,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
             end_session=plan.one_shot,
             branched=branched,
             root_id=turn.root.id,
+            waited=waited,
             also=() if plan.also is None else tuple(plan.also(turn, outcome)),
         )
     except Exception as error:

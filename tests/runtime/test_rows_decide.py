@@ -167,6 +167,46 @@ async def test_a_turn_that_never_had_its_session_does_not_free_it(virtual_clock:
     assert len(runtime.core.locks) == 0
 
 
+async def test_a_turn_that_never_had_its_session_does_not_make_another_be_written_twice(virtual_clock: object) -> None:
+    """The end of a turn is committed and its answer is lost; another turn of the session is stopped before the end is written again. It is written once."""
+    faults = StoreFaults()
+    turns: list[Turn] = []
+
+    async def agent(turn: Turn) -> str:
+        await trio.sleep(10)
+        return "done"
+
+    async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime, trio.open_nursery() as nursery:
+
+        async def run(text: str) -> None:
+            await runtime.run_turn(text, SessionContext(session_id="s"), on_start=turns.append)
+
+        for text in ("first", "second"):
+            nursery.start_soon(run, text)
+            await trio.sleep(1)
+        faults.fail("finish_turn", after_commit=True)
+        await trio.sleep(8.001)
+        assert len(runtime.core.ends) == 1
+        turns[1].cancel(Cause(CancelCause.STOP))
+        await trio.sleep(30)
+        assert [message.text for message in await runtime.store.load_history("s")] == ["first", "done"]
+
+
+async def test_a_run_whose_end_is_reduced_has_its_last_event_in_the_store(virtual_clock: object) -> None:
+    """The stored log of a run never ends without a terminal event, and it is the one that the row tells."""
+    faults = StoreFaults()
+    async with Runtime(agent=ScriptedAgent("done"), store=faults.around(open_store(None))) as runtime:
+        faults.fail("finish_turn", times=5)
+        run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"), run_id="run_1")
+        await run.settled.wait()
+        store: Any = runtime.store
+        row = await store.get_run("run_1")
+        assert (row.status.value, row.error_code) == ("failed", "store_error")
+        stored = [event.event["event"] for event in await store.events_after("run_1")]
+        assert [name for name in stored if name != "run.settled"] == ["run.failed"]
+        assert run.last_event == "run.failed"
+
+
 async def test_a_drain_does_not_fail_for_its_report(virtual_clock: object) -> None:
     """What waits in a store that cannot be read is left out of the report; everything is stopped all the same."""
     faults = StoreFaults()

@@ -51,7 +51,7 @@ INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_se
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?24)
 ON CONFLICT (id) DO UPDATE SET
     open_turn = CASE WHEN ?25 <> '' AND sessions.open_turn <> ?25 THEN sessions.open_turn END,
-    last_turn = excluded.last_turn,
+    last_turn = CASE excluded.last_turn WHEN '' THEN sessions.last_turn ELSE excluded.last_turn END,
     one_shot = CASE WHEN sessions.one_shot > excluded.one_shot THEN sessions.one_shot ELSE excluded.one_shot END,
     last_active = excluded.last_active,
     model = CASE sessions.model WHEN '' THEN excluded.model ELSE sessions.model END,
@@ -86,7 +86,7 @@ UPDATE sessions SET
     reasoning_tokens = reasoning_tokens + ?11,
     api_call_count = api_call_count + ?12,
     last_turn = ?15
-WHERE id = ?1 AND tenant = ?14 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13 AND last_turn <> ?15
+WHERE id = ?1 AND tenant = ?14 AND ended_at IS NULL AND open_turn IS NULL AND one_shot >= ?13 AND last_turn <> ?15 AND ?15 <> ''
 RETURNING n
 """
 """What `_FINISH` does to an open session that goes on, as most turns do. Only the indices of `last_active` are written anew: it names no other column
@@ -165,7 +165,8 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     )
     found: Row | None = None
     reason = finish.end_session
-    mark = f"{owner}.{start.turn_id}"  # turn ids are unique for one owner
+    # Turn ids are unique for one owner. A turn that never had its session leaves no mark: another turn has it, and may have to write its end again.
+    mark = "" if finish.waited else f"{owner}.{start.turn_id}"
     if finish.acknowledged or start.inbox_ids:
         if _is_written(db, start, mark) or _has_told(db, start):
             return False
@@ -235,7 +236,8 @@ def _holder(db: Database, start: TurnStart, owner: str) -> str:
 
 def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
     """Whether the end of this turn is there already: the session stays locked until it is, so that no other turn can have come after it."""
-    return exists(db, "SELECT 1 FROM sessions WHERE id = ? AND last_turn = ?", (start.context.session_id, mark))
+    sql = "SELECT 1 FROM sessions WHERE id = ? AND last_turn = ?"
+    return bool(mark) and exists(db, sql, (start.context.session_id, mark))
 
 
 def _has_told(db: Database, start: TurnStart) -> bool:
