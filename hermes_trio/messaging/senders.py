@@ -105,7 +105,6 @@ class _Sender(msgspec.Struct, eq=False):
     wake: trio.Event = msgspec.field(default_factory=trio.Event)
     in_flight: set[int] = msgspec.field(default_factory=set[int])
     retries: list[float] = msgspec.field(default_factory=list[float])
-    ambiguous: set[int] = msgspec.field(default_factory=set[int])
     sent: int = 0
     failed: int = 0
     dead: int = 0
@@ -254,7 +253,7 @@ class Senders:
     async def _try_forms(self, sender: _Sender, row: OutboxRow, replaces: str) -> SendResult:
         """Send a reply; in another form, if the platform does not take it as it is."""
         adapter = sender.adapter
-        label = row.maybe_duplicate or row.id in sender.ambiguous
+        label = row.maybe_duplicate
         message = _outgoing(row)
         if replaces:
             message = msgspec.structs.replace(message, edits=replaces)
@@ -303,11 +302,11 @@ class Senders:
         if result.success:
             await self._end(sender, row, lambda: self._store.outbox_sent(row))
             sender.sent += 1
-            sender.ambiguous.discard(row.id)
         else:
             sender.failed += 1
             if result.ambiguous:
-                sender.ambiguous.add(row.id)
+                # In the row, not in memory: the next attempt may be another server's.
+                row = msgspec.structs.replace(row, maybe_duplicate=True)
             delay = self._delay(row, result)
             if delay is not None:
                 at = self._now() + delay
@@ -317,7 +316,6 @@ class Senders:
                 return
             await self._end(sender, row, lambda: self._store.outbox_dead(row, error=result.error))
             sender.dead += 1
-            sender.ambiguous.discard(row.id)
             logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, result.error)
         if self.hooks is not None:
             self.hooks.after_send(row, result)

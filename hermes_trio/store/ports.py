@@ -241,11 +241,11 @@ class OutboxStore(Protocol):
         ...
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """An attempt failed; try again at `at`."""
+        """An attempt failed; try again at `at`. `row.maybe_duplicate` is kept: the next attempt is labelled, whoever makes it."""
         ...
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
-        """Give a reply up: it becomes a dead letter."""
+        """Give a reply up: it becomes a dead letter, with `row.maybe_duplicate`."""
         ...
 
     async def revive_outbox(self, number: int) -> bool:

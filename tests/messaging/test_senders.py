@@ -186,6 +186,20 @@ async def test_a_send_without_an_answer_is_repeated_with_the_label() -> None:
     assert chat.texts() == ["echo: hi", f"{DUPLICATE_LABEL}\n\necho: hi"]
 
 
+async def test_a_send_without_an_answer_is_repeated_with_the_label_by_the_next_server_too(tmp_path: Path) -> None:
+    """That the platform may have it is in the row: a restart between two attempts loses neither the reply nor the label."""
+    chat = MemoryPlatform()
+    chat.send_faults.append(fault(PlatformErrorKind.TRANSIENT, ambiguous=True))
+    async with open_world(scripted(), chat, path=tmp_path / "db", outbox=OutboxSettings(first_delay=600)) as world:
+        await chat.say("hi")
+        await trio.sleep(10)
+        assert [row.maybe_duplicate for row in await world.store.list_outbox(OutboxState.PENDING)] == [True]
+    assert chat.texts() == []
+    async with open_world(scripted(), chat, path=tmp_path / "db"):
+        await chat.wait_sent(1)
+    assert chat.texts() == [f"{DUPLICATE_LABEL}\n\necho: hi"]
+
+
 async def test_on_the_way_out_what_the_last_turns_left_is_sent() -> None:
     """Within a bounded time; one platform that hangs does not hold up another (SC-20)."""
     hangs, works_well = MemoryPlatform("hangs"), MemoryPlatform("well")

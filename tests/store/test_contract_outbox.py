@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from hermes_trio.runtime.ports import NewReply
 from hermes_trio.store import OutboxState, Store
 
@@ -37,6 +39,26 @@ async def test_a_failed_attempt_waits_for_its_time(store: Store, clock: Clock) -
     clock.advance(30)
     (again,) = await store.claim_outbox("telegram")
     assert (again.id, again.attempts, again.error) == (row.id, 2, "429")
+
+
+async def test_a_clock_that_is_set_back_holds_up_no_reply(store: Store, clock: Clock) -> None:
+    """A reply that seems to come from the future is due at once: it does not wait for the clock to catch up."""
+    await store.add_outbox([entry("a1")])
+    clock.advance(-3600)
+    assert await store.next_outbox_due("telegram") == 0
+    assert [row.text for row in await store.claim_outbox("telegram")] == ["a1"]
+
+
+async def test_an_uncertain_attempt_is_remembered_in_the_row(store: Store, clock: Clock) -> None:
+    """The next attempt knows that the platform may have the reply, whoever makes it; so does a dead letter that is tried again."""
+    await store.add_outbox([entry("a1")])
+    (row,) = await store.claim_outbox("telegram")
+    await store.outbox_retry(msgspec.structs.replace(row, maybe_duplicate=True), at=clock.now, error="no answer")
+    (again,) = await store.claim_outbox("telegram")
+    assert again.maybe_duplicate is True
+    await store.outbox_dead(again, error="gone")
+    await store.revive_outbox(again.id)
+    assert (await store.claim_outbox("telegram"))[0].maybe_duplicate is True
 
 
 async def test_dead_letters_are_kept_and_can_be_revived(store: Store) -> None:

@@ -74,24 +74,27 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
 
 
 _HEADS: Final = (
-    "SELECT id, state, next_at, owner FROM outbox WHERE id IN"
+    "SELECT id, state, next_at, owner, created_at FROM outbox WHERE id IN"
     " (SELECT min(id) FROM outbox WHERE platform = ? AND settled_at IS NULL GROUP BY target)"
 )
 """The oldest unsettled reply of each chat: only it may be sent, so that later ones do not overtake it."""
 
 
-def _claimable(db: Database, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
-    """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost)."""
+def _claimable(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
+    """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost).
+
+    A reply that was made later than now waits for nothing: the clock was set back.
+    """
     return [
-        (next_at if state == "pending" else 0.0, number)
-        for number, state, next_at, held in many(db, _HEADS, (platform,))
+        (next_at if state == "pending" and created_at <= now else 0.0, number)
+        for number, state, next_at, held, created_at in many(db, _HEADS, (platform,))
         if state == "pending" or (held == owner and number not in holding)
     ]
 
 
 def claim(db: Database, now: float, owner: str, platform: str, limit: int, holding: Sequence[int]) -> list[OutboxRow]:
     """The oldest unsent reply of each chat, where it is due; all of them are now being attempted by this owner."""
-    ids = sorted(number for due, number in _claimable(db, owner, platform, holding) if due <= now)[:limit]
+    ids = sorted(number for due, number in _claimable(db, now, owner, platform, holding) if due <= now)[:limit]
     claimed: list[OutboxRow] = []
     for number in ids:
         found = one(
@@ -105,9 +108,9 @@ def claim(db: Database, now: float, owner: str, platform: str, limit: int, holdi
     return claimed
 
 
-def next_due(db: Database, owner: str, platform: str, holding: Sequence[int]) -> float | None:
+def next_due(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> float | None:
     """When the next reply of a platform can be claimed; one that waits behind another counts with that one."""
-    return min((due for due, _ in _claimable(db, owner, platform, holding)), default=None)
+    return min((due for due, _ in _claimable(db, now, owner, platform, holding)), default=None)
 
 
 def end_attempt(db: Database, owner: str, row: OutboxRow, change: str, bindings: Sequence[object]) -> bool:
@@ -170,7 +173,7 @@ class SqliteOutbox(Verbs):
 
     async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
         """When the next reply of a platform can be claimed, or None."""
-        return await self._read(next_due, self.owner, platform, tuple(holding))
+        return await self._read(next_due, self._clock(), self.owner, platform, tuple(holding))
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
         """A reply was accepted by its platform."""
@@ -178,14 +181,15 @@ class SqliteOutbox(Verbs):
         return await self._write(end_attempt, self.owner, row, change, (self._clock(),))
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """An attempt failed; try again at `at`."""
-        change = "state = 'pending', owner = '', next_at = ?, error = ?"
-        return await self._write(end_attempt, self.owner, row, change, (at, clean(error)))
+        """An attempt failed; try again at `at`, labelled if `row.maybe_duplicate`."""
+        change = "state = 'pending', owner = '', next_at = ?, error = ?, maybe_duplicate = ?"
+        return await self._write(end_attempt, self.owner, row, change, (at, clean(error), row.maybe_duplicate))
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
         """Give a reply up: it becomes a dead letter."""
-        change = "state = 'dead', settled_at = ?, error = ?"
-        return await self._write(end_attempt, self.owner, row, change, (self._clock(), clean(error)))
+        change = "state = 'dead', settled_at = ?, error = ?, maybe_duplicate = ?"
+        bindings = (self._clock(), clean(error), row.maybe_duplicate)
+        return await self._write(end_attempt, self.owner, row, change, bindings)
 
     async def revive_outbox(self, number: int) -> bool:
         """Queue a dead letter again; returns whether it was one."""

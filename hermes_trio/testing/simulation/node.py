@@ -22,7 +22,7 @@ from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.ports import Wake
 from hermes_trio.store import SqliteStore, Store
-from hermes_trio.store.errors import StoreClosed
+from hermes_trio.store.errors import StoreClosed, StoreError
 from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
@@ -35,6 +35,18 @@ ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
 current_node: ContextVar[Node | None] = ContextVar("simulated_node", default=None)
 """The node that this task belongs to; None for people, platforms and models."""
+
+
+RESTART_SECONDS: Final = 10.0
+"""How long after a server has ended by itself it is started again."""
+
+
+def first_store_error(error: BaseException) -> StoreError | None:
+    """The store's error, if that is what an exception is about."""
+    if isinstance(error, BaseExceptionGroup):
+        leaves: Any = cast("Any", error).exceptions
+        return next((found for one in leaves if (found := first_store_error(one)) is not None), None)
+    return error if isinstance(error, StoreError) else None
 
 
 class PowerLost(StoreClosed):
@@ -77,6 +89,7 @@ class Node:
         self._nursery = nursery
         self._config = config
         self._life: _Life | None = None
+        self._lives: list[_Life] = []
         self.kernels: list[SimulatedKernel] = []
 
     @property
@@ -93,6 +106,7 @@ class Node:
         self.ended = trio.Event()
         self._trace.note("start", f"{self.name} for the {self.starts}. time")
         self._life = _Life(self)
+        self._lives.append(self._life)
         self.kernels.append(SimulatedKernel(self._nursery, self._trace.note))
         self._nursery.start_soon(self._life.run, name=f"{self.name} life {self.starts}")
 
@@ -109,6 +123,13 @@ class Node:
         """Ask it to end as a signal does."""
         if self._life is not None:
             self._life.asked.set()
+
+    def undead(self) -> list[str]:
+        """What of this node lives although it should not: commands of any life, and lives that have lost their power."""
+        found = [f"the process {one.pid} runs: {one.text}" for kernel in self.kernels for one in kernel.alive]
+        return found + [
+            f"a life of {self.name} that lost its power goes on" for life in self._lives if life.dead and not life.over
+        ]
 
     def connect(self) -> trio.SocketStream:
         """A client's connection to its server; `ConnectionRefusedError` while it does not listen."""
@@ -146,6 +167,7 @@ class _Life:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.dead = False
+        self.over = False
         self.asked = trio.Event()
         self.sockets: list[Any] = []
         self.clients: list[Any] = []
@@ -165,15 +187,27 @@ class _Life:
                 await self._serve()
         except Exception as error:
             if not self.dead:
-                node.failure = error
-                node._trace.note("node fails", f"{node.name}: {type(error).__name__}: {error}")
+                self._failed(error)
         finally:
+            self.over = True
             if not self.dead:
                 node.alive = False
                 node.ended.set()
                 node._trace.note("end", node.name)
             if self._listener is not None:
                 self._listener.close()
+
+    def _failed(self, error: Exception) -> None:
+        """A start that fails is tried again, as the service manager of a machine does; a server that ends by itself is a failure."""
+        node = self.node
+        node._trace.note("node fails", f"{node.name}: {type(error).__name__}: {error}")
+        if not node.ready.is_set() and first_store_error(error) is not None:
+            node._trace.note("start fails", node.name)
+        else:
+            node.failure = error
+        self.dead = True
+        node.alive = False
+        node.on_crash(RESTART_SECONDS)
 
     async def _serve(self) -> None:
         node = self.node

@@ -15,8 +15,10 @@ __all__ = ["FAULT_KINDS", "Program", "Step", "make_program"]
 PEOPLE: Final = 3
 TENANTS: Final = 2
 
-FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", "client")
+FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal")
 """The families of faults that `--faults` names."""
+
+_WEIGHTS: Final = {"store": 8, "crash": 3, "telegram": 3, "model": 2, "clock": 1, "signal": 2}
 
 STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
 CRASH_POINTS: Final = ("now", "before", "after")
@@ -30,7 +32,7 @@ TOLD_OF: Final = frozenset({"get_meta", "set_meta", "maintain", "index_messages"
 FAULTY_VERBS: Final = tuple(sorted(STORE_VERBS - TOLD_OF))
 CRASH_VERBS: Final = tuple(sorted(STORE_VERBS - READ_VERBS - TOLD_OF))
 
-FREQUENT: Final = (
+_FREQUENT: Final = (
     "begin_turn",
     "finish_turn",
     "start_job",
@@ -52,6 +54,8 @@ FREQUENT: Final = (
     "session_promised",
     "recover",
 )
+
+FREQUENT: Final = tuple(verb for verb in _FREQUENT if verb in STORE_VERBS)
 """Verbs that every conversation uses: half of the faults hit one of them, so that they happen together."""
 
 
@@ -124,11 +128,11 @@ def _action(dice: random.Random, at: float, number: int) -> Step:
 
 
 def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) -> Step:
-    kind = dice.choice(kinds)
+    kind = dice.choices(kinds, [_WEIGHTS[one] for one in kinds])[0]
     words = ""
     match kind:
         case "store":
-            verb = dice.choice(FREQUENT) if dice.random() < 0.5 else dice.choice(FAULTY_VERBS)
+            verb = dice.choice(FREQUENT) if dice.random() < 0.75 else dice.choice(FAULTY_VERBS)
             if dice.random() < 0.05:
                 verb = "*"
             how = dice.choice(STORE_FAULTS if verb not in READ_VERBS else ("before", "busy", "slow"))
@@ -146,22 +150,30 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
             words = f"{dice.choice(MODEL_FAULTS)} after={dice.choice((0, 1, 3))}"
         case "clock":
             words = f"step={dice.choice((-3600, -90, -5, 5, 90, 3600))}"
-        case "signal":
-            words = f"{dice.choice(SIGNAL_FAULTS)} times={dice.choice((1, 3))}"
         case _:
-            words = dice.choice(("reset", "half_close"))
+            words = f"{dice.choice(SIGNAL_FAULTS)} times={dice.choice((1, 3))}"
     return Step(at, kind, 0, number, words)
 
 
-def make_program(seed: int, *, minutes: float = 4.0, faults: Sequence[str] = FAULT_KINDS) -> Program:
-    """The program of a seed. The same seed makes the same program."""
+def make_program(seed: int, *, minutes: float = 3.0, faults: Sequence[str] = FAULT_KINDS) -> Program:
+    """The program of a seed. The same seed makes the same program.
+
+    People come in crowds, and what goes wrong goes wrong while they are there: a fault in an empty world shows nothing.
+    """
     dice = random.Random(f"{seed} program")
     seconds = minutes * 60
-    steps = [_action(dice, round(dice.random() * seconds, 2), number) for number in range(1, dice.randint(5, 14))]
+    crowds = [dice.random() * seconds * 0.8 for _ in range(dice.randint(1, 3))]
+
+    def moment() -> float:
+        return round(min(dice.choice(crowds) + dice.expovariate(1 / 8), seconds - 1), 2)
+
+    steps = [_action(dice, moment(), number) for number in range(1, dice.randint(5, 14))]
     if faults:
         # Some programs have one fault, which is found with what it did; some have many at once.
-        count = dice.choice((0, 1, 1, 2, 3, 5, 8))
-        steps += [_fault(dice, round(dice.random() * seconds, 2), number, faults) for number in range(count)]
+        times = [step.at for step in steps]
+        for number in range(dice.choice((0, 1, 2, 3, 4, 6, 8, 12))):
+            at = dice.choice(times) + dice.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
+            steps.append(_fault(dice, round(min(max(at, 0.0), seconds), 2), number, faults))
     return Program(seed, seconds, tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number))))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
 
+from .judge import INVARIANTS, Invariant, judge
 from .program import FAULT_KINDS, Program, make_program
 from .trace import Trace
 from .world import World, WorldSettings
@@ -40,8 +43,14 @@ class SeedResult:
         return "\n".join(lines)
 
 
-def run_program(program: Program, settings: WorldSettings | None = None) -> SeedResult:
-    """Play a program in a world of its own. What the world itself raises is a violation, too."""
+async def _note(violations: list[str], found: list[str]) -> None:
+    violations += found
+
+
+def run_program(
+    program: Program, settings: WorldSettings | None = None, invariants: Mapping[str, Invariant] = INVARIANTS
+) -> SeedResult:
+    """Play a program in a world of its own, and judge it. What the world itself raises is a violation, too."""
     if not _heap.settled:
         # What is loaded by now stays: each collection after a world looks at what the world left alone.
         gc.collect()
@@ -52,7 +61,7 @@ def run_program(program: Program, settings: WorldSettings | None = None) -> Seed
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # what a gateway logs is not what it promises, and costs as much as what it does
     try:
-        world.run()
+        world.run(after=lambda world: _note(violations, judge(world, invariants)))
     except Exception as error:
         violations.append(f"the world broke: {describe(error)}")
     finally:
@@ -69,7 +78,7 @@ def run_program(program: Program, settings: WorldSettings | None = None) -> Seed
 def run_seed(
     seed: int,
     *,
-    minutes: float = 4.0,
+    minutes: float = 3.0,
     faults: Sequence[str] = FAULT_KINDS,
     settings: WorldSettings | None = None,
 ) -> SeedResult:
@@ -82,4 +91,6 @@ def describe(error: BaseException) -> str:
     leaf: Any = error
     while isinstance(leaf, BaseExceptionGroup):
         leaf = cast("Any", leaf).exceptions[0]
-    return f"{type(leaf).__name__}: {leaf}"
+    frames = traceback.extract_tb(leaf.__traceback__)
+    where = f" ({frames[-1].name} in {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(leaf).__name__}: {leaf}{where}"

@@ -21,6 +21,12 @@ MARK: Final = re.compile(r"\bm\d+\b")
 
 _REQUEST: Final = re.compile(r"(m\d+) (say|think|run|bg|rm)\b ?(\d*)((?: \w+=\w+)*)")
 
+_NOTICES: Final = {
+    "stopped while this message": "interrupted",
+    "was lost": "lost",
+    "ends": "told",
+}
+
 
 def marks(text: str) -> set[str]:
     """The numbers of messages that a text speaks of."""
@@ -49,7 +55,8 @@ def answer(call: ScriptedCall) -> ScriptedAnswer:
     found = _REQUEST.match(asked)
     if found is None:
         about = " ".join(sorted(marks(asked)))
-        return ScriptedAnswer(text=f"told {about}" if about else "nothing to say", piece=64)
+        kinds = [word for text, word in _NOTICES.items() if text in asked] or ["told"]
+        return ScriptedAnswer(text=f"{' and '.join(kinds)} {about}" if about else "nothing to say", piece=64)
     mark, verb, amount, options = found.groups()
     match verb:
         case "say":

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,7 @@ from hermes_trio.testing.platforms.telegram import FakeTelegram
 
 from . import script
 from .boundary import EPOCH, Boundary
+from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
 from .node import ADMIN_KEY, CrashPoint, Node, current_node
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
 from .program import PEOPLE, TENANTS, Program, Step
@@ -40,8 +42,8 @@ from .trace import Trace
 __all__ = ["Seen", "World", "WorldSettings"]
 
 TELEGRAM_TOKEN: Final = "123456:simulated-token"
-WEBHOOK_CHAT: Final = 900
-CRON_CHAT: Final = 901
+
+
 CRON_MARK: Final = "m9001"
 
 
@@ -91,6 +93,11 @@ class World:
         self.keys: list[str] = []
         self.calm = False
         """Faults are over."""
+        self.started_at = EPOCH
+        self.held: list[str] = []
+        """What was still held at the end of the calm, before the drain."""
+        self.undead: list[str] = []
+        """What still lived that should not."""
         self.failure: BaseException | None = None
         self._hosts: dict[str, Callable[[trio.SocketStream], Awaitable[None]]] = {}
         self._model_faults: list[tuple[str, int]] = []
@@ -174,7 +181,7 @@ class World:
             },
             tools={
                 "terminal": {"max_processes": settings.processes, "cwd": _home()},
-                "confinement": {"profile": "off"},
+                "confinement": {"profile": "off", "tenants": {"*": "off"}},
             },
             approvals={"timeout": 60.0},
             telegram={
@@ -213,6 +220,8 @@ class World:
         await trio.sleep_until(EPOCH + self.program.seconds)
         self._heal()
         await trio.sleep(self.settings.calm_seconds)
+        self.held = held_rows(self)
+        self.undead = [text for node in self.nodes for text in node.undead()]
         await people.finish()
         for node in self.nodes:
             if node.alive:
@@ -268,10 +277,8 @@ class World:
                 self._model_faults.append((words[0], int(options["after"])))
             case "clock":
                 self.boundary.offset += float(options["step"])
-            case "signal":
-                self.nodes[0].wake_faults.extend([words[0]] * int(options["times"]))
             case _:
-                pass
+                self.nodes[0].wake_faults.extend([words[0]] * int(options["times"]))
 
     def _store_fault(self, verb: str, how: str, times: int, skip: int) -> None:
         verbs = () if verb == "*" else (verb,)
@@ -296,6 +303,8 @@ class World:
     def _model_answer(self, call: ScriptedCall) -> ScriptedAnswer | ScriptedRefusal:
         reply = script.answer(call)
         messages: Any = call.body.get("messages") or [{}]
+        if not self.trace.of("crash"):  # the calls of a node that has lost its power end when their connections do
+            self.seen.most_calls = max(self.seen.most_calls, sum(not one.ended.is_set() for one in self.model.calls))
         self.trace.note("model", f"{len(messages)} messages, {reply.text or reply.tool_calls[0].arguments}")
         if not self._model_faults:
             return reply
@@ -340,12 +349,12 @@ _PLATFORM_FAULTS: Final[dict[str, Fault]] = {
     "delay": Delay(90.0),
 }
 
-_home_path: str | None = None
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="hermes-trio-simulation-")
 
 
 def _home() -> str:
-    """A folder on the real disk, in which nothing is written: commands need one to start in."""
-    global _home_path
-    if _home_path is None:
-        _home_path = tempfile.mkdtemp(prefix="hermes-trio-simulation-")
-    return _home_path
+    """A folder on the real disk, in which nothing is written: commands need one to start in. It is removed with this process."""
+    return _folder().name

@@ -1,0 +1,357 @@
+"""The judge: what must hold in every world, whatever went wrong in it.
+
+An invariant reads what people and clients saw (`world.seen`, the chats of the platform, the trace) and the rows (`world.rows`), never the runtime's
+memory. It yields a sentence for each broken promise. `INVARIANTS` are those of the gateway; a world of your own may have more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from hermes_trio.messaging.senders import DUPLICATE_LABEL
+
+from .people import FIRST_PERSON
+from .script import marks
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["INVARIANTS", "Invariant", "held_rows", "judge"]
+
+Invariant = Callable[["World"], Iterable[str]]
+
+CRON_CHAT: Final = 901
+WEBHOOK_CHAT: Final = 900
+
+HELD: Final[Mapping[str, str]] = {
+    "an open turn": "SELECT id FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''",
+    "a run that has not ended": "SELECT run_id || ' ' || status FROM runs WHERE ended_at IS NULL",
+    "a live job": "SELECT job_id || ' ' || state FROM jobs WHERE ended_at IS NULL",
+    "a waiting row of an inbox": "SELECT id || ' ' || kind || ' ' || state || ' ' || substr(text, 1, 60) FROM inbox WHERE settled_at IS NULL",
+    "an unsent reply": "SELECT id || ' ' || state || ' ' || error FROM outbox WHERE settled_at IS NULL",
+    "a pending approval": "SELECT id FROM approvals WHERE state = 'pending'",
+    "a slot that has not ended": "SELECT job_id || ' ' || slot || ' ' || state FROM cron_executions WHERE state IN ('claimed', 'running')",
+}
+"""What nobody may hold in a calm world, and how it is found."""
+
+
+def held_rows(world: World) -> list[str]:
+    """Everything that is still held, in words."""
+    return [f"{what}: {row[0]}" for what, sql in HELD.items() for row in world.rows(sql)]
+
+
+def _owner_of_marks(world: World) -> dict[str, str]:
+    """Whose each mark is: `chat 500`, `t0`, `hook 900`."""
+    owners: dict[str, str] = {}
+    for step in world.program.steps:
+        mark = f"m{step.number}"
+        match step.kind:
+            case "write":
+                owners[mark] = f"chat {FIRST_PERSON + step.who}"
+            case "run" | "chat":
+                owners[mark] = f"t{step.who}"
+            case "webhook":
+                owners[mark] = f"chat {WEBHOOK_CHAT}"
+            case _:
+                pass
+    owners["m9001"] = f"chat {CRON_CHAT}"
+    return owners
+
+
+def _said(world: World) -> Iterator[tuple[int, str, bool]]:
+    """What the platform shows of the bot: chat, text without a label, and whether it was labelled as a possible duplicate."""
+    for message in world.telegram.messages:
+        text = message.text
+        labelled = "This may be a duplicate" in text
+        if labelled:
+            text = text.partition(")")[2].strip() if text.startswith("(") else text
+        yield message.chat_id, text, labelled
+
+
+_ANSWERS: Final = ("done", "told", "lost", "interrupted", "Approval needed")
+"""How texts begin that are said once. Status reports and the like are said as often as somebody asks."""
+
+
+def watched_work_is_told_once(world: World) -> Iterator[str]:
+    """Every watched start: exactly one of delivered, superseded, abandoned with a reason; no unlabelled duplicate, and no label without a cause."""
+    for job_id, state in world.rows("SELECT job_id, state FROM jobs WHERE inbox <> '' AND ended_at IS NOT NULL"):
+        ends = world.rows(
+            "SELECT state, reason FROM inbox WHERE job_id = ? AND notice IN ('completion', 'lost', 'async_delegation')",
+            job_id,
+        )
+        if len(ends) != 1:
+            yield f"the watched job {job_id} ({state}) has {len(ends)} notices: {ends}"
+            continue
+        told, reason = ends[0]
+        if told not in ("delivered", "superseded", "abandoned", "dead") or (told == "abandoned" and not reason):
+            yield f"the notice of the watched job {job_id} is {told} ({reason!r})"
+    plain: Counter[tuple[int, str]] = Counter()
+    labelled: Counter[tuple[int, str]] = Counter()
+    for chat, text, label in _said(world):
+        if chat != CRON_CHAT and marks(text) and text.startswith(_ANSWERS):
+            (labelled if label else plain)[chat, text] += 1
+    uncertain = (
+        sum(
+            one.kind in ("crash", "drain")
+            or (
+                one.kind == "fault"
+                and one.text.startswith("telegram")
+                and (" accept" in one.text or " delay" in one.text)
+            )
+            for one in world.trace
+        )
+        * 2
+    )
+    for (chat, text), count in plain.items():
+        if count > 1:
+            yield f"chat {chat} got {count} unlabelled copies of {text!r}"
+    for (chat, text), count in labelled.items():
+        if count > uncertain:
+            yield f"chat {chat} got {count} labelled copies of {text!r} after {uncertain} uncertain moments"
+
+
+def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
+    """A confirmed message, a 202, a webhook's 2xx: there after any crash, once."""
+    resets = {person for person, text in world.seen.said if text.startswith(("/stop", "/new"))}
+    for person, text in world.seen.said:
+        if not text.startswith("m") or text not in world.seen.confirmed:
+            continue
+        rows = world.rows(
+            "SELECT state, reason, turn_id FROM inbox WHERE inbox = 'telegram' AND kind = 'message' AND text = ?", text
+        )
+        if len(rows) != 1:
+            yield f"the confirmed message {text!r} has {len(rows)} rows"
+            continue
+        state, reason, turn_id = rows[0]
+        if state == "delivered" and person not in resets:
+            if not world.rows("SELECT 1 FROM outbox WHERE turn_id = ?", turn_id):
+                yield f"the message {text!r} was handled in {turn_id}, and nothing was answered"
+        elif state not in ("delivered", "interrupted", "abandoned", "dead", "superseded") or (
+            state in ("abandoned", "dead") and not reason
+        ):
+            yield f"the message {text!r} is {state} ({reason!r})"
+    shown = Counter(
+        (str(message.chat_id), _plain(version))
+        for message in world.telegram.messages
+        for version in (message.text, *message.versions)
+    )
+    for target, text, state in world.rows("SELECT target, text, state FROM outbox WHERE platform = 'telegram'"):
+        chat = msgspec.json.decode(target).get("chat_id")
+        if state == "sent" and not shown[chat, _plain(text)]:
+            yield f"the reply {text!r} to chat {chat} counts as sent, and nobody got it"
+    yield from _acknowledged_requests(world)
+
+
+def _plain(text: str) -> str:
+    """A text without the marks of its markup and the label: what two forms of one message have in common."""
+    text = text.replace(DUPLICATE_LABEL, "")
+    return "".join(character for character in text if character.isalnum())
+
+
+def _acknowledged_requests(world: World) -> Iterator[str]:
+    for run in world.seen.runs:
+        rows = world.rows(
+            "SELECT run_id, status FROM runs WHERE tenant = ? AND idempotency_key = ?",
+            f"t{run.tenant}",
+            f"k{run.number}",
+        )
+        if len(rows) > 1:
+            yield f"the key k{run.number} of t{run.tenant} has {len(rows)} runs"
+        if not run.run_id:
+            continue
+        if [row[0] for row in rows] != [run.run_id]:
+            yield f"the run {run.run_id} was promised with 202, and the rows are {rows}"
+        if run.last is None or run.last.get("run_id") != run.run_id:
+            yield f"the run {run.run_id} was promised with 202, and cannot be read: {run.last}"
+        elif run.last["status"] not in ("completed", "failed", "cancelled") or not run.last["settled"]:
+            yield f"the run {run.run_id} is {run.last['status']}, settled {run.last['settled']}, in a calm world"
+        for status in run.approved:
+            if status not in (200, 404, 409):
+                yield f"an answer to an approval of m{run.number} got {status}"
+    for hook in world.seen.webhooks:
+        rows = world.rows(
+            "SELECT state FROM inbox WHERE inbox = 'webhook' AND kind = 'message' AND text = ?", hook.text
+        )
+        accepted = any(200 <= status < 300 for status in hook.answers)
+        if len(rows) > 1 or (accepted and not rows):
+            yield f"the delivery of {hook.text!r} was answered {hook.answers}, and has {len(rows)} rows"
+        for (state,) in rows:
+            if state not in ("delivered", "interrupted", "abandoned", "dead"):
+                yield f"the delivery of {hook.text!r} is {state}"
+
+
+def nothing_crosses(world: World) -> Iterator[str]:
+    """No message, event or transcript holds anything of another session, person or tenant."""
+    owners = _owner_of_marks(world)
+    for message in world.telegram.messages:
+        for mark in marks(message.text):
+            if owners.get(mark, f"chat {message.chat_id}") != f"chat {message.chat_id}":
+                yield f"chat {message.chat_id} got something about {mark}, which is of {owners[mark]}: {message.text!r}"
+    for run in world.seen.runs:
+        for event in (*run.live, *run.late):
+            foreign = marks(str(event.data)) - {f"m{run.number}"}
+            if foreign:
+                yield f"an event of m{run.number} speaks of {sorted(foreign)}"
+        for status in run.foreign:
+            if status not in (404, 0):
+                yield f"another tenant asked for the run of m{run.number} and got {status}"
+    for chat in world.seen.chats:
+        if marks(chat.answer) - {f"m{chat.number}"}:
+            yield f"the completion of m{chat.number} speaks of something else: {chat.answer!r}"
+    for key, tenant, contents in world.rows(
+        "SELECT s.session_key, s.tenant, group_concat(m.content, ' ') FROM sessions s JOIN messages m ON m.session = s.n GROUP BY s.n"
+    ):
+        found = {owners.get(mark, "nobody") for mark in marks(contents or "")}
+        if len(found) > 1:
+            yield f"the transcript of {key or tenant} mixes {sorted(found)}"
+
+
+def transcripts_are_legal(world: World) -> Iterator[str]:
+    """Turns in order, no interleaving, each tool call with its result before anything else is said."""
+    sessions: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in world.rows(
+        "SELECT s.id, m.role, m.content, m.tool_calls, m.tool_call_id FROM messages m JOIN sessions s ON s.n = m.session"
+        " WHERE m.active = 1 ORDER BY m.id"
+    ):
+        sessions[row[0]].append(row[1:])
+    for session, messages in sessions.items():
+        waiting: list[str] = []
+        asked: Counter[str] = Counter()
+        for role, content, calls, call_id in messages:
+            if role == "tool":
+                if call_id not in waiting:
+                    yield f"session {session}: a result of {call_id}, which nobody waits for"
+                else:
+                    waiting.remove(call_id)
+                continue
+            if waiting:
+                yield f"session {session}: {role} {content!r} comes before the results of {waiting}"
+                waiting = []
+            if role == "assistant" and calls:
+                waiting = [call["id"] if isinstance(call, dict) else call[0] for call in msgspec.json.decode(calls)]
+            if role == "user" and content.startswith("m"):
+                asked[content] += 1
+        if waiting:
+            yield f"session {session} ends with calls without results: {waiting}"
+        for content, count in asked.items():
+            if count > 1:
+                yield f"session {session} has {content!r} {count} times"
+
+
+_RANK: Final = {
+    "queued": 0,
+    "running": 1,
+    "waiting_for_approval": 1,
+    "stopping": 2,
+    "completed": 3,
+    "failed": 3,
+    "cancelled": 3,
+}
+
+
+def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
+    """A run's events are the same for every reader, numbered without gap, and end; its status only moves forward."""
+    for run in world.seen.runs:
+        if not run.run_id:
+            continue
+        name = f"the run of m{run.number}"
+        stored = world.rows("SELECT epoch, number, event FROM events WHERE run_id = ? ORDER BY number", run.run_id)
+        numbers = [row[1] for row in stored]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"{name} has events {numbers}"
+        known = {f"{epoch}-{number}": msgspec.json.decode(event)["event"] for epoch, number, event in stored}
+        names = list(known.values())
+        ends = [event for event in names if event in ("run.completed", "run.failed", "run.cancelled")]
+        if len(ends) != 1:
+            yield f"{name} has the ends {ends}: {names}"
+        for who, events in (("a reader that followed", run.live), ("a reader that came late", run.late)):
+            ids = [event.id for event in events if event.id]
+            got = [int(id.rpartition("-")[2]) for id in ids]
+            if got != list(range(1, len(got) + 1)):
+                yield f"{who} of {name} got the numbers {got}"
+            for event in events:
+                if event.id and known.get(event.id) != event.data.get("event"):
+                    yield f"{who} of {name} got {event.id} as {event.data.get('event')}, the store has {known.get(event.id)}"
+        if run.late and run.late[-1].data.get("event") != "run.settled":
+            yield f"{name} is over, and a late reader's stream ends with {run.late[-1].data.get('event')}"
+        if not run.late:
+            yield f"{name} is over, and a late reader got nothing"
+        ranks = [_RANK[status] for status in run.statuses]
+        if ranks != sorted(ranks) or len(set(run.statuses[ranks.index(3) :] if 3 in ranks else [])) > 1:
+            yield f"{name} went through {run.statuses}"
+
+
+def what_was_stopped_is_over(world: World) -> Iterator[str]:
+    """After a receipt that says ok nothing of that run acts any more; after a drain's report nothing does."""
+    start = world.started_at
+    for run in world.seen.runs:
+        answered: Any = run.receipt
+        if run.stopped_at is None or not answered.get("receipt") or not answered["receipt"].get("ok"):
+            continue
+        mark = f"m{run.number}"
+        after = (one for one in world.trace if one.at > run.stopped_at - start + 1e-6)
+        for moment in after:
+            if moment.kind in ("model", "process starts", "process ends") and mark in marks(moment.text):
+                yield f"{mark} was stopped at {run.stopped_at - start:.2f} s with ok, and then: {moment}"
+    drained = False
+    for moment in world.trace:
+        if moment.kind == "drained" and moment.text.endswith("True"):
+            drained = True
+        elif drained and moment.kind in ("model", "process starts"):
+            yield f"after the drain had said ok: {moment}"
+
+
+def a_calm_world_settles(world: World) -> Iterator[str]:
+    """When faults have ended nothing is held, no process lives, no life of a node goes on, and the gateway says that it is well."""
+    for text in world.held:
+        yield f"after {world.settings.calm_seconds:g} s of calm there is {text}"
+    for text in world.undead:
+        yield f"after {world.settings.calm_seconds:g} s of calm {text}"
+    health = world.seen.health
+    if health is not None and health.get("status") != "ok":
+        parts: list[tuple[str, Any]] = list(health.items())
+        wrong = [name for name, part in parts if hasattr(part, "get") and part.get("status") not in (None, "ok")]
+        yield f"the health report of a calm world says {health.get('status')}: {wrong}"
+    for node in world.nodes:
+        if node.report is None:
+            yield f"{node.name} was asked to drain and reported nothing"
+        elif not node.report.get("ok"):
+            yield f"the drain of {node.name} left something: {node.report}"
+
+
+def limits_hold(world: World) -> Iterator[str]:
+    """Turns at once, processes at once, and how often a message is given to the model: never more than allowed."""
+    for node in world.nodes:
+        for kernel in node.kernels:
+            if kernel.most > world.settings.processes:
+                yield f"{node.name} had {kernel.most} processes at once; {world.settings.processes} are allowed"
+    if world.seen.most_calls > world.settings.concurrent_turns:
+        yield f"{world.seen.most_calls} model calls at once; {world.settings.concurrent_turns} turns are allowed"
+    given: Counter[str] = Counter()
+    for moment in world.trace.of("model"):
+        given.update(marks(moment.text) - {"m9001"})
+    for mark, count in given.items():
+        if count > 24:
+            yield f"the model was called {count} times about {mark}"
+
+
+INVARIANTS: Final[Mapping[str, Invariant]] = {
+    "1 watched": watched_work_is_told_once,
+    "2 acknowledged": what_was_acknowledged_is_there,
+    "3 isolation": nothing_crosses,
+    "4 transcripts": transcripts_are_legal,
+    "5 events": runs_tell_everybody_the_same,
+    "7 stops": what_was_stopped_is_over,
+    "8 calm": a_calm_world_settles,
+    "9 limits": limits_hold,
+}
+"""By number and name. 6, "one node a session", needs several nodes."""
+
+
+def judge(world: World, invariants: Mapping[str, Invariant] = INVARIANTS) -> list[str]:
+    """Every broken promise of a world that is over, each with the name of its invariant."""
+    return [f"{name}: {text}" for name, invariant in invariants.items() for text in invariant(world)]
