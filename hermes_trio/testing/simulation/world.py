@@ -337,8 +337,8 @@ class World:
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Read the database as it is: for the judge."""
-        found: Any = self.store._writer._db.execute(sql, values)
-        return list(found)
+        writer: Any = self.store._writer
+        return list(writer._db.execute(sql, values))
 
 
 _PLATFORM_FAULTS: Final[dict[str, Fault]] = {
