@@ -1,0 +1,180 @@
+"""Our own adapters against the published contract: the chat platforms behind their fakes, the browser, and the terminal.
+
+Webhooks and cron are no adapters but one-shot interfaces, which accept deliveries and slots themselves; their own tests hold them to the same promises.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from hermes_trio.adapters.cli.chat import ChatAdapter
+from hermes_trio.adapters.cli.screen import Screen
+from hermes_trio.adapters.web.adapter import WebAdapter
+from hermes_trio.base.mounts import MountCaller, MountRequest
+from hermes_trio.messaging.contract import Adapter
+from hermes_trio.store import StoreError, open_store
+from hermes_trio.testing.contracts import AdapterBench, AdapterContract
+from hermes_trio.testing.platforms import FakeSlack, FakeTelegram
+from tests.e2e.chat_drivers import Driver, open_driver
+
+from .test_discord import member as discord
+from .test_slack import member as slack
+from .test_telegram import member as telegram
+
+MEMBERS = {"discord": discord, "slack": slack, "telegram": telegram}
+
+
+class PlatformBench(AdapterBench):
+    """A chat adapter, and a person in a direct chat of its fake platform."""
+
+    def __init__(self, driver: Driver, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._driver = driver
+        self._place = driver.direct(1)
+        match driver.fake:
+            case FakeTelegram():
+                driver.fake.add_private_chat(int(self._place.user))
+            case FakeSlack():
+                driver.fake._dm(self._place.user)
+            case _:
+                pass
+        self.chat_id = self._place.chat
+
+    async def write(self, text: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self._driver.say(self._place, text)
+
+    async def shown(self) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        return [one.text for one in self._driver.seen_in(self._place)]
+
+
+@asynccontextmanager
+async def open_platform(name: str) -> AsyncIterator[AdapterBench]:
+    """The bench of a platform, for the body of the `async with`."""
+    async with open_driver(name) as driver:
+        yield PlatformBench(driver, MEMBERS[name](driver.fake).adapter)  # pyright: ignore[reportArgumentType]
+
+
+class TestTelegram(AdapterContract):
+    """Long polling: Telegram keeps updates until they are confirmed."""
+
+    def open_bench(self, tmp_path: Path):
+        return open_platform("telegram")
+
+
+class TestDiscord(AdapterContract):
+    """The Gateway: what happens while nobody is connected is not told later."""
+
+    keeps_messages = False
+
+    def open_bench(self, tmp_path: Path):
+        return open_platform("discord")
+
+
+class TestSlack(AdapterContract):
+    """Socket Mode: an event that was not acknowledged comes again."""
+
+    keeps_messages = False
+
+    def open_bench(self, tmp_path: Path):
+        return open_platform("slack")
+
+
+class BrowserBench(AdapterBench):
+    """A page of the chat in the browser: it sends a message again, with its id, until it was taken."""
+
+    def __init__(self, adapter: WebAdapter) -> None:
+        self.adapter = adapter
+        self._caller = MountCaller(key_id="key_1", name="admin", tenant="", scopes=frozenset(), admin=True)
+        self._say = {mount.name: mount for mount in adapter.mounts}["web_say"]
+        self._feed = adapter._feed(self._caller)
+        (owner,) = adapter._feeds
+        self.chat_id = f"{owner}.talk"
+        self._count = 0
+
+    async def write(self, text: str) -> None:
+        self._count += 1
+        body = msgspec.json.encode({"text": text, "id": str(self._count)})
+        request = MountRequest(
+            method="POST",
+            path="/v1/web/conversations/talk/messages",
+            params={"conversation": "talk"},
+            query=lambda _: "",
+            body=body,
+            caller=self._caller,
+        )
+        while True:
+            try:
+                await self._say.handler(request)
+            except StoreError:
+                continue
+            return
+
+    async def shown(self) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        told = [msgspec.json.decode(event) for _, event in self._feed.after(0) or []]
+        return [one["text"] for one in told if one["event"] == "message"]
+
+
+class TestBrowser(AdapterContract):
+    """The browser: its page sends again what was not taken, and reads a long message from its row, not from the live event."""
+
+    keeps_messages = False
+    test_a_long_text_goes_out_in_parts_within_the_limit = None
+
+    @asynccontextmanager
+    async def open_bench(self, tmp_path: Path) -> AsyncIterator[AdapterBench]:
+        async with open_store(None, runner="inline") as store:
+            adapter = WebAdapter()
+            adapter.store = store
+            yield BrowserBench(adapter)
+
+
+class TerminalBench(AdapterBench):
+    """Somebody who types at a terminal."""
+
+    chat_id = "cli"
+
+    def __init__(self) -> None:
+        self._file = io.StringIO()
+        self._lines: deque[str] = deque()
+        self._typed = trio.Event()
+        self.adapter = ChatAdapter(Screen(formatted=False, file=self._file), self, interactive=True)
+
+    async def next(self) -> str | None:
+        """The next line."""
+        while not self._lines:
+            await self._typed.wait()
+        return self._lines.popleft()
+
+    async def write(self, text: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self._lines.append(text)
+        self._typed.set()
+        self._typed = trio.Event()
+
+    async def shown(self) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        return [line for line in self._file.getvalue().splitlines() if line.strip()]
+
+
+class TestTerminal(AdapterContract):
+    """A terminal has no ids and gives nothing twice: what the contract says about them is not for it."""
+
+    test_a_message_is_handed_over_with_its_source = None
+    test_a_message_is_sent_and_has_an_id = None
+    test_a_message_that_was_not_taken_comes_again = None
+    test_a_restart_loses_nothing_and_invents_nothing = None
+    test_order_is_kept = None
+
+    @asynccontextmanager
+    async def open_bench(self, tmp_path: Path) -> AsyncIterator[AdapterBench]:
+        yield TerminalBench()
