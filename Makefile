@@ -11,7 +11,7 @@ QUICKFLAG := $(if $(QUICK),--quick,)
 WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
-.PHONY: help install serve chat test test-slow test-crash test-growth test-orphans soak check format \
+.PHONY: help install serve chat test test-slow test-pythons test-crash test-growth test-orphans soak check format \
 	bench bench-isolation bench-runtime bench-store bench-stop bench-spawn bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed bench-console screenshots \
 	bench-reference requirements clean
 
@@ -90,6 +90,9 @@ test-clients: $(CLIENTS)/.installed ## Run ten unmodified client libraries again
 
 clients-table: $(CLIENTS)/.installed ## The same, and write the table in docs/clients.md
 	@$(PY) -m tests.clients.table
+
+test-pythons: $(VENV)/.installed-dev ## Run a part of the tests on each supported Python that is installed, and with the oldest dependencies
+	@$(PYTEST) -q -rs -m slow tests/e2e/test_pythons.py $(ARGS)
 
 test-crash: $(VENV)/.installed-dev ## Kill a writer 100 times, and a runtime whose store fails 200 times, at random points
 	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
