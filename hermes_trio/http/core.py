@@ -16,6 +16,7 @@ import trio
 from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.neighbours import Neighbours
 from hermes_trio.runtime.outcome import Cause, StopReceipt
 from hermes_trio.runtime.ports import KEY_TOPIC
 from hermes_trio.runtime.stateless import StatelessEntry
@@ -55,6 +56,9 @@ class RuntimePort(Protocol):
 
     @property
     def supervisor(self) -> Supervisor: ...
+
+    @property
+    def neighbours(self) -> Neighbours: ...
 
     @property
     def draining(self) -> bool: ...
@@ -187,6 +191,11 @@ class ApiCore:
         """Turns of one named conversation of responses take turns."""
         self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
         """Responses that are being made: tenant and body, by id."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether other nodes may use the store at the same time: then a run that is not live here may be live there."""
+        return self.store.lease_seconds > 0
 
     def _forget_key(self, key_id: str) -> None:
         """A key was put out of force, here or on another node: it is asked for again."""

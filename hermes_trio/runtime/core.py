@@ -27,6 +27,7 @@ from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnSpe
 if TYPE_CHECKING:
     from .event_writer import EventWriter
     from .membership import Membership
+    from .neighbours import Neighbours
     from .supervisor import Supervisor
 
 __all__ = ["SUBAGENT", "RuntimeCore", "RuntimeSettings"]
@@ -94,6 +95,7 @@ class RuntimeCore:
         self.supervisor: Supervisor
         self.journal: EventWriter
         self.membership: Membership
+        self.neighbours: Neighbours
         self.shared: bool = store.lease_seconds > 0
         """Whether other nodes may use the store at the same time."""
         self._forgets: list[Callable[[str], None]] = []

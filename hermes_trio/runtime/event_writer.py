@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from .outcome import Outcome
+from .outcome import Outcome, RunStatus
 from .ports import EventRow
 from .turn import Turn
 
@@ -39,6 +39,8 @@ class EventWriter:
         self._dirty: set[Run] = set()
         self._failed: bool = False
         """The last batch was refused: the next is written run by run, so that one run's events cannot hold up the others'."""
+        self._statuses: dict[str, RunStatus] = {}
+        """What the rows of live runs do not say yet, where several nodes share the store and read them."""
         self._wake = trio.Event()
 
     def open(self, run: Run) -> None:
@@ -55,6 +57,11 @@ class EventWriter:
         self._waiting.setdefault(row.run_id, []).append(row)
         self._wake.set()
 
+    def note_status(self, run: Run) -> None:
+        """A live run has another status: its row will say so soon."""
+        self._statuses[run.id] = run.status
+        self._wake.set()
+
     def touch(self, run: Run) -> None:
         """A run holds back text that is to be coalesced."""
         self._dirty.add(run)
@@ -64,6 +71,7 @@ class EventWriter:
         """The rows that must commit with the end of this turn: what waits of its run, and the terminal event."""
         run = self._run_of(turn)
         run.flush()
+        self._statuses.pop(run.id, None)
         return (*self._waiting.pop(run.id, ()), self.last(turn, outcome))
 
     def last(self, turn: Turn, outcome: Outcome) -> EventRow:
@@ -87,12 +95,26 @@ class EventWriter:
             await trio.sleep(COALESCE_SECONDS)
             await self.flush()
 
+    async def _write_statuses(self) -> None:
+        for run_id, status in list(self._statuses.items()):
+            try:
+                await self._core.store.set_run_status(run_id, status)
+            except Exception as error:
+                logger.warning("the status of run %s could not be written down, trying again: %s", run_id, error)
+                await trio.sleep(RETRY_SECONDS)
+                self._wake.set()
+                return
+            if self._statuses.get(run_id) is status:
+                del self._statuses[run_id]
+
     async def flush(self) -> None:
         """Write what waits, now. Cancelling abandons the wait, never the write."""
         self._wake = trio.Event()
         for run in list(self._dirty):
             run.flush()
         self._dirty.clear()
+        if self._statuses:
+            await self._write_statuses()
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return

@@ -109,9 +109,13 @@ class Inbox:
         return self._lanes.current(self.front.platform, session_key)
 
     async def stop_turn(self, session_key: str, cause: Cause) -> StopReceipt | None:
-        """Stop the turn that a lane is running; None if it is idle. What is queued behind it stays queued."""
+        """Stop the turn that a lane is running, on whichever node; None if it is idle. What is queued behind it stays queued."""
         turn = self._lanes.current(self.front.platform, session_key)
-        return None if turn is None else await turn.stop(cause)
+        if turn is not None:
+            return await turn.stop(cause)
+        if self._core.shared:
+            return await self._core.neighbours.stop_turn(self.front.platform, session_key, cause)
+        return None
 
     async def sweep(self) -> int:
         """Wake every lane for which something waits in this inbox; returns how many."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from .context import SessionContext
-from .outcome import JobState, TurnState, Usage
+from .outcome import JobState, RunStatus, TurnState, Usage
 
 if TYPE_CHECKING:
     from .turn import Turn
@@ -415,6 +415,18 @@ class NodeStore(Protocol):
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
         """The answer to a request, or None while there is none."""
+        ...
+
+    async def session_owners(self, session_id: str) -> list[str]:
+        """The nodes that have an open turn, a live run or a live job of a session."""
+        ...
+
+    async def lane_owner(self, inbox: str, session_key: str) -> str:
+        """The node that works on a row of an inbox for this key; empty if none does."""
+        ...
+
+    async def set_run_status(self, run_id: str, status: RunStatus) -> None:
+        """Move a live run of this node to another live status; one that has ended stays as it is. Only where nodes share the store."""
         ...
 
 

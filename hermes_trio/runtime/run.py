@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
@@ -20,6 +20,9 @@ from .ports import EventRow, NewRun
 from .settlement import Settlement
 from .turn import Turn, TurnSpec
 from .turn_lifecycle import run_turn
+
+if TYPE_CHECKING:
+    from .supervisor import Job
 
 __all__ = ["Run", "Runs"]
 
@@ -159,8 +162,14 @@ class Run:
         """Go to a status if that is legal from here; say whether it was."""
         if status not in _LEGAL.get(self.status, frozenset()):
             return False
+        # Beginning and ending are written with the turn; the other nodes read the rest from the row, too.
+        told = (
+            self._core.shared and not status.terminal and (self.status, status) != (RunStatus.QUEUED, RunStatus.RUNNING)
+        )
         self.status = status
         self.updated_at = self._core.clock()
+        if told:
+            self._core.journal.note_status(self)
         return True
 
     def _wait_for_approval(self, change: int) -> None:
@@ -177,6 +186,36 @@ class Run:
         """Stop the run and wait for the receipt."""
         self.request_stop(cause)
         return await self.turn.stop(cause, timeout)
+
+    async def stop_all(self, cause: Cause, timeout: float = 30.0) -> StopReceipt:
+        """Stop the run and the jobs that it has started; one receipt for all of it."""
+        receipts: list[StopReceipt] = []
+
+        async def stop(target: Run | Job) -> None:
+            receipts.append(await target.stop(cause, timeout))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop, self)
+            for job in self.jobs():
+                nursery.start_soon(stop, job)
+        # What the turn started in its last moment is part of the run, too.
+        for job in self.jobs():
+            await stop(job)
+        with trio.move_on_after(1.0):
+            await self.ended.wait()
+        return StopReceipt(
+            target=self.id,
+            cause=cause,
+            ok=all(receipt.ok for receipt in receipts),
+            milliseconds=max((receipt.milliseconds for receipt in receipts), default=0.0),
+            lines=tuple(line for receipt in receipts for line in receipt.lines),
+            remaining=tuple(node for receipt in receipts for node in receipt.remaining),
+            already_ended=all(receipt.already_ended for receipt in receipts),
+        )
+
+    def jobs(self) -> list[Job]:
+        """The live jobs that this run has started."""
+        return [job for job in self._core.supervisor.jobs() if job.owner.root.id == self.id]
 
     async def live(self) -> None:
         """The run's own task: conduct the turn, then say how it ended."""

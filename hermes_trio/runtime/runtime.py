@@ -28,6 +28,7 @@ from .ids import Ids
 from .interface import Completions, Inbox, Interface
 from .lane import Lanes
 from .membership import Membership
+from .neighbours import Neighbours
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
 from .ports import Agent, Recovery, RuntimeStore, TurnInput, inbox_topic
 from .run import Runs
@@ -155,6 +156,7 @@ class Runtime:
                     core.membership.joining()
                     self.recovery = await store.recover(core.epoch)
                     with self._watch():
+                        stages.enter_context(core.neighbours.answering())
                         await stages.enter_async_context(core.membership.open())
                         await stages.enter_async_context(core.ends.open())
                         for stage in self._stages:
@@ -201,7 +203,9 @@ class Runtime:
         self._core = core
         self._lanes = Lanes(core, lambda: self._turns)
         self._completions = Completions(core)
-        self.stateless = StatelessEntry(core, Runs(core), lambda: self._turns)
+        runs = Runs(core)
+        core.neighbours = Neighbours(core, runs, self._lanes)
+        self.stateless = StatelessEntry(core, runs, lambda: self._turns)
         return core
 
     @asynccontextmanager
@@ -241,6 +245,11 @@ class Runtime:
     def supervisor(self) -> Supervisor:
         """The owner of all jobs."""
         return self.core.supervisor
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """What runs on other nodes that share the store."""
+        return self.core.neighbours
 
     @property
     def threads(self) -> Threads:
@@ -360,7 +369,7 @@ class Runtime:
     # -- the end -----------------------------------------------------------------------------------------------------------------
 
     async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]:
-        """Stop the turns and the jobs of one session; one receipt each."""
+        """Stop the turns and the jobs of one session, on whichever node they run; one receipt each."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         receipts: list[StopReceipt] = []
 
@@ -371,7 +380,9 @@ class Runtime:
             for turn in list(self.core.live_turns.values()):
                 if turn.context.session_id == session_id:
                     nursery.start_soon(stop_turn, turn)
-        receipts.extend(await self.supervisor.stop_session(session_id, why))
+        receipts.extend(await self.supervisor.stop_here(session_id, why))
+        if self.core.shared:
+            receipts.extend(await self.core.neighbours.stop_session(session_id, why))
         return receipts
 
     async def drain(self, seconds: float, *, asking: Turn | None = None) -> DrainReport:

@@ -256,7 +256,17 @@ class Supervisor:
         return await self.find(job_id, session_id=session_id).stop(cause)
 
     async def stop_session(self, session_id: str, cause: Cause) -> list[StopReceipt]:
-        """Stop all jobs of a session, together, and return their receipts. If the cause is its end, what was kept for it is forgotten."""
+        """Stop all jobs of a session, together and on whichever node they run, and return their receipts.
+
+        If the cause is its end, what was kept for it is forgotten.
+        """
+        receipts = await self.stop_here(session_id, cause)
+        if self._core.shared:
+            receipts += await self._core.neighbours.stop_session(session_id, cause, turns=False)
+        return receipts
+
+    async def stop_here(self, session_id: str, cause: Cause) -> list[StopReceipt]:
+        """The same for the jobs that run in this process."""
         try:
             return await self._stop(self.jobs(session_id), cause)
         finally:

@@ -165,7 +165,7 @@ async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
     """A child's session ends with the child, and a session's end stops its jobs."""
     if core.supervisor.jobs(session_id):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
-            await core.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
+            await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 
 def _start_of(turn: Turn) -> TurnStart:

@@ -16,6 +16,7 @@ import trio
 from hermes_trio.http.requests import encode_json
 from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter
 from hermes_trio.runtime.event_log import Gap, LogEvent
+from hermes_trio.runtime.neighbours import watch_run
 from hermes_trio.runtime.run import Run
 
 if TYPE_CHECKING:
@@ -137,6 +138,41 @@ class _Reader:
                         await self._writer.flush()
             await self._writer.flush()
 
+    async def follow_rows(self) -> None:
+        """Send the rows of a run that another node has, as they are committed, until its end."""
+        store = self._front.store
+        while not self.done:
+            woken = trio.Event()
+            with watch_run(store, self._run_id, woken.set):
+                await self.read_stored()
+                row = None if self.done else await store.get_run(self._run_id)
+                ended = row is None or row.status.terminal
+                if ended and not (self._until_settled and row is not None and await store.root_open(self._run_id)):
+                    with trio.move_on_after(
+                        COMMIT_SECONDS * COMMIT_TRIES if self._until_settled and not self.done else 0
+                    ):
+                        await woken.wait()
+                    await self.read_stored()
+                    return
+                await self._writer.flush()
+                with trio.move_on_after(HEARTBEAT_SECONDS) as quiet:
+                    await woken.wait()
+                if quiet.cancelled_caught:
+                    await self._writer.comment("keepalive")
+
+    async def knows(self, epoch: str, number: int) -> bool:
+        """Whether an event that a reader has seen is stored. One that the node of its run has told and not yet committed is waited for."""
+        store = self._front.store
+        for attempt in range(COMMIT_TRIES):
+            if attempt:
+                await trio.sleep(COMMIT_SECONDS)
+            if await store.event_epoch(self._run_id, number) == epoch:
+                return True
+            row = await store.get_run(self._run_id) if self._front.shared else None
+            if row is None or row.status.terminal:
+                return False
+        return False
+
     async def _close_gap(self, oldest: int) -> None:
         """Read what the memory has dropped from the store, to which it may still be on its way."""
         for _ in range(COMMIT_TRIES):
@@ -172,9 +208,9 @@ async def follow(
     run = front.host.stateless.runs.find(run_id)
     if after is not None:
         epoch, number = after
-        known = (
-            run is not None and epoch == _epoch_of(run) and number <= run.log.last
-        ) or await front.store.event_epoch(run_id, number) == epoch
+        known = (run is not None and epoch == _epoch_of(run) and number <= run.log.last) or await reader.knows(
+            epoch, number
+        )
         if known:
             reader.number = number
         else:
@@ -185,7 +221,7 @@ async def follow(
     if run is not None:
         await reader.follow_live(run, _epoch_of(run))
     else:
-        await reader.read_stored()
+        await (reader.follow_rows() if front.shared else reader.read_stored())
         if until == "settled" and not reader.done:
             # A run that is not live has settled, whether or not that was still written down.
             writer.put(b"data: %b\n\n" % encode_json({"event": SETTLED, "run_id": run_id}))

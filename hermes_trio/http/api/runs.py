@@ -21,7 +21,8 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, HistoryMessage, LooseBool, TurnInputs, UsageBody
 from hermes_trio.http.streams import StreamWriter
-from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus, StopReceipt
+from hermes_trio.runtime.neighbours import watch_run
+from hermes_trio.runtime.outcome import CancelCause, Cause, RunStatus
 from hermes_trio.runtime.ports import Message, TurnInput
 from hermes_trio.runtime.run import Run
 from hermes_trio.store import LISTED_OUTPUT, AlreadyStarted, ApprovalChoice, RunFilter, RunRow
@@ -174,18 +175,21 @@ def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | 
     return body
 
 
-def _stored_body(row: RunRow, default_model: str) -> RunBody:
+def _stored_body(
+    row: RunRow, default_model: str, *, settled: bool, approvals: list[PendingApproval] | None = None
+) -> RunBody:
     usage = row.usage
     return RunBody(
         object="hermes.run",
         run_id=row.run_id,
-        status=row.status.value,
+        status=(RunStatus.WAITING_FOR_APPROVAL if approvals and row.status is RunStatus.RUNNING else row.status).value,
         created_at=row.created_at,
         updated_at=row.updated_at,
         session_id=row.session_id,
         model=row.model or default_model,
-        settled=row.status.terminal,
+        settled=settled,
         last_event=row.last_event or None,
+        approvals=approvals or [],
         ended_at=row.ended_at,
         output=row.output,
         usage=None
@@ -197,13 +201,36 @@ def _stored_body(row: RunRow, default_model: str) -> RunBody:
 
 
 async def _describe(request: Request, run: Run | RunRow) -> RunBody:
-    default_model = request.front.public_model
+    front = request.front
+    default_model = front.public_model
     if isinstance(run, RunRow):
-        return _stored_body(run, default_model)
+        if run.status.terminal or not front.shared:
+            settled = run.status.terminal and not (front.shared and await front.store.root_open(run.run_id))
+            return _stored_body(run, default_model, settled=settled)
+        return _stored_body(run, default_model, settled=False, approvals=await _asked(request, run.run_id))
     if run.ended.is_set():
         return _live_body(run, default_model)
-    waiting = await request.front.approvals.pending(run.id)
-    return _live_body(run, default_model, [PendingApproval(**describe(approval)) for approval in waiting])
+    return _live_body(run, default_model, await _asked(request, run.id))
+
+
+async def _asked(request: Request, run_id: str) -> list[PendingApproval]:
+    """What a run waits for."""
+    return [PendingApproval(**describe(approval)) for approval in await request.front.approvals.pending(run_id)]
+
+
+async def _wait_elsewhere(request: Request, row: RunRow, *, settled: bool) -> RunRow:
+    """The row of a run that another node has, when it has ended, or settled."""
+    store = request.front.store
+    while True:
+        woken = trio.Event()
+        with watch_run(store, row.run_id, woken.set):
+            found = await store.get_run(row.run_id)
+            if found is None:
+                return row
+            if found.status.terminal and not (settled and await store.root_open(row.run_id)):
+                return found
+            row = found
+            await woken.wait()
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------------------
@@ -308,9 +335,14 @@ async def get_run(request: Request) -> HandlerResult:
     if wait not in ("", "ended", "settled"):
         raise ApiError(400, "wait must be `ended` or `settled`.", param="wait")
     seconds = _seconds(request)
-    if wait and isinstance(run, Run):
+    if wait:
         with trio.move_on_after(seconds):
-            await (run.ended if wait == "ended" else run.settled).wait()
+            if isinstance(run, Run):
+                await (run.ended if wait == "ended" else run.settled).wait()
+            elif request.front.shared:
+                await _wait_elsewhere(request, run, settled=wait == "settled")
+        if isinstance(run, RunRow):
+            run = await find_run(request)
     return Response.of(await _describe(request, run))
 
 
@@ -349,7 +381,7 @@ async def list_runs(request: Request) -> HandlerResult:
             known = ", ".join(status.value for status in RunStatus)
             raise ApiError(400, f"status must be one of {known}.", param="status") from None
     live = front.host.stateless.runs
-    if wanted is not None and not wanted.terminal:
+    if wanted is not None and not wanted.terminal and not front.shared:
         # The store does not follow a live run from status to status; the run itself knows.
         found = [
             run
@@ -400,7 +432,7 @@ async def answer_approval(request: Request) -> HandlerResult:
     except ValueError:
         known = ", ".join(choice.value for choice in ApprovalChoice)
         raise ApiError(400, f"choice must be one of {known}.", code="invalid_approval_choice", param="choice") from None
-    if isinstance(run, RunRow) or run.ended.is_set():
+    if (run.status.terminal or not request.front.shared) if isinstance(run, RunRow) else run.ended.is_set():
         raise ApiError(409, f"The run {run_id} has ended; nothing waits for approval.", code="approval_not_active")
     everything = loose_bool(body.all, False) or loose_bool(body.resolve_all, False)
     answered = await request.front.approvals.answer(
@@ -423,47 +455,29 @@ async def stop_run(request: Request) -> HandlerResult:
     """Stop a run and everything that it started. With `wait=true` the answer is the receipt."""
     run = await find_run(request)
     front = request.front
+    wait = loose_bool(request.query("wait"), False)
+    cause = Cause(CancelCause.STOP, f"asked for by key {request.caller.name}"[:200])
     if isinstance(run, RunRow):
-        raise not_found("running run", run.run_id, "run_not_found")
-    jobs = [job for job in front.host.supervisor.jobs() if job.owner.root.id == run.id]
+        if not front.shared or (run.status.terminal and not await front.store.root_open(run.run_id)):
+            raise not_found("running run", run.run_id, "run_not_found")
+        seconds = STOP_SECONDS if wait else 0.0
+        receipt = await front.host.neighbours.stop_run(run.run_id, run.owner, cause, seconds)
+        if not wait:
+            return Response.of(StopAnswer(run.run_id, "stopping"))
+        with trio.move_on_after(1.0):
+            await _wait_elsewhere(request, run, settled=False)
+        found = await front.store.get_run(run.run_id) or run
+        return Response.of(StopAnswer(run.run_id, found.status.value, receipt.as_dict()))
+    jobs = run.jobs()
     if run.ended.is_set() and not jobs:
         raise not_found("running run", run.id, "run_not_found")
-    cause = Cause(CancelCause.STOP, f"asked for by key {request.caller.name}"[:200])
-    if not loose_bool(request.query("wait"), False):
+    if not wait:
         run.request_stop(cause)
         for job in jobs:
             job.cancel(cause)
         return Response.of(StopAnswer(run.id, "stopping"))
-    receipts: list[StopReceipt] = []
-
-    async def stop(target: Any) -> None:
-        receipts.append(await target.stop(cause, STOP_SECONDS))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stop, run)
-        for job in jobs:
-            nursery.start_soon(stop, job)
-    # What the turn started in its last moment is part of the run, too.
-    for job in front.host.supervisor.jobs():
-        if job.owner.root.id == run.id:
-            await stop(job)
-    with trio.move_on_after(1.0):
-        await run.ended.wait()
-    return Response.of(StopAnswer(run.id, run.status.value, _merged(run, cause, receipts)))
-
-
-def _merged(run: Run, cause: Cause, receipts: list[StopReceipt]) -> dict[str, Any]:
-    """One receipt for the run, from those of its turn and its jobs."""
-    whole = StopReceipt(
-        target=run.id,
-        cause=cause,
-        ok=all(receipt.ok for receipt in receipts),
-        milliseconds=max((receipt.milliseconds for receipt in receipts), default=0.0),
-        lines=tuple(line for receipt in receipts for line in receipt.lines),
-        remaining=tuple(node for receipt in receipts for node in receipt.remaining),
-        already_ended=all(receipt.already_ended for receipt in receipts),
-    )
-    return whole.as_dict()
+    receipt = await run.stop_all(cause, STOP_SECONDS)
+    return Response.of(StopAnswer(run.id, run.status.value, receipt.as_dict()))
 
 
 def run_routes() -> list[Route]:

@@ -152,6 +152,25 @@ def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
     return NodeAnswer(value=load_mapping(found[1]), gone=found[0] == "gone")
 
 
+def session_owners(db: Database, session_id: str) -> list[str]:
+    """Who has something of a session."""
+    sql = (
+        "SELECT owner FROM sessions WHERE id = ?1 AND open_turn <> ''"
+        " UNION SELECT owner FROM runs WHERE session_id = ?1 AND ended_at IS NULL"
+        " UNION SELECT owner FROM jobs WHERE session_id = ?1 AND ended_at IS NULL"
+    )
+    return [owner for (owner,) in many(db, sql, (session_id,)) if owner]
+
+
+def lane_owner(db: Database, inbox: str, session_key: str) -> str:
+    """Who works on a row of a key."""
+    sql = (
+        "SELECT owner FROM inbox WHERE settled_at IS NULL AND session_key = ? AND inbox = ? AND state = 'taken' LIMIT 1"
+    )
+    found = one(db, sql, (session_key, inbox))
+    return found[0] if found else ""
+
+
 class SqliteNodes(Verbs):
     """The nodes' part of the store."""
 
@@ -188,3 +207,11 @@ class SqliteNodes(Verbs):
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
         """The answer to a request, or None while there is none."""
         return await self._read(get_answer, request_id)
+
+    async def session_owners(self, session_id: str) -> list[str]:
+        """The nodes that have an open turn, a live run or a live job of a session."""
+        return await self._read(session_owners, session_id)
+
+    async def lane_owner(self, inbox: str, session_key: str) -> str:
+        """The node that works on a row of an inbox for this key; empty if none does."""
+        return await self._read(lane_owner, inbox, session_key)

@@ -142,14 +142,10 @@ def append_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
     )
 
 
-def update_status(db: Database, now: float, run_id: str, status: str, last_event: str | None) -> None:
+def update_status(db: Database, now: float, run_id: str, status: str) -> None:
     """Move a live run to another live status."""
-    write(
-        db,
-        "UPDATE runs SET status = ?, last_event = coalesce(?, last_event), updated_at = ?"
-        " WHERE run_id = ? AND ended_at IS NULL",
-        (status, last_event, now, run_id),
-    )
+    sql = "UPDATE runs SET status = ?, updated_at = ? WHERE run_id = ? AND ended_at IS NULL"
+    write(db, sql, (status, now, run_id))
     db.signals.append((RUN_TOPIC, run_id))
 
 
@@ -197,6 +193,10 @@ class SqliteRuns(Verbs):
     async def append_events(self, events: Sequence[EventRow]) -> None:
         """Append to run logs, as one batch. Appending an event twice keeps the first."""
         await self._write(append_events, self._clock(), tuple(events))
+
+    async def set_run_status(self, run_id: str, status: RunStatus) -> None:
+        """Move a live run of this node to another live status; one that has ended stays as it is."""
+        await self._write(update_status, self._clock(), run_id, status.value)
 
     async def get_run(self, run_id: str) -> RunRow | None:
         """A run by its id, or None."""

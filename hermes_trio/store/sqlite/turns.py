@@ -140,7 +140,7 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             raise SessionHeld(f"turn {other} of another node has session {context.session_id!r}")
         raise ForeignSession(f"there is no session {context.session_id!r}")
     if start.hold and start.run is not None:
-        update_status(db, now, start.run.run_id, RunStatus.RUNNING.value, None)
+        update_status(db, now, start.run.run_id, RunStatus.RUNNING.value)
     if start.inbox_ids:
         take_rows(db, owner, start.turn_id, context.session_id, start.inbox_ids)
 

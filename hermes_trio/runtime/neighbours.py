@@ -1,0 +1,167 @@
+"""What runs on other nodes that share the store: found by its rows, followed by signals, stopped by a request to the node that has it.
+
+The node that holds something answers for it with the receipt that a stop there gives. If it is gone, the reaper has given its work an end, and the receipt says
+that nobody has seen it stop. Where a store has one owner, nothing here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from .outcome import CancelCause, Cause, StopReceipt
+from .ports import NODE_TOPIC, ROOT_TOPIC, RUN_TOPIC, NodeAnswer, NodeRequest, SignalStore
+
+if TYPE_CHECKING:
+    from .core import RuntimeCore
+    from .lane import Lanes
+    from .run import Runs
+
+__all__ = ["Neighbours", "watch_run"]
+
+STOP_SECONDS: Final = 30.0
+"""How long a stop on another node is waited for."""
+
+ANSWER_SECONDS: Final = 5.0
+"""How much longer than the stop itself its receipt may take."""
+
+STOP_RUN: Final = "stop_run"
+STOP_SESSION: Final = "stop_session"
+STOP_JOBS: Final = "stop_jobs"
+STOP_TURN: Final = "stop_turn"
+
+
+@contextmanager
+def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None]) -> Generator[None]:
+    """Call `wake` when the row, the log or what was started by a run may have changed, or when a node has gone."""
+    with (
+        store.subscribe(RUN_TOPIC, lambda _: wake(), run_id),
+        store.subscribe(ROOT_TOPIC, lambda _: wake(), run_id),
+        store.subscribe(NODE_TOPIC, lambda _: wake()),
+    ):
+        yield
+
+
+class Neighbours:
+    """Stops what other nodes run, and answers them when they stop what runs here."""
+
+    def __init__(self, core: RuntimeCore, runs: Runs, lanes: Lanes) -> None:
+        self._core = core
+        self._runs = runs
+        self._lanes = lanes
+
+    @contextmanager
+    def answering(self) -> Generator[None]:
+        """Answer the stops of other nodes, for the body of the `with`."""
+        with ExitStack() as stack:
+            for kind, handler in (
+                (STOP_RUN, self._run_here),
+                (STOP_SESSION, self._session_here),
+                (STOP_JOBS, self._jobs_here),
+                (STOP_TURN, self._turn_here),
+            ):
+                stack.enter_context(self._core.membership.answering(kind, handler))
+            yield
+
+    # -- asking ------------------------------------------------------------------------------------------------------------------
+
+    async def stop_run(self, run_id: str, node: str, cause: Cause, seconds: float = STOP_SECONDS) -> StopReceipt:
+        """Stop a run on the node that has it, with everything that it started. With `seconds` 0 the stop is asked for, and not waited for."""
+        return (await self._ask(node, STOP_RUN, run_id, cause, seconds))[0]
+
+    async def stop_session(self, session_id: str, cause: Cause, *, turns: bool = True) -> list[StopReceipt]:
+        """Stop the jobs of a session, and its turns if they are meant, on every other node that has some; one receipt each."""
+        receipts: list[StopReceipt] = []
+        kind = STOP_SESSION if turns else STOP_JOBS
+
+        async def ask(node: str) -> None:
+            receipts.extend(await self._ask(node, kind, session_id, cause, STOP_SECONDS))
+
+        owners = await self._core.store.session_owners(session_id)
+        async with trio.open_nursery() as nursery:
+            for node in owners:
+                if node != self._core.store.owner:
+                    nursery.start_soon(ask, node)
+        return receipts
+
+    async def stop_turn(self, inbox: str, session_key: str, cause: Cause) -> StopReceipt | None:
+        """Stop the turn that the lane of a key runs on another node; None if none does."""
+        node = await self._core.store.lane_owner(inbox, session_key)
+        if not node or node == self._core.store.owner:
+            return None
+        found = await self._ask(node, STOP_TURN, session_key, cause, STOP_SECONDS, {"inbox": inbox})
+        return found[0] if found else None
+
+    async def _ask(
+        self,
+        node: str,
+        kind: str,
+        target: str,
+        cause: Cause,
+        seconds: float,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[StopReceipt]:
+        payload = {"cause": cause.kind.value, "detail": cause.detail, "seconds": seconds, **(more or {})}
+        began = trio.current_time()
+        wait = seconds + ANSWER_SECONDS if seconds else 0.0
+        answer = await self._core.membership.ask(node, kind, target, payload, seconds=wait)
+        if answer is not None and not answer.gone and "receipts" in answer.value:
+            return msgspec.convert(list(answer.value["receipts"]), list[StopReceipt])
+        return [_unseen(target, node, cause, answer, 1000 * (trio.current_time() - began))]
+
+    # -- answering ---------------------------------------------------------------------------------------------------------------
+
+    async def _run_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        cause, seconds = _asked(request)
+        run = self._runs.find(request.target)
+        if run is None:
+            return _told(
+                [StopReceipt(target=request.target, cause=cause, ok=True, milliseconds=0.0, already_ended=True)]
+            )
+        return _told([await run.stop_all(cause, seconds or STOP_SECONDS)])
+
+    async def _session_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        cause, _ = _asked(request)
+        receipts: list[StopReceipt] = []
+
+        async def stop(turn: Any) -> None:
+            receipts.append(await turn.stop(cause))
+
+        async with trio.open_nursery() as nursery:
+            for turn in list(self._core.live_turns.values()):
+                if turn.context.session_id == request.target:
+                    nursery.start_soon(stop, turn)
+        receipts += await self._core.supervisor.stop_here(request.target, cause)
+        return _told(receipts)
+
+    async def _jobs_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        return _told(await self._core.supervisor.stop_here(request.target, _asked(request)[0]))
+
+    async def _turn_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        turn = self._lanes.current(str(request.payload.get("inbox", "")), request.target)
+        return _told([] if turn is None else [await turn.stop(_asked(request)[0])])
+
+
+def _asked(request: NodeRequest) -> tuple[Cause, float]:
+    payload = request.payload
+    cause = Cause(CancelCause(payload.get("cause", CancelCause.STOP.value)), str(payload.get("detail", "")))
+    return cause, float(payload.get("seconds", STOP_SECONDS))
+
+
+def _told(receipts: list[StopReceipt]) -> Mapping[str, Any]:
+    return {"receipts": msgspec.to_builtins(receipts)}
+
+
+def _unseen(target: str, node: str, cause: Cause, answer: NodeAnswer | None, milliseconds: float) -> StopReceipt:
+    """The receipt of a stop that nobody has seen end: its node is gone, or has not answered (yet)."""
+    if answer is None:
+        why = f"node {node[:8]} has not answered yet; the stop stays asked for"
+    elif answer.gone:
+        why = f"node {node[:8]} is gone; what it ran was given its end, and nobody has seen it stop"
+    else:
+        why = f"node {node[:8]}: {answer.value.get('error', 'no receipt')}"
+    return StopReceipt(target=target, cause=cause, ok=False, milliseconds=milliseconds, remaining=(why,))
