@@ -1,4 +1,4 @@
-"""What runs on other nodes that share the store: found by its rows, followed by signals, stopped by a request to the node that has it.
+"""What runs on other nodes that share the store: found by its rows, followed by signals, shown and stopped by a request to the node that has it.
 
 The node that holds something answers for it with the receipt that a stop there gives. If it is gone, the reaper has given its work an end, and the receipt says
 that nobody has seen it stop. Where a store has one owner, nothing here is called.
@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from .outcome import CancelCause, Cause, StopReceipt
-from .ports import NODE_TOPIC, ROOT_TOPIC, RUN_TOPIC, NodeAnswer, NodeRequest, SignalStore
+from .ports import NODE_TOPIC, ROOT_TOPIC, RUN_TOPIC, NodeAnswer, NodeRequest, NodeRow, SignalStore
 
 if TYPE_CHECKING:
     from .core import RuntimeCore
@@ -33,6 +33,11 @@ STOP_RUN: Final = "stop_run"
 STOP_SESSION: Final = "stop_session"
 STOP_JOBS: Final = "stop_jobs"
 STOP_TURN: Final = "stop_turn"
+RUN_TREE: Final = "run_tree"
+TREE: Final = "tree"
+
+LOOK_SECONDS: Final = 2.0
+"""How long another node may take to show what it runs."""
 
 
 @contextmanager
@@ -47,7 +52,7 @@ def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None]) -> Gene
 
 
 class Neighbours:
-    """Stops what other nodes run, and answers them when they stop what runs here."""
+    """Shows and stops what other nodes run, and answers them when they ask for what runs here."""
 
     def __init__(self, core: RuntimeCore, runs: Runs, lanes: Lanes) -> None:
         self._core = core
@@ -56,13 +61,15 @@ class Neighbours:
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """Answer the stops of other nodes, for the body of the `with`."""
+        """Answer other nodes, for the body of the `with`."""
         with ExitStack() as stack:
             for kind, handler in (
                 (STOP_RUN, self._run_here),
                 (STOP_SESSION, self._session_here),
                 (STOP_JOBS, self._jobs_here),
                 (STOP_TURN, self._turn_here),
+                (RUN_TREE, self._run_tree_here),
+                (TREE, self._tree_here),
             ):
                 stack.enter_context(self._core.membership.answering(kind, handler))
             yield
@@ -95,6 +102,26 @@ class Neighbours:
             return None
         found = await self._ask(node, STOP_TURN, session_key, cause, STOP_SECONDS, {"inbox": inbox})
         return found[0] if found else None
+
+    async def run_tree(self, run_id: str, node: str) -> list[dict[str, Any]] | None:
+        """What a run has in the tree of the node that has it; None if that node does not answer."""
+        answer = await self._core.membership.ask(node, RUN_TREE, run_id, seconds=LOOK_SECONDS)
+        return None if answer is None or answer.gone else answer.value.get("nodes")
+
+    async def trees(self, tenant: str | None) -> list[tuple[NodeRow, dict[str, Any] | None]]:
+        """The other nodes and their trees, as far as `tenant` may see them (None: all); None for the tree of one that does not answer in time."""
+        found: dict[str, dict[str, Any] | None] = {}
+
+        async def ask(node: str) -> None:
+            payload = {} if tenant is None else {"tenant": tenant}
+            answer = await self._core.membership.ask(node, TREE, "", payload, seconds=LOOK_SECONDS)
+            found[node] = None if answer is None else answer.value.get("tree")
+
+        others = [row for row in await self._core.store.list_nodes() if row.incarnation != self._core.store.owner]
+        async with trio.open_nursery() as nursery:
+            for row in others:
+                nursery.start_soon(ask, row.incarnation)
+        return [(row, found[row.incarnation]) for row in others]
 
     async def _ask(
         self,
@@ -144,6 +171,13 @@ class Neighbours:
     async def _turn_here(self, request: NodeRequest) -> Mapping[str, Any]:
         turn = self._lanes.current(str(request.payload.get("inbox", "")), request.target)
         return _told([] if turn is None else [await turn.stop(_asked(request)[0])])
+
+    async def _run_tree_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        run = self._runs.find(request.target)
+        return {"nodes": [] if run is None else run.snapshot()}
+
+    async def _tree_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        return {"tree": self._core.tree.snapshot(tenant=request.payload.get("tenant"))}
 
 
 def _asked(request: NodeRequest) -> tuple[Cause, float]:

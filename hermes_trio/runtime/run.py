@@ -217,6 +217,11 @@ class Run:
         """The live jobs that this run has started."""
         return [job for job in self._core.supervisor.jobs() if job.owner.root.id == self.id]
 
+    def snapshot(self) -> list[dict[str, Any]]:
+        """What the tree has of this run: its turn, and the jobs that it has started."""
+        nodes = [self.turn.node, *(job.node for job in self.jobs())]
+        return [self._core.tree.snapshot(node) for node in nodes if node.closed_at is None]
+
     async def live(self) -> None:
         """The run's own task: conduct the turn, then say how it ended."""
         if self.turn.cause is None:

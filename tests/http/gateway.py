@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
 
 KEY = "test-admin-key-0123456789"
+
+NODES = 1
+"""How many runtimes `open_gateway` opens on one store; the fixture `nodes` sets it."""
+
 TEST_SECONDS = 30.0
 
 Agent = Callable[[Turn], Awaitable[Reply | str]]
@@ -57,6 +62,8 @@ class Gateway:
     door: ApiApp
     url: str
     http: httpx2.AsyncClient
+    runtimes: Sequence[Runtime] = ()
+    """All of them, if there are several."""
 
     async def key(self, *scopes: str, name: str = "tenant", tenant: str = "") -> dict[str, str]:
         """The headers of a new key with these scopes."""
@@ -85,7 +92,7 @@ class Gateway:
         """Wait until no turn is alive."""
 
         async def check() -> bool:
-            return not self.runtime.stateless.active
+            return not any(runtime.stateless.active for runtime in self.runtimes or (self.runtime,))
 
         await eventually(check)
 
@@ -124,6 +131,19 @@ class Event:
     id: str = ""
     name: str = ""
     comment: str = ""
+
+
+class RotatingClient(httpx2.AsyncClient):
+    """Sends each request to the next of several servers."""
+
+    def __init__(self, urls: Sequence[str], **settings: Any) -> None:
+        super().__init__(base_url=urls[0], **settings)
+        self._urls = cycle(urls)
+
+    def build_request(self, *args: Any, **named: Any) -> httpx2.Request:
+        """As the client does, for the server whose turn it is."""
+        self.base_url = next(self._urls)
+        return super().build_request(*args, **named)
 
 
 class StreamHead:
@@ -207,36 +227,49 @@ async def open_gateway(
     routes: Sequence[Route] = (),
     home: Path | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A gateway for the body of the `async with`; everything that it started has ended afterwards."""
-    limits = Limits() if limits is None else limits
-    with trio.fail_after(seconds):
-        runtime = Runtime(
-            agent=agent,
-            store=open_store(path),
-            settings=RuntimeSettings(max_turns=limits.concurrent_turns, watchdog_seconds=0),
-        )
-        async with runtime, trio.open_nursery() as nursery:
-            front = ApiCore(
-                runtime,
-                runtime.store,  # type: ignore[arg-type]
-                admin_key=KEY,
-                server=server,
-                limits=limits,
-                approvals=approvals,
-                cron=cron,
-                version="test",
-                home=home,
-            )
-            door = make_app(front, routes)
-            config = hypercorn_config("127.0.0.1:0")
-            config.errorlog = None
-            config.graceful_timeout = 2.0
-            shutdown = trio.Event()
-            serving = server_config(ServerConfig(hypercorn=config, fast_path=fast_path))
+    """A gateway for the body of the `async with`; everything that it started has ended afterwards.
 
-            [url] = await nursery.start(partial(serve, door, serving, shutdown=shutdown))
-            async with httpx2.AsyncClient(
-                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
+    While `NODES` is more than one it is so many runtimes with a server each, on one store in memory, and each request of `Gateway.http` goes to another one.
+    """
+    limits = Limits() if limits is None else limits
+    settings = RuntimeSettings(max_turns=limits.concurrent_turns, watchdog_seconds=0)
+    with trio.fail_after(seconds):
+        async with AsyncExitStack() as stack:
+            if NODES > 1 and path is None:
+                store = await stack.enter_async_context(open_store(None))
+                opened = [store.shared(f"node-{number}") for number in range(NODES)]
+            else:
+                opened = [open_store(path)]
+            runtimes = [
+                await stack.enter_async_context(Runtime(agent=agent, store=one, settings=settings)) for one in opened
+            ]
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            shutdown = trio.Event()
+            fronts: list[ApiCore] = []
+            doors: list[ApiApp] = []
+            urls: list[str] = []
+            for runtime in runtimes:
+                front = ApiCore(
+                    runtime,
+                    runtime.store,  # type: ignore[arg-type]
+                    admin_key=KEY,
+                    server=server,
+                    limits=limits,
+                    approvals=approvals,
+                    cron=cron,
+                    version="test",
+                    home=home,
+                )
+                door = make_app(front, routes)
+                config = hypercorn_config("127.0.0.1:0")
+                config.errorlog = None
+                config.graceful_timeout = 2.0
+                serving = server_config(ServerConfig(hypercorn=config, fast_path=fast_path))
+                urls += await nursery.start(partial(serve, door, serving, shutdown=shutdown))
+                fronts.append(front)
+                doors.append(door)
+            async with RotatingClient(
+                urls, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
             ) as http:
-                yield Gateway(runtime, front, door, url, http)
+                yield Gateway(runtimes[0], fronts[0], doors[0], urls[0], http, runtimes)
             shutdown.set()

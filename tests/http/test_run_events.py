@@ -160,6 +160,7 @@ async def test_a_reader_that_leaves_does_not_stop_the_run() -> None:
         assert (await gateway.ended(run_id))["output"] == "finished"
 
 
+@pytest.mark.one_node
 async def test_readers_that_left_are_gone(fast_path: bool) -> None:
     """A reader of a silent stream that leaves is noticed at once: nothing of its request stays behind."""
     go = trio.Event()

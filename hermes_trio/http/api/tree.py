@@ -104,12 +104,16 @@ def _count(tree: dict[str, Any]) -> int:
 async def get_run_tree(request: Request) -> HandlerResult:
     """The part of the tree that belongs to a run; empty when it has settled."""
     run = await find_run(request)
-    host = request.front.host
-    nodes: list[dict[str, Any]] = []
+    front = request.front
     if isinstance(run, Run):
-        mine = [run.turn.node, *(job.node for job in host.supervisor.jobs() if job.owner.root.id == run.id)]
-        nodes = [host.tree.snapshot(node) for node in mine if node.closed_at is None]
-    return Response.of(RunTree(request.params["run_id"], isinstance(run, Run) and not run.settled.is_set(), nodes))
+        return Response.of(RunTree(run.id, not run.settled.is_set(), run.snapshot()))
+    nodes: list[dict[str, Any]] | None = None
+    if front.shared and (not run.status.terminal or await front.store.root_open(run.run_id)):
+        nodes = await front.host.neighbours.run_tree(run.run_id, run.owner)
+        if nodes is None and (found := await front.store.get_run(run.run_id)) is not None and not found.status.terminal:
+            raise ApiError(503, "The node that runs it does not answer.", code="node_unreachable")
+        return Response.of(RunTree(run.run_id, True, nodes or []))
+    return Response.of(RunTree(run.run_id, False, []))
 
 
 async def tree_events(request: Request) -> HandlerResult:
