@@ -15,11 +15,11 @@ import trio
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.core import RuntimeCore
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.interface import Interface
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
-from hermes_trio.store.errors import StoreError
 
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
@@ -81,7 +81,7 @@ class ChatInterface(Interface):
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
         given = super().prepare(rows)
-        note = self._told_model.pop(rows[0].session_key, "")
+        note = self._told_model.get(rows[0].session_key, "")
         content: Any = given.payload.get("content", "")
         return msgspec.structs.replace(
             given, instructions=note, content=content or "", model=self._member.adapter.model
@@ -142,6 +142,8 @@ class ChatInterface(Interface):
         feed = turn.sink
         assert isinstance(feed, TurnFeed)
         feed.finish()
+        if outcome.committed:
+            self._told_model.pop(turn.context.session_key, None)
         await self._settle_steering(turn)
         if feed.preview is not None and not reply_text(turn, outcome):
             self._previews.forget(turn.id)
@@ -158,11 +160,8 @@ class ChatInterface(Interface):
             else:
                 told.append(number)
         if told:
-            try:
-                await self._desk.store.acknowledge(told)
-            except StoreError:
-                # They will be told once more, as messages: that is the lesser evil.
-                return
+            end = End(f"messages {told}, taken up by turn {turn.id}", lambda: self._desk.store.acknowledge(told))
+            await self._desk.runtime.core.ends.put(end)
 
 
 def _chat_type(key: str) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.interface import Inbox, Interface
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply
@@ -113,8 +114,8 @@ class OneShotInterface(Interface):
         if places:
             # If the server dies in this turn, the next one knows whom to tell.
             owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
-            await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
             self._owed.add(turn.id)
+            await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
@@ -123,7 +124,10 @@ class OneShotInterface(Interface):
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
         if turn.id in self._owed:
             self._owed.discard(turn.id)
-            await self._desk.store.set_meta(_owed(turn.context.session_id), None)
+            store, owed = self._desk.store, _owed(turn.context.session_id)
+            await self._desk.runtime.core.ends.put(
+                End(f"what is owed for session {turn.context.session_id}", lambda: store.set_meta(owed, None))
+            )
 
     async def settle_interrupted(self) -> int:
         """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.

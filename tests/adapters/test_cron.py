@@ -23,6 +23,7 @@ from hermes_trio.http.api import jobs as http_jobs
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
 from hermes_trio.store import CronExecution, CronState, Page, SessionFilter
+from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, open_world, scripted, starts_job, works
 
@@ -78,12 +79,13 @@ async def open_cron(
     path: Path | None = None,
     clock: Callable[[], float] | None = None,
     check_seconds: float = 3600,
+    faults: StoreFaults | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scheduled]:
     """A scheduler with one platform in memory."""
     chat = MemoryPlatform()
     wall = WallClock() if clock is None else clock
-    async with open_world(agent, Platform(chat, HOME), path=path, clock=wall) as world:
+    async with open_world(agent, Platform(chat, HOME), path=path, clock=wall, faults=faults) as world:
         scheduler = CronScheduler(world.gateway.desk, CronSettings(**settings), check_seconds=check_seconds)
         async with scheduler.open():
             yield Scheduled(world, scheduler, chat)
@@ -172,6 +174,42 @@ async def test_a_long_absence_has_a_bounded_number_of_rows_that_says_how_many_th
         assert len(rows) == 101
         assert rows[-1].state is CronState.COMPLETED
         assert "and for 525499 earlier slots" in rows[0].error
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    "verb", ["claim_cron_slot", "accept_message", "start_cron_slot", "finish_cron_slot", "put_cron_job", "set_meta"]
+)
+async def test_a_slot_runs_once_though_a_write_about_it_fails(verb: str, after: bool) -> None:
+    """A write fails twice, before or after its commit: the slot is run once, its row has its end, and the next slot is run as well."""
+    agent = scripted()
+    faults = StoreFaults()
+    async with open_cron(agent, faults=faults) as cron:
+        job = await cron.add("every 10m")
+        faults.fail(verb, times=2, after_commit=after)
+        await trio.sleep(1250)
+        await cron.world.idle()
+        assert faults.injected
+        assert len(agent.turns) == 2
+        assert await cron.states(job) == ["completed"] * 2
+        view = await cron.cron.get_job(None, job)
+        assert view is not None
+        assert view["state"] == "scheduled"
+        assert await cron.reasons() == {CRON_COMPLETE}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verb", ["claim_cron_slot", "put_cron_job"])
+async def test_a_job_that_runs_so_many_times_does_though_its_claim_fails(verb: str, after: bool) -> None:
+    """A run whose writes are repeated counts once."""
+    agent = scripted()
+    faults = StoreFaults()
+    async with open_cron(agent, faults=faults) as cron:
+        await cron.add("every 10m", repeat=2)
+        faults.fail(verb, times=2, after_commit=after)
+        await trio.sleep(3600)
+        await cron.world.idle()
+        assert len(agent.turns) == 2
 
 
 async def test_a_clock_that_goes_back_runs_nothing_twice() -> None:

@@ -21,6 +21,7 @@ from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
 from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.testing.fakes import ScriptedAgent, fake_job
+from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 OPEN = PlatformSettings(allow_all=True)
@@ -61,14 +62,16 @@ async def open_world(
     seed: int = 1,
     clock: Callable[[], float] | None = None,
     ends: Callable[[Approvals], ConversationEnd] | None = None,
+    faults: StoreFaults | None = None,
 ) -> AsyncIterator[World]:
     """A running gateway for the body of the `async with`. `ends` makes what is called when a conversation starts anew."""
+    opening = memory_store(path, clock)
     members = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
     directory = Platforms(members)
     senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
     runtime = Runtime(
         agent=agent,
-        store=memory_store(path, clock),
+        store=opening if faults is None else faults.around(opening),
         settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
         stages=[senders.stage],
         seed=seed,

@@ -9,7 +9,7 @@ value.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -27,13 +27,13 @@ from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End
-from hermes_trio.runtime.errors import RuntimeProblem
+from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
 from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page
-from hermes_trio.store.errors import StoreBusy, StoreError
+from hermes_trio.store.errors import StoreError
 from hermes_trio.store.records import CronExecution, CronJob, CronState
 
 from .jobs import ScheduledJob, changed_job, execution_view, job_view, new_job
@@ -96,6 +96,7 @@ class CronInterface(OneShotInterface):
         return super().told(turn, outcome, place)
 
     async def on_turn_start(self, turn: Turn) -> None:
+        self._turns[turn.id] = turn
         given = turn.input.payload.get("places")
         if given is not None:
             self._places[turn.id] = tuple(Address(*place) for place in given)
@@ -256,23 +257,39 @@ class CronScheduler:
         if job.times is not None and job.completed + 1 >= job.times:
             following = None
         # Counted before it is claimed: if the server dies in between, a job that should run so many times runs once less, and never once more.
-        await store.put_cron_job(msgspec.structs.replace(row, spec={**row.spec, "completed": job.completed + 1}))
+        counted = msgspec.structs.replace(row, spec={**row.spec, "completed": job.completed + 1})
+        await self._written(lambda: store.put_cron_job(counted))
         if await self._account(row, slot, CronState.CLAIMED, "", following):
             await self._start(job, slot.timestamp())
         return following
 
+    async def _written(self, write: Callable[[], Awaitable[object]]) -> bool:
+        """Repeat a write until the store has answered it, so that nothing is claimed by nobody. A write whose answer was lost counts as made."""
+        unknown = False
+        while True:
+            try:
+                return bool(await write()) or unknown
+            except StoreError as error:
+                unknown = unknown or isinstance(error, OutcomeUnknown)
+                logger.error("a slot cannot be written down, trying again in %g s: %s", STORE_SECONDS, error)
+            with waiting("the store, to write a slot down"):
+                await trio.sleep(STORE_SECONDS)
+
     async def _account(
         self, row: CronJob, slot: datetime, state: CronState, error: str, following: float | None
     ) -> bool:
-        """Give a slot its row, and move the job on. False if it has one already."""
-        store = self._desk.store
-        claimed = await store.claim_cron_slot(row.id, slot.timestamp(), state=state, error=error, next_at=following)
+        """Give a slot its row, and move the job on. False if somebody else gave it one."""
+        store, at = self._desk.store, slot.timestamp()
+        claimed = await self._written(
+            lambda: store.claim_cron_slot(row.id, at, state=state, error=error, next_at=following)
+        )
         if following is None:
-            await store.set_cron_next(row.id, None)
+            end = End(f"the schedule of cron job {row.id}", lambda: store.set_cron_next(row.id, None))
+            await self._desk.runtime.core.ends.put(end)
         return claimed
 
     async def _start(self, job: ScheduledJob, slot: float, *, manual: bool = False) -> None:
-        """Hand a claimed slot to its lane. If that is not possible the slot has failed, and says why."""
+        """Hand a claimed slot to its lane; the message's dedupe key lets it be handed over again. If it is refused the slot has failed, and says why."""
         row = job.row
         resolution = resolve(self._desk, job)
         key = f"agent:main:cron:cron:{row.id}:{slot:.3f}"
@@ -305,13 +322,15 @@ class CronScheduler:
         )
         self._live.add(row.id)
         try:
-            with self._desk.committing() as bound:
-                await self.front.delivery.accept(message)
-            if bound.cancelled_caught:
-                raise StoreBusy("the slot could not be written down in time")
-        except (RuntimeProblem, StoreError) as error:
+            await self._written(lambda: self.front.delivery.accept(message))
+        except RuntimeProblem as error:
             self._live.discard(row.id)
-            await self._desk.store.finish_cron_slot(row.id, slot, CronState.FAILED, error=str(error))
+            why, store = str(error), self._desk.store
+            end = End(
+                f"slot {slot} of cron job {row.id}",
+                lambda: store.finish_cron_slot(row.id, slot, CronState.FAILED, error=why),
+            )
+            await self._desk.runtime.core.ends.put(end)
         except BaseException:
             self._live.discard(row.id)
             raise
@@ -392,7 +411,7 @@ class CronScheduler:
                 return None
             if row.id not in self._live:
                 slot = round(self._clock(), 3)
-                if await self._desk.store.claim_cron_slot(row.id, slot):
+                if await self._written(lambda: self._desk.store.claim_cron_slot(row.id, slot)):
                     await self._start(ScheduledJob.read(row), slot, manual=True)
             return await self._view(row)
 

@@ -180,11 +180,16 @@ def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Seque
             (turn_id, now, number),
         )
     if rest:
-        release_rows(db, owner, rest)
+        _wait_again(db, owner, rest)
 
 
 def release_rows(db: Database, owner: str, ids: Sequence[int]) -> None:
-    """Give up a claim: the rows wait again, for whoever takes them next."""
+    """Give up a claim: the rows wait again, for whoever takes them next. A turn that began with them, and nobody knew, has not begun."""
+    _unbegin(db, owner, ids)
+    _wait_again(db, owner, ids)
+
+
+def _wait_again(db: Database, owner: str, ids: Sequence[int]) -> None:
     sql = (
         "UPDATE inbox SET state = 'pending', owner = '', turn_id = '' WHERE id = ? AND state = 'taken' AND owner = ?"
         " RETURNING inbox, session_key"
@@ -192,12 +197,6 @@ def release_rows(db: Database, owner: str, ids: Sequence[int]) -> None:
     for number in ids:
         for inbox, key in many(db, sql, (number, owner)):
             db.signals.append((inbox_topic(inbox), key))
-
-
-def give_back(db: Database, owner: str, ids: Sequence[int]) -> None:
-    """Release rows of a turn that is not begun, also if its beginning was written and nobody knew."""
-    _unbegin(db, owner, ids)
-    release_rows(db, owner, ids)
 
 
 def _unbegin(db: Database, owner: str, ids: Sequence[int]) -> None:
@@ -373,7 +372,7 @@ class SqliteInbox(Verbs):
 
     async def release_inbox(self, ids: Sequence[int]) -> None:
         """Give up a claim: the rows wait again."""
-        await self._write(give_back, self.owner, tuple(ids))
+        await self._write(release_rows, self.owner, tuple(ids))
 
     async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
         """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
