@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 import trio
 
-from hermes_trio.http.auth import RequiredScope
+from hermes_trio.config import load_config
+from hermes_trio.gateway.serving import Serving, open_server
+from hermes_trio.http.auth import AdminKey, RequiredScope
 from hermes_trio.http.routing import Route
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import TurnState
@@ -318,3 +323,139 @@ async def test_each_statement_checks_the_tenant(tmp_path: Path) -> None:
         await store.put_cron_job(CronJob(id="j", name="n", schedule="* * * * *", tenant="red"))
         with pytest.raises(UnknownRecord):
             await store.put_cron_job(CronJob(id="j", name="taken", schedule="* * * * *", tenant="blue"))
+
+
+# -- what a served gateway adds to the API: the console, the chat in the browser, addresses that other systems call ----------------
+
+
+PAGE = "page"
+"""A file of the console: the same for all."""
+OWN = "own"
+"""About the key or cookie that it is asked with, and nothing else."""
+SIGNED = "signed"
+"""Asked by other systems, which sign what they send."""
+CONVERSATION = "conversation"
+"""Names a conversation among those of the caller's tenant."""
+
+SERVED: Mapping[str, str] = {
+    **dict.fromkeys(("console", "console_chat", "console_file", "console_file_2", "console_file_3"), PAGE),
+    **dict.fromkeys(("console_sign_in", "console_who", "console_sign_out", "console_code"), OWN),
+    **dict.fromkeys(("webhook", "endpoint_0"), SIGNED),
+    **dict.fromkeys(("web_conversations", "web_messages", "web_say", "web_seen", "web_file"), CONVERSATION),
+    **dict.fromkeys(("web_decide", "web_events"), CONVERSATION),
+}
+
+CONFIGURATION = """
+[approvals]
+timeout = 600
+[webhook.routes.build]
+secret = "a-webhook-secret-0123456789"
+prompt = "hello"
+[telegram]
+token = "1:a-telegram-token-0123456789"
+mode = "webhook"
+webhook_url = "https://example.org/telegram"
+base_url = "http://127.0.0.1:9"
+"""
+
+
+def _written(home: Path) -> Path:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "config.toml").write_text(CONFIGURATION)
+    (home / "config.toml").chmod(0o600)
+    return home
+
+
+@asynccontextmanager
+async def open_served(home: Path) -> AsyncIterator[tuple[Serving, httpx2.AsyncClient]]:
+    """The whole gateway with everything that has an address, and a client without a key."""
+    config = load_config({}, home=_written(home), server={"port": 0})
+    with trio.fail_after(60):
+        async with (
+            open_server(config, AdminKey("tenants-admin-key-0123456789")) as serving,
+            httpx2.AsyncClient(base_url=serving.addresses[0], trust_env=False, timeout=30) as http,
+        ):
+            yield serving, http
+
+
+async def test_every_route_of_a_served_gateway_is_in_a_table(tmp_path: Path) -> None:
+    """The URL map of the real composition, with console, chat, webhooks and platforms that push: a new address cannot be forgotten."""
+    async with open_served(tmp_path / "home") as (serving, http):
+        routes = {route.name: route for route in serving.gateway.api.routes}
+        assert set(routes) == set(CASES) | set(SERVED)
+        for name, kind in SERVED.items():
+            route = routes[name]
+            assert (kind == CONVERSATION) is (route.access is RequiredScope.CHAT), name
+            if kind == SIGNED:
+                answer = await http.post(path_of(route, "build"), json={"text": MARK})
+                assert answer.status_code in (401, 403), (name, answer.text)
+
+
+async def test_the_console_and_the_chat_show_a_tenant_its_own_alone(tmp_path: Path) -> None:
+    """Every address of both: the owner finds its words, its file and its question there; another tenant finds nothing, changes nothing and decides nothing."""
+    async with open_served(tmp_path / "home") as (serving, http):
+        store = serving.gateway.gateway.store
+        routes = {route.name: route for route in serving.gateway.api.routes}
+        keys: dict[str, dict[str, str]] = {}
+        for name, scopes in (("owner", SCOPES), ("other", SCOPES), ("unscoped", ("runs", "sessions"))):
+            _, secret = await store.create_api_key(name, scopes=scopes, tenant=name.replace("unscoped", "owner"))
+            keys[name] = {"Authorization": f"Bearer {secret}"}
+
+        async def until_shown(path: str, what: str) -> Any:
+            while True:
+                found = (await http.get(path, headers=keys["owner"])).json()
+                if found[what]:
+                    return found
+                await trio.sleep(0.02)
+
+        base = "/v1/web/conversations/plan"
+        note = {"name": "a.txt", "media": "text/plain", "data": b64encode(MARK.encode()).decode()}
+        said = {"text": f"!run rm -rf ./{MARK}", "id": "1"}
+        await http.post(f"{base}/messages", headers=keys["owner"], json={"text": MARK, "attachments": [note]})
+        mine = next(one for one in (await until_shown(f"{base}/messages", "data"))["data"] if one["role"] == "user")
+        await http.post(f"{base}/messages", headers=keys["owner"], json=said)
+        found = await until_shown(f"{base}/messages", "approvals")
+        paths = {
+            "web_conversations": ("/v1/web/conversations", None),
+            "web_messages": (f"{base}/messages", None),
+            "web_say": (f"{base}/messages", {"text": "/status"}),
+            "web_seen": (f"{base}/seen", {"mark": found["mark"]}),
+            "web_file": (f"{base}/messages/{mine['place']}/parts/{mine['attachments'][0]['part']}", None),
+            "web_decide": (f"{base}/approvals/{found['approvals'][0]['approval_id']}", {"choice": "once"}),
+        }
+        assert set(paths) | {"web_events"} == {name for name, kind in SERVED.items() if kind == CONVERSATION}
+        for name, (path, body) in paths.items():
+            method = routes[name].method
+            assert (await http.request(method, path, json=body)).status_code == 401
+            assert (await http.request(method, path, json=body, headers=keys["unscoped"])).status_code == 403
+            theirs = await http.request(method, path, json=body, headers=keys["other"])
+            assert MARK not in theirs.text, name
+            assert found["session_id"] not in theirs.text, name
+            if name in ("web_conversations", "web_messages", "web_file"):
+                assert MARK in (await http.get(path, headers=keys["owner"])).text, name
+        (waiting,) = (await http.get(f"{base}/messages", headers=keys["owner"])).json()["approvals"]
+        assert waiting["approval_id"] == found["approvals"][0]["approval_id"]
+        start = f"{found['event_id'].partition('-')[0]}-0"
+        for key, seen in (("owner", True), ("other", False)):
+            headers = {**keys[key], "Last-Event-ID": start}
+            async with (
+                http.stream("GET", "/v1/web/events", headers=headers) as stream,
+                aclosing(stream.aiter_text()) as pieces,
+            ):
+                read = ""
+                while "data:" not in read:
+                    # Everything that has happened comes first, at once; both have said something.
+                    read += await anext(pieces)
+                assert (MARK in read) is seen
+        for key in ("owner", "other"):
+            who = (await http.get("/v1/console/session", headers=keys[key])).json()
+            assert who["tenant"] == key
+            code = (await http.post("/v1/console/code", headers=keys[key])).json()["code"]
+            page = {"Origin": serving.addresses[0].rstrip("/")}
+            signed = await http.post("/v1/console/session", json={"code": code}, headers=page)
+            assert (signed.status_code, signed.json()["tenant"]) == (200, key)
+            http.cookies.clear()
+        for name, kind in SERVED.items():
+            if kind == PAGE and "{" not in routes[name].path:
+                assert MARK not in (await http.get(routes[name].path, headers=keys["other"])).text
+        await http.post(paths["web_decide"][0], headers=keys["owner"], json={"choice": "deny"})
