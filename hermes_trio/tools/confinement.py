@@ -19,7 +19,7 @@ from hermes_trio.runtime.turn import Turn
 
 from .context import ToolContext
 from .settings import ConfinementSettings, ToolSettings
-from .warden import Profile, Protections, Sandbox, SandboxPaths, SpawnFailed, Workspace
+from .warden import JobGroups, Profile, Protections, Sandbox, SandboxPaths, SpawnFailed, Workspace
 from .warden.daemon.wire import Confinement
 
 __all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "open_confinement"]
@@ -113,8 +113,12 @@ class CommandConfinement:
             return []
         return [
             f"commands are not fully confined: {problem} (hermes-trio doctor says more)"
-            for problem in protections.missing
+            for problem in (*protections.missing, *self._group_problems)
         ]
+
+    @property
+    def _group_problems(self) -> list[str]:
+        return [self.sandbox.groups.problem] if self.sandbox.groups.problem else []
 
     def describe(self) -> dict[str, object]:
         """How commands are confined, for `/health/detailed` and `doctor`."""
@@ -122,7 +126,15 @@ class CommandConfinement:
         if protections is None:
             return {"status": "ok", "profile": str(self.rules.profile), "detail": "not asked yet"}
         report = confinement_report(self.rules.profile, protections)
-        return {**report, "words": confinement_lines(self.rules.profile, protections)}
+        groups = self.sandbox.groups
+        if groups.root:
+            report["cgroup"] = ", ".join(groups.controllers) or "cgroup.kill"
+        if groups.problem:
+            report["status"] = "degraded"
+            report["missing"] = [*protections.missing, groups.problem]
+        words = confinement_lines(self.rules.profile, protections)
+        words += [f"commands: degraded: {groups.problem}"] if groups.problem else []
+        return {**report, "words": words}
 
 
 def confinement_report(profile: Profile, protections: Protections) -> dict[str, object]:
@@ -177,7 +189,9 @@ def open_confinement(
         readable=tuple(map(_absolute, rules.readable)),
         shown=tuple(map(_absolute, rules.show)),
     )
-    sandbox = Sandbox(paths, rules.limits, environment=environment, protections=protections)
+    # Only a gateway is a service of its own: a program that embeds the tools decides about its control group itself.
+    groups = JobGroups() if home is None else JobGroups.open(rules.limits)
+    sandbox = Sandbox(paths, rules.limits, environment=environment, protections=protections, groups=groups)
     return CommandConfinement(
         sandbox,
         settings,

@@ -96,7 +96,7 @@ async def open_toolbox(
     base = base_environment(server, terminal.pass_environment)
     rules = open_confinement(settings, server) if confinement is None else confinement
     log = output_log if output_log is not None else _log_of(runtime.store)
-    async with open_warden(max_processes=terminal.max_processes) as warden:
+    async with open_warden(max_processes=terminal.max_processes, cgroup=rules.sandbox.groups.root) as warden:
         shells = ShellStates(
             base,
             rules.cwd,

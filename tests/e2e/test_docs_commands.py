@@ -123,13 +123,16 @@ def test_an_example_works(command: str, printed: str, tmp_path: Path):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_unit(tmp_path: Path):
-    """The unit has no unknown directive and no wrong value."""
+    """The unit has no unknown directive and no wrong value, and systemd counts it among the well protected ones (below 4 of 10)."""
     unit = (ROOT / "examples/systemd/hermes-trio.service").read_text()
     program = Path(sys.executable).parent / "hermes-trio"
     copy = tmp_path / "hermes-trio.service"
     copy.write_text(unit.replace("/opt/hermes-trio/.venv/bin/hermes-trio", str(program)))
     done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+    judge = ["systemd-analyze", "security", "--offline=true", "--threshold=40", copy]
+    judged = subprocess.run(judge, capture_output=True, text=True, timeout=30)
+    assert judged.returncode == 0, judged.stdout.splitlines()[-1]
 
 
 @contextmanager

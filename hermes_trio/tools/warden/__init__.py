@@ -16,6 +16,7 @@ from hermes_trio.tools.warden.errors import (
 from hermes_trio.tools.warden.process import KeptProcess, ProcessPhase
 from hermes_trio.tools.warden.sandbox import (
     CommandLimits,
+    JobGroups,
     Profile,
     Protections,
     Sandbox,
@@ -30,6 +31,7 @@ from hermes_trio.tools.warden.warden import Warden, WardenReceipt, open_warden
 __all__ = [
     "CommandLimits",
     "ExitStatus",
+    "JobGroups",
     "KeptProcess",
     "KillHow",
     "KillReport",

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from hermes_trio.tools.warden.daemon import descent, oom
-from hermes_trio.tools.warden.daemon.wire import ABANDONED_GRACE, FRAME, TOKEN_VARIABLE, Kind
+from hermes_trio.tools.warden.daemon.wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, TOKEN_VARIABLE, Kind
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed
 from hermes_trio.tools.warden.process import KeptProcess
 
@@ -72,8 +72,11 @@ class Custody:
     """Set when the warden takes no more jobs; it may have left something to clean up."""
 
     @classmethod
-    async def begin(cls) -> "Custody":
-        """Start a warden, which `dismiss` ends. Call it shielded: it takes some milliseconds, and must not be torn."""
+    async def begin(cls, cgroup: str = "") -> "Custody":
+        """Start a warden, which `dismiss` ends. Call it shielded: it takes some milliseconds, and must not be torn.
+
+        `cgroup` is the delegated control group of its jobs.
+        """
         if not sys.executable:
             raise SpawnFailed("the path of the Python interpreter is not known (sys.executable is empty)")
         token = secrets.token_hex(8)
@@ -86,7 +89,8 @@ class Custody:
                     stdout=subprocess.DEVNULL,
                     cwd="/",
                     env={name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-                    | {TOKEN_VARIABLE: token},
+                    | {TOKEN_VARIABLE: token}
+                    | ({CGROUP_VARIABLE: cgroup} if cgroup else {}),
                     start_new_session=True,
                 )
             except OSError as error:

@@ -20,10 +20,20 @@ import msgspec
 import trio
 from msgspec import Meta
 
+from hermes_trio.tools.warden.daemon import cgroup
 from hermes_trio.tools.warden.daemon.wire import Confinement, Spaces
 from hermes_trio.tools.warden.errors import SpawnFailed
 
-__all__ = ["CommandLimits", "Profile", "Protections", "Sandbox", "SandboxPaths", "Workspace", "probe_protections"]
+__all__ = [
+    "CommandLimits",
+    "JobGroups",
+    "Profile",
+    "Protections",
+    "Sandbox",
+    "SandboxPaths",
+    "Workspace",
+    "probe_protections",
+]
 
 PROBE: Final = Path(__file__).parent / "daemon" / "probe.py"
 PROBE_SECONDS: Final = 20.0
@@ -200,6 +210,39 @@ class CommandLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     open_files: Amount = 65_536
     address_mebibytes: Amount = 0
     """Address space of each process. Node, Go and Chromium reserve much more than they use."""
+    memory_mebibytes: Amount = 0
+    """Memory of all processes together, in a delegated control group."""
+    cgroup: str = "auto"
+    """The delegated control group: `auto` for what the service manager has marked as such, `off`, or its path."""
+
+
+class JobGroups(msgspec.Struct, frozen=True):
+    """Where each job gets a control group of its own, and the controllers that it has there. `problem` says why there is none, if one is wanted."""
+
+    root: str = ""
+    controllers: tuple[str, ...] = ()
+    problem: str = ""
+
+    @classmethod
+    def open(cls, limits: CommandLimits) -> JobGroups:
+        """Find the delegated group and prepare it: the processes in it, this one among them, move to a group beside the jobs."""
+        root = cgroup.delegated() if limits.cgroup == "auto" else "" if limits.cgroup == "off" else limits.cgroup
+        found, why = cls(), "there is no delegated control group (Delegate=pids memory in the service's unit)"
+        if root:
+            try:
+                found = cls(root, tuple(cgroup.prepare(root)))
+                why = f"the control group {root} has no controller for memory"
+            except OSError as error:
+                why = f"the control group {root} cannot be used: {error.strerror}"
+        unlimited = limits.memory_mebibytes and "memory" not in found.controllers
+        unusable = limits.cgroup not in ("auto", "off") and not found.root
+        if not unlimited and not unusable:
+            return found
+        lost = "the memory of commands is not limited: " if unlimited else ""
+        return msgspec.structs.replace(found, problem=f"{lost}{why}")
+
+
+NO_GROUPS: Final = JobGroups()
 
 
 class SandboxPaths(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,7 +277,9 @@ class Sandbox:
         *,
         environment: Mapping[str, str] | None = None,
         protections: Protections | None = None,
+        groups: JobGroups = NO_GROUPS,
     ) -> None:
+        self.groups = groups
         self.paths: SandboxPaths = SandboxPaths() if paths is None else paths
         self.limits: CommandLimits = CommandLimits() if limits is None else limits
         self.protections: Protections | None = protections
@@ -286,8 +331,12 @@ class Sandbox:
         limits = self.limits
         made.processes, made.open_files = limits.processes, limits.open_files
         made.file_bytes, made.address_bytes = limits.file_mebibytes << 20, limits.address_mebibytes << 20
+        if self.groups.root:
+            made.cgroup = _encoded([self.groups.root])
+            made.tasks = limits.processes if "pids" in self.groups.controllers else 0
+            made.memory_bytes = limits.memory_mebibytes << 20 if "memory" in self.groups.controllers else 0
         if protections.mount:
-            hidden = [*self._gateway, *self._helpers()]
+            hidden = [*self._gateway, *self._helpers(), self.groups.root]
             if profile.confines_files and protections.root:
                 hidden += ROOT_SECRETS
             made.hidden = _encoded(hidden)
@@ -297,7 +346,7 @@ class Sandbox:
         if profile.confines_files:
             self._confine_files(made, protections, workspace)
         elif not protections.mount:
-            made.writable = _encoded(_around(self._gateway))
+            made.writable = _encoded(_around([*self._gateway, *([self.groups.root] if self.groups.root else [])]))
         return made
 
     def _confine_files(self, made: Confinement, protections: Protections, workspace: Workspace | None) -> None:

@@ -55,6 +55,8 @@ class Warden:
     max_processes: int
     _nursery: trio.Nursery = attrs.field(repr=False)
     """Of the attendants, which must see every process to its end: the scope around it is shielded."""
+    cgroup: str = ""
+    """The delegated control group of the jobs, if there is one."""
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context, repr=False)
     _placing: set[int] = attrs.field(init=False, factory=set[int], repr=False)
     """Jobs that a `spawn` is working on: they count, whether or not they have a process yet."""
@@ -152,7 +154,7 @@ class Warden:
                 raise WardenClosed("the warden is closing: no process can be started any more")
             if self._custody is None or self._custody.died.is_set():
                 with trio.CancelScope(shield=True):
-                    self._custody = await Custody.begin()
+                    self._custody = await Custody.begin(self.cgroup)
                     self._attend(self._custody.attend)
             assert self._custody is not None
             return self._custody
@@ -186,15 +188,16 @@ class Warden:
 class _House:
     """Where the attendants live: a shielded task, so that a cancelled owner still sees every process end."""
 
-    def __init__(self, max_processes: int) -> None:
+    def __init__(self, max_processes: int, cgroup: str) -> None:
         self._max_processes = max_processes
+        self._cgroup = cgroup
         self._opened = trio.Event()
         self._warden: Warden | None = None
 
     async def keep_open(self) -> None:
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                self._warden = Warden(self._max_processes, nursery)
+                self._warden = Warden(self._max_processes, nursery, self._cgroup)
                 self._opened.set()
                 await self._warden._closing.wait()
                 await self._warden._close()
@@ -207,16 +210,17 @@ class _House:
 
 
 @contextlib.asynccontextmanager
-async def open_warden(*, max_processes: int = 256) -> AsyncGenerator[Warden]:
+async def open_warden(*, max_processes: int = 256, cgroup: str = "") -> AsyncGenerator[Warden]:
     """The scope of all processes: at most `max_processes` jobs at a time, and none after it.
 
+    `cgroup` is a delegated control group, prepared for jobs; plans that name it have a group of their own below it.
     Leaving it, cancelled or not, kills every job in parallel (SIGTERM, 2 seconds, SIGKILL), waits for the end of the
     last process and of the warden itself, and fills in `Warden.receipt`; this is not interrupted by cancellation, but
     bounded. The server is a sub-reaper while such a scope is open. Raises `UnsupportedPlatform` anywhere but on Linux.
     """
     if sys.platform != "linux":
         raise UnsupportedPlatform(f"processes are kept by Linux sub-reapers, and this is {sys.platform}")
-    house = _House(max_processes)
+    house = _House(max_processes, cgroup)
     try:
         with _subreaper():
             async with trio.open_nursery() as nursery:

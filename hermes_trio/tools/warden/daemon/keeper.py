@@ -14,11 +14,12 @@ import struct
 import termios
 import time
 
+import cgroup
 import confine
 import descent
 import oom
 import prctl
-from wire import ABANDONED_GRACE, FIRST_INHERITED, FRAME, Kind, Means, Plan, Stage, Streams
+from wire import ABANDONED_GRACE, FIRST_INHERITED, FRAME, Confinement, Kind, Means, Plan, Stage, Streams
 
 SEARCH_TIME, SEARCH_PAUSE = 0.2, 0.02
 """For so many seconds after an order to end, and so often in them, the tree is looked at for processes that were missed
@@ -91,7 +92,16 @@ def keep(link: int, life: int, streams: list[int]) -> None:
     if plan is None:
         keeper.tell(Kind.EMPTY)
         return
-    pid, stage, number = _start(plan, streams, outside)
+    entrance, exit_ = -1, -1
+    try:
+        if plan.confinement is not None and plan.confinement.cgroup:
+            entrance, exit_ = _make_group(plan.confinement, _own_number(outside))
+    except OSError as error:
+        pid, stage, number = 0, int(Stage.CONFINE), error.errno or 0
+    else:
+        pid, stage, number = _start(plan, streams, outside, entrance)
+    if entrance >= 0:
+        os.close(entrance)
     os.close(outside)
     for descriptor in streams:
         os.close(descriptor)
@@ -100,7 +110,14 @@ def keep(link: int, life: int, streams: list[int]) -> None:
         keeper.tell(Kind.EMPTY)
         return
     keeper.tell(Kind.STARTED, number)
+    keeper.group = exit_
     keeper.run(pid, 0 if plan.confinement is None else plan.confinement.processes)
+
+
+def _make_group(plan: Confinement, number: int) -> tuple[int, int]:
+    """The control group of the job. The warden removes it, which knows the keeper by the same number."""
+    group = os.fsdecode(plan.cgroup[0])
+    return cgroup.make(group, f"{cgroup.PREFIX}{number}", processes=plan.tasks, memory=plan.memory_bytes)
 
 
 def _own_number(proc: int) -> int:
@@ -127,6 +144,8 @@ class Keeper:
         self._killing_since: float | None = None
         self._pause = FIRST_PAUSE
         self._survivors_told = False
+        self.group = -1
+        """What kills the job's control group, if it has one."""
 
     def tell(self, kind: Kind, first: int = 0, second: int = 0) -> None:
         """Send a frame, if there is still somebody to read it."""
@@ -236,6 +255,7 @@ class Keeper:
             return True
         if self._killing_since is None:
             self._killing_since = now
+        cgroup.kill(self.group)
         alive = descent.kill_all(descent.descendants(self._pid), self._pid)
         if alive:
             self._means = Means.SIGKILL
@@ -279,7 +299,7 @@ def _read_exactly(link: int, size: int) -> bytes | None:
     return bytes(data)
 
 
-def _start(plan: Plan, streams: list[int], outside: int) -> tuple[int, int, int]:
+def _start(plan: Plan, streams: list[int], outside: int, entrance: int) -> tuple[int, int, int]:
     """Start the command and wait until it runs: its pid and its number outside, or 0 with the stage and errno of the failure."""
     try:
         if plan.confinement is not None:
@@ -295,7 +315,7 @@ def _start(plan: Plan, streams: list[int], outside: int) -> tuple[int, int, int]
         os.close(writer)
         return 0, Stage.FORK, error.errno or 0
     if pid == 0:
-        _become_command(plan, streams, writer, keeper, outside)
+        _become_command(plan, streams, writer, keeper, outside, entrance)
     os.close(writer)
     told = b""
     while part := os.read(reader, 64):
@@ -308,7 +328,7 @@ def _start(plan: Plan, streams: list[int], outside: int) -> tuple[int, int, int]
     return (0, *reports[-1]) if reports else (0, Stage.SETUP, 0)
 
 
-def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, outside: int) -> None:
+def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, outside: int, entrance: int) -> None:
     stage = Stage.SETUP
     try:
         os.setsid()
@@ -321,6 +341,8 @@ def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, ou
             signal.signal(signum, signal.SIG_DFL)
         if plan.confinement is not None:
             stage = Stage.CONFINE
+            if entrance >= 0:
+                cgroup.enter(entrance)
             confine.restrict(plan.confinement)
         stage = Stage.SETUP
         # After everything that changes credentials: the kernel forgets it then.

@@ -16,11 +16,12 @@ import time
 # Run as a file by an isolated interpreter, which does not look for modules beside the file.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import cgroup
 import confine
 import descent
 import keeper
 import prctl
-from wire import ABANDONED_GRACE, FRAME, MAX_DESCRIPTORS, Kind, Spaces, Stage
+from wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, MAX_DESCRIPTORS, Kind, Spaces, Stage
 
 KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
 """Seconds that keepers have for their jobs after the end of the control socket; then they are killed, and we do it."""
@@ -32,6 +33,10 @@ ORPHAN_PAUSE = 10
 """Milliseconds between two rounds against the orphans of a dead keeper."""
 
 
+GROUP_ATTEMPTS = 500
+"""How often an ended control group is tried to be removed: the kernel may still be busy with its last process."""
+
+
 class WardenDaemon:
     """The keepers by process number, and the jobs whose keeper died before them."""
 
@@ -40,6 +45,10 @@ class WardenDaemon:
         self._control = control
         self._keepers: dict[int, int] = {}
         self._bereaved: set[int] = set()
+        self._group = os.environ.get(CGROUP_VARIABLE, "")
+        # What an earlier warden left has no keeper any more.
+        self._ended: dict[str, int] = dict.fromkeys(cgroup.jobs(self._group) if self._group else (), 0)
+        """The control groups of keepers that have ended, to be removed as soon as they are empty; how often that was tried."""
         self._closed_at: float | None = None
         # Only this process holds the writing end: keepers read end-of-file when it dies, however it dies.
         self._life, self._pulse = os.pipe2(os.O_CLOEXEC)
@@ -52,15 +61,26 @@ class WardenDaemon:
         poll.register(self._control.fileno(), select.POLLIN)
         while True:
             self._reap()
+            if self._ended:
+                self._ended = {
+                    name: tried + 1
+                    for name, tried in self._ended.items()
+                    if tried < GROUP_ATTEMPTS and not cgroup.end(self._group, name)
+                }
             self._bury()
             if self._closed_at is not None and self._finished(time.monotonic() - self._closed_at):
                 return
-            for descriptor, _ in poll.poll(ORPHAN_PAUSE if self._bereaved or self._closed_at is not None else None):
+            for descriptor, _ in poll.poll(ORPHAN_PAUSE if self._busy else None):
                 if descriptor == self._wake:
                     keeper.drain(self._wake)
                 elif not self._serve():
                     poll.unregister(self._control.fileno())
                     self._closed_at = time.monotonic()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether something is to be looked at again although nothing happens."""
+        return bool(self._bereaved or self._ended or self._closed_at is not None)
 
     def _serve(self) -> bool:
         """Handle one packet; False at the end of the control socket."""
@@ -124,6 +144,8 @@ class WardenDaemon:
                     os.kill(pid, signal.SIGCONT)
                     continue
                 job = self._keepers.pop(pid, None)
+                if self._group and job is not None:
+                    self._ended[f"{cgroup.PREFIX}{pid}"] = 0
                 if job is not None and status == 0:
                     self._tell(Kind.CLOSED, job)
                 elif job is not None:

@@ -20,6 +20,9 @@ FIRST_INHERITED = 200
 TOKEN_VARIABLE = "HERMES_TRIO_WARDEN"
 """In the environment of the warden and of every command: tells the server which orphans are its warden's."""
 
+CGROUP_VARIABLE = "HERMES_TRIO_CGROUP"
+"""In the environment of the warden: the delegated control group of the jobs."""
+
 ABANDONED_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL when nobody is left to say how long it should be."""
 
@@ -99,12 +102,14 @@ class Confinement:
     __slots__ = (
         "address_bytes",
         "binds",
+        "cgroup",
         "devices",
         "file_bytes",
         "guards_devices",
         "guards_kernel",
         "hidden",
         "landlock",
+        "memory_bytes",
         "no_tcp",
         "open_files",
         "pinned",
@@ -113,6 +118,7 @@ class Confinement:
         "readable",
         "shown",
         "spaces",
+        "tasks",
         "writable",
     )
 
@@ -126,8 +132,10 @@ class Confinement:
         "file_bytes",
         "open_files",
         "address_bytes",
+        "tasks",
+        "memory_bytes",
     )
-    _LISTS = ("hidden", "shown", "read_only", "pinned", "readable", "writable", "devices")
+    _LISTS = ("hidden", "shown", "read_only", "pinned", "readable", "writable", "devices", "cgroup")
 
     def __init__(
         self,
@@ -164,6 +172,11 @@ class Confinement:
         self.open_files = 0
         self.address_bytes = 0
         """Limits; 0 for none. The processes are those of the whole job."""
+        self.cgroup: list[bytes] = []
+        """The delegated control group below which the job has one of its own; empty for none."""
+        self.tasks = 0
+        self.memory_bytes = 0
+        """The limits of that group, of processes with their threads and of memory; 0 for none."""
 
     def encode(self) -> list[bytes]:
         """The strings in which it travels; none of them contains a NUL byte."""
