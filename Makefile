@@ -172,6 +172,10 @@ bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, hist
 bench-embed: $(VENV)/.installed-dev ## What a turn costs from asyncio beside one from Trio
 	@$(PY) -m bench.embed $(QUICKFLAG) $(ARGS)
 
+.PHONY: bench-tracing
+bench-tracing: $(VENV)/.installed-dev ## What tracing costs a turn, off and on; BEFORE=path adds a checkout without it
+	@$(PY) bench/tracing.py $(BEFORE)
+
 clean: ## Remove everything that was made here
 	@rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .bench-venv .pytest_cache .ruff_cache .hypothesis dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
