@@ -17,6 +17,7 @@ from hermes_trio.tools.warden import (
     Stdin,
     StdinClosed,
     TooManyProcesses,
+    UnsupportedPlatform,
     WardenClosed,
     open_warden,
 )
@@ -391,3 +392,11 @@ async def test_the_mark_of_the_test_is_in_the_environment() -> None:
         assert process.pid in marked(mark)
         await process.kill()
         await gone(mark)
+
+
+async def test_another_system_than_linux_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that embeds the tools elsewhere reads what its kernel lacks, before any process is started."""
+    monkeypatch.setattr("hermes_trio.tools.warden.warden.sys.platform", "darwin")
+    with pytest.raises(UnsupportedPlatform, match="Linux sub-reapers, and this is darwin"):
+        async with open_warden():
+            pass
