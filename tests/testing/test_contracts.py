@@ -48,7 +48,7 @@ class TestSharedStore(NodeStoreContract):
     """A store that several processes share."""
 
     @asynccontextmanager
-    async def open_nodes(self, path: Path) -> AsyncIterator[tuple[RuntimeStore, RuntimeStore]]:
+    async def open_nodes(self, path: Path) -> AsyncIterator[tuple[Store, Store]]:
         async with (
             open_store(path / "state.db", runner="inline", maintenance=False) as base,
             base.shared("a", lease_seconds=60) as one,
@@ -74,7 +74,7 @@ async def test_the_contract_of_a_gateways_store_uses_every_verb(tmp_path: Path) 
 
     class CountedNodes(TestSharedStore):
         @asynccontextmanager
-        async def open_nodes(self, path: Path) -> AsyncIterator[tuple[RuntimeStore, RuntimeStore]]:
+        async def open_nodes(self, path: Path) -> AsyncIterator[tuple[Store, Store]]:
             async with (
                 open_store(None, runner="inline", maintenance=False) as base,
                 faults.around(base.shared("a", lease_seconds=60)) as one,

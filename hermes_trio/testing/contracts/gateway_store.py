@@ -27,7 +27,6 @@ from hermes_trio.runtime.ports import (
     NewRun,
     NodeRequest,
     NoticeKind,
-    RuntimeStore,
     TurnFinish,
     TurnStart,
 )
@@ -788,7 +787,7 @@ class NodeStoreContract(ABC):
     """The promises of `NodeStore`, for a store that several processes share. A store with one owner (`lease_seconds` 0) needs none of them."""
 
     @abstractmethod
-    def open_nodes(self, path: Path) -> AbstractAsyncContextManager[tuple[RuntimeStore, RuntimeStore]]:
+    def open_nodes(self, path: Path) -> AbstractAsyncContextManager[tuple[Store, Store]]:
         """Open the store in the folder `path` for two nodes, whose leases last for a minute or more, for the body of the `async with`."""
 
     @pytest.mark.trio
@@ -851,3 +850,30 @@ class NodeStoreContract(ABC):
             assert answer is not None
             assert answer.gone
             assert not await one.ask_node(NodeRequest(id="r3", node=late.node, kind="stop"))
+
+    @pytest.mark.trio
+    async def test_every_node_knows_who_works_on_what(self, tmp_path: Path) -> None:
+        """While a turn is under way its node has the session and the lane; when it has ended, nobody has, and its run moves no more."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            number = await one.accept_message(_message())
+            assert number is not None
+            await one.take_inbox(INBOX, KEY)
+            assert await two.lane_owner(INBOX, KEY) == one.owner
+            run = NewRun(run_id="run_1", session_id="s1")
+            start = TurnStart(turn_id="turn_1", context=_context(), source=INBOX, run=run, inbox_ids=(number,))
+            await one.begin_turn(start)
+            assert await two.session_owners("s1") == [one.owner]
+            for status in (RunStatus.WAITING_FOR_APPROVAL, RunStatus.RUNNING):
+                await one.set_run_status("run_1", status)
+                found = await two.get_run("run_1")
+                assert found is not None
+                assert found.status is status
+            await one.finish_turn(_finish(start, "one", "two"))
+            await one.set_run_status("run_1", RunStatus.RUNNING)
+            found = await two.get_run("run_1")
+            assert found is not None
+            assert found.status is RunStatus.COMPLETED
+            assert await two.session_owners("s1") == []
+            assert await two.lane_owner(INBOX, KEY) == ""
