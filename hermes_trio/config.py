@@ -22,6 +22,7 @@ __all__ = ["Config", "ConfigError", "LogSettings", "default_home", "load_config"
 
 CONFIG_NAME: Final = "config.toml"
 DATABASE_NAME: Final = "state.db"
+STORE_VARIABLE: Final = "HERMES_STORE_URL"
 
 Table = dict[str, Any]
 
@@ -68,6 +69,21 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     cron_execution_count: Count = 1_000
 
 
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[store]`: where everything is kept. Without an address it is SQLite, in a file of the home directory."""
+
+    url: Annotated[str, Meta(pattern=r"^(postgres(ql)?://.+)?$")] = ""
+    node_name: str = ""
+    lease_seconds: Annotated[float, Meta(ge=1, le=300)] = 15.0
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        # An address may hold a password.
+        return [("url", "…" if self.url else ""), ("node_name", self.node_name), ("lease_seconds", self.lease_seconds)]
+
+    def __repr__(self) -> str:
+        return f"StoreSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[plugins]`: what of the installed packages is used, by the names of their entry points."""
 
@@ -81,6 +97,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server: ServerSettings = ServerSettings()
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
+    store: StoreSettings = StoreSettings()
     retention: RetentionSettings = RetentionSettings()
     tracing: TracingSettings = TracingSettings()
     plugins: PluginSettings = PluginSettings()
@@ -101,8 +118,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def database(self) -> Path:
-        """Where the store is."""
+        """Where the store is, unless an address says otherwise; and where a server says at which address it listens."""
         return self.home / DATABASE_NAME
+
+    @property
+    def place(self) -> Path | str:
+        """Where the store is: the address of a PostgreSQL database, or a file."""
+        return self.store.url or self.database
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         # Tables hold tokens, the environment holds everything.
@@ -172,7 +194,12 @@ def load_config(
         if value is not None:
             section[key] = value
             where[f"server.{key}"] = f"--{key}"
-    tables = {**tables, "server": section}
+    kept = _table(tables, "store", file)
+    where.update({f"store.{key}": f"{file}: store.{key}" for key in kept})
+    if given := environment.get(STORE_VARIABLE, "").strip():
+        where.setdefault("store.url", STORE_VARIABLE)
+        kept = {"url": given, **kept}
+    tables = {**tables, "server": section, "store": kept}
     try:
         config = msgspec.convert(
             {**tables, "home": home, "path": file if file.exists() else None}, Config, strict=True, dec_hook=_path
@@ -182,7 +209,7 @@ def load_config(
         def named(place: str) -> str:
             return where.get(place, f"{file}: {place}")
 
-        raise ConfigError(explain(error, tables, Config, named, secret=("server.key",))) from None
+        raise ConfigError(explain(error, tables, Config, named, secret=("server.key", "store.url"))) from None
     return msgspec.structs.replace(config, environment=dict(environment))
 
 

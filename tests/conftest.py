@@ -1,10 +1,14 @@
-"""Every async test of this repository has a limit in real time, whether or not it uses a fixture of the plugin."""
+"""Every async test of this repository has a limit in real time, whether or not it uses a fixture of the plugin. A PostgreSQL server for those who ask."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import pytest
+import trio
+
+from tests.postgres_server import PostgresServer, postgres_server
 
 SECONDS = 120.0
 SLOW_SECONDS = 3600.0
@@ -17,3 +21,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if inspect.iscoroutinefunction(inner) and item.get_closest_marker("hermes_seconds") is None:
             slow = item.get_closest_marker("slow") is not None
             item.add_marker(pytest.mark.hermes_seconds(SLOW_SECONDS if slow else SECONDS))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for all tests of this process, with a store in the database `prepared`."""
+    from hermes_trio.store.postgres.link import open_link
+    from hermes_trio.store.postgres.schema import migrate_schema
+
+    async def prepare(url: str) -> None:
+        async with open_link(url, "prepared") as link:
+            await migrate_schema(link, "prepared")
+
+    with postgres_server() as server:
+        server.execute("CREATE DATABASE prepared OWNER keeper")
+        trio.run(prepare, server.url("prepared"))
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """A fresh store in a PostgreSQL database of its own."""
+    return postgres.url(postgres.new_database("prepared"))

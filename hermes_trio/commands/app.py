@@ -23,6 +23,11 @@ app.command(
     "hermes_trio.commands.keys:keys", name="keys", help="API keys: several, named, scoped. Only their hashes are kept."
 )
 app.command("hermes_trio.commands.sessions:sessions", name="sessions", help="The conversations in the store.")
+app.command(
+    "hermes_trio.commands.store:store",
+    name="store",
+    help="A store in PostgreSQL: make it, migrate it, check it, and move a SQLite store into it or back.",
+)
 app.command("hermes_trio.commands.gateway:chat", name="chat", help="Talk to the agent in this terminal.")
 app.command(
     "hermes_trio.commands.gateway:run",

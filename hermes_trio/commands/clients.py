@@ -24,7 +24,8 @@ from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.ports import InboxRow, Message
-from hermes_trio.store import Page, SessionFilter, StoreInUse, open_store
+from hermes_trio.store import Page, SessionFilter, StoreInUse
+from hermes_trio.store.backend import open_backend
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import (
@@ -82,7 +83,7 @@ async def open_cron(config: Config) -> AsyncIterator[CronClient]:
     """The jobs of a home directory, for the body of the `async with`."""
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        async with open_store(config.database) as store:
+        async with open_backend(config.place) as store:
             yield _JobsInStore(store, config)
             return
     except StoreInUse:
@@ -236,8 +237,12 @@ class Rows:
 
 
 @asynccontextmanager
-async def open_rows(config: Config) -> AsyncIterator[Rows]:
+async def open_rows(config: Config) -> AsyncIterator[Rows | Store]:
     """The rows of a home directory, for the body of the `async with`."""
+    if config.store.url:
+        async with open_backend(config.place) as store:
+            yield store
+        return
     path = config.database
     if not path.exists():
         raise CommandFailed(f"there is no store at {path}; name its directory with --home, or start the server once")

@@ -58,10 +58,12 @@ def _quiet() -> None:
     logging.getLogger("hermes_trio").setLevel(logging.CRITICAL)
 
 
-def _database(config: Config) -> tuple[Path, str]:
-    """The database for a conversation in the terminal, and what to say about it."""
+def _database(config: Config) -> tuple[Path | None, str]:
+    """The file for a conversation in the terminal, None for the configured address of a database, and what to say about it."""
     from hermes_trio.store.sqlite.files import owner_pid
 
+    if config.store.url:
+        return None, ""
     if not config.database.exists() or owner_pid(config.database) is None:
         return config.database, ""
     own = config.home / OWN_DATABASE
@@ -71,7 +73,7 @@ def _database(config: Config) -> tuple[Path, str]:
     return own, f"A server uses {config.database}; this conversation is kept in {own.name}."
 
 
-def _other_database(config: Config, used: Path) -> Path:
+def _other_database(config: Config, used: Path | None) -> Path:
     """Where the terminal's conversations are that were held while a server ran, or while none did."""
     return config.home / OWN_DATABASE if used == config.database else config.database
 

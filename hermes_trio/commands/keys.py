@@ -22,7 +22,8 @@ from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.http.api.admin import check_scopes
 from hermes_trio.http.errors import ApiError
-from hermes_trio.store import ApiKey, StoreInUse, open_store
+from hermes_trio.store import ApiKey, StoreInUse
+from hermes_trio.store.backend import open_backend
 from hermes_trio.store.ports import KeyStore
 
 __all__ = ["KeyClient", "keys", "open_keys"]
@@ -53,7 +54,7 @@ async def open_keys(config: Config) -> AsyncIterator[KeyClient]:
     """The keys of a home directory, for the body of the `async with`."""
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        async with open_store(config.database) as store:
+        async with open_backend(config.place) as store:
             yield _InStore(store)
             return
     except StoreInUse:

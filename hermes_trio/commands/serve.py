@@ -36,6 +36,11 @@ async def serve(
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = admin_key(settings.server.key, settings.home, [settings.server.host])
     secrets = [key.value, *(value for name, value in settings.environment.items() if name.endswith(("_KEY", "_TOKEN")))]
+    if settings.store.url:
+        from urllib.parse import unquote, urlsplit
+
+        password = urlsplit(settings.store.url).password or ""
+        secrets += [shape for shape in {password, unquote(password)} if shape]
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
     for problem in loose_modes(settings):
         logger.warning("%s", problem)

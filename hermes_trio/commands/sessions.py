@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -33,6 +33,7 @@ from hermes_trio.store import (
     StoreInUse,
     UnknownSession,
 )
+from hermes_trio.store.backend import is_address, require_postgres
 from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
@@ -70,15 +71,46 @@ def _config(home: Path | None, config: Path | None) -> Config:
     return load_config(os.environ, home=home, path=config)
 
 
-def _path(home: Path | None, config: Path | None) -> str:
-    path = _config(home, config).database
+def _path(home: Path | None, config: Path | None, *, file_for: str = "") -> str:
+    """The store's file, or the address of its database; `file_for` names a command that knows only files, and what does its work for a database."""
+    place = _config(home, config).place
+    if isinstance(place, str):
+        if file_for:
+            raise StoreError(f"the store is a PostgreSQL database: {file_for}")
+        return place
+    path = place
     if not path.exists():
         raise StoreError(f"there is no store at {path}; name its directory with --home, or start the server once")
     return str(path)
 
 
+def _blocking(url: str) -> AbstractContextManager[Database]:
+    require_postgres()
+    from hermes_trio.store.postgres.blocking import connect_blocking
+
+    return connect_blocking(url)
+
+
+@contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """Nobody else works on the store for the body of the `with`; `StoreInUse` if somebody does."""
+    if not is_address(path):
+        with owned(Path(path)):
+            yield
+        return
+    with _reading(path) as db:
+        live = one(db, "SELECT count(*) FROM nodes WHERE expires_at > extract(epoch FROM clock_timestamp())")
+    if live is not None and live[0]:
+        raise StoreInUse(f"{live[0]} nodes work on the database; stop them first", 0)
+    yield
+
+
 @contextmanager
 def _reading(path: str) -> Iterator[Database]:
+    if is_address(path):
+        with _blocking(path) as database:
+            yield database
+        return
     db = connect_reader(path)
     try:
         _check_version(db, path)
@@ -89,6 +121,10 @@ def _reading(path: str) -> Iterator[Database]:
 
 @contextmanager
 def _writing(path: str) -> Iterator[Database]:
+    if is_address(path):
+        with _blocking(path) as database:
+            yield database
+        return
     db = connect(path)
     try:
         _check_version(db, path)
@@ -267,10 +303,20 @@ def search_command(
 ) -> None:
     """Search all messages."""
     path = _path(home, config)
-    _index_if_nobody_else_does(path)
-    with _reading(path) as db:
-        hits = search(db, SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order), Page(limit))
-        behind = index_backlog(db)
+    wanted = SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order)
+    if is_address(path):
+        from hermes_trio.store.postgres.search import index_next as index_rows
+        from hermes_trio.store.postgres.search import search as search_rows
+
+        with _writing(path) as db:
+            while run_now(db, path, index_rows, PRUNE_BATCH):
+                pass
+            hits, behind = search_rows(db, wanted, Page(limit)), 0
+    else:
+        _index_if_nobody_else_does(path)
+        with _reading(path) as db:
+            hits = search(db, wanted, Page(limit))
+            behind = index_backlog(db)
     if behind:
         sys.stderr.write(f"{behind} messages are not in the index yet; the running server adds them within seconds\n")
     if as_json:
@@ -303,13 +349,13 @@ def end_command(
     """End a session, without a running server. The first reason wins."""
     path = _path(home, config)
     try:
-        with owned(Path(path)), _writing(path) as db:
+        with _alone(path), _writing(path) as db:
             _session(db, session_id)
             ended = run_now(db, path, end_session, time.time(), session_id, reason)
             session = _session(db, session_id)
     except StoreInUse as error:
         raise StoreError(
-            f"the server with pid {error.pid} has this store open, and the session's work with it; end the session there:"
+            f"{error}; a server has the session's work with it, so end the session there:"
             f' PATCH /api/sessions/{session_id} with {{"end_reason": "{reason}"}}'
         ) from None
     if as_json:
@@ -420,7 +466,7 @@ def backup(
 ) -> None:
     """Copy the store to a new file, consistently, also while the server runs."""
     began = time.perf_counter()
-    size = back_up(_path(home, config), path)
+    size = back_up(_path(home, config, file_for="back it up with pg_dump, or from a replica"), path)
     if as_json:
         _print_json({"path": str(path), "bytes": size, "seconds": round(time.perf_counter() - began, 3)})
     else:
@@ -435,7 +481,7 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
     from hermes_trio.commands.tools import mcp_health
 
     settings = _config(home, config)
-    path = _path(home, config)
+    path = _path(home, config, file_for="`hermes-trio store check` looks it over")
     db = connect_reader(path)
     try:
         if version_of(db) != VERSION:

@@ -29,7 +29,8 @@ from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import Retention, open_store
+from hermes_trio.store import Retention
+from hermes_trio.store.backend import open_backend
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
@@ -94,7 +95,7 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Everything runs for the body of the `async with`; leaving it stops everything in its order.
 
-    `agent` replaces the configured one, `database` the configured file, `store` opens another store; with `in_memory` nothing is kept.
+    `agent` replaces the configured one, `database` the configured place, `store` opens another store; with `in_memory` nothing is kept.
     The demo model obeys its directives on the platforms in `directives`, too.
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,8 +140,12 @@ async def open_gateway(
 
     opened = store
     if opened is None:
-        path = None if in_memory else database or config.database
-        opened = open_store(path, retention=retention_of(config))
+        opened = open_backend(
+            None if in_memory else database or config.place,
+            retention=retention_of(config),
+            node_name=config.store.node_name,
+            lease_seconds=config.store.lease_seconds,
+        )
     runtime = Runtime(
         agent=agent or _unassembled,
         store=opened,

@@ -17,7 +17,15 @@ from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings
-from hermes_trio.config import _SERVER_VARIABLES, SECTIONS, LogSettings, PluginSettings, RetentionSettings, load_config
+from hermes_trio.config import (
+    _SERVER_VARIABLES,
+    SECTIONS,
+    LogSettings,
+    PluginSettings,
+    RetentionSettings,
+    StoreSettings,
+    load_config,
+)
 from hermes_trio.gateway.api import open_api_gateway
 from hermes_trio.http.api.jobs import job_routes
 from hermes_trio.http.auth import AdminKey
@@ -59,6 +67,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[cron]": CronSettings,
     "All platforms": PlatformSettings,
     "reset": ResetSettings,
+    "[store]": StoreSettings,
     "[tracing]": TracingSettings,
     "[plugins]": PluginSettings,
     "[telegram]": TelegramSettings,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from hermes_trio.store import Retention, Runner, Store, open_store
-from tests.postgres_server import PostgresServer, postgres_server
 
 BACKENDS = {
     "memory": (False, Runner.INLINE),
@@ -82,28 +80,6 @@ class PostgresBackend:
             "poll_seconds", 3600.0
         )  # a look at the rows is a second signal, which most tests do not want
         return open_postgres(self.url, **settings)
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server for all tests of this process, with a store in the database `prepared`."""
-    from hermes_trio.store.postgres.link import open_link
-    from hermes_trio.store.postgres.schema import migrate_schema
-
-    async def prepare(url: str) -> None:
-        async with open_link(url, "prepared") as link:
-            await migrate_schema(link, "prepared")
-
-    with postgres_server() as server:
-        server.execute("CREATE DATABASE prepared OWNER keeper")
-        trio.run(prepare, server.url("prepared"))
-        yield server
-
-
-@pytest.fixture
-def postgres_url(postgres: PostgresServer) -> str:
-    """A fresh store in a PostgreSQL database of its own."""
-    return postgres.url(postgres.new_database("prepared"))
 
 
 @pytest.fixture(params=[*BACKENDS, pytest.param("postgres", marks=pytest.mark.slow)])

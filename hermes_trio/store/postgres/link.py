@@ -25,11 +25,11 @@ from hermes_trio.store.errors import StoreUnavailable
 
 from .errors import LinkBroken, SqlError, without_secrets
 
-__all__ = ["PostgresLink", "Segment", "StatementAnswer", "open_link"]
+__all__ = ["DEFAULTS", "PostgresLink", "Segment", "StatementAnswer", "open_link"]
 
 CONNECT_SECONDS: Final = 10.0
 
-_DEFAULTS: Final = {
+DEFAULTS: Final = {
     "application_name": "hermes-trio",
     "client_encoding": "UTF8",
     "keepalives": "1",
@@ -312,7 +312,7 @@ async def _connect(options: dict[str, Any]) -> Any:
 
 
 async def _connect_any(url: str, where: str) -> Any:
-    options: dict[str, Any] = {**_DEFAULTS, **conninfo_to_dict(url)}
+    options: dict[str, Any] = {**DEFAULTS, **conninfo_to_dict(url)}
     problem: Exception | None = None
     for attempt in await _addresses(options):
         try:

@@ -17,7 +17,16 @@ from .link import PostgresLink
 from .locks import lock_number
 from .migrations import MIGRATIONS
 
-__all__ = ["OLDEST_SERVER", "SCHEMA", "VERSION", "check_schema", "check_server", "migrate_schema", "version_of"]
+__all__ = [
+    "OLDEST_SERVER",
+    "SCHEMA",
+    "VERSION",
+    "check_found",
+    "check_schema",
+    "check_server",
+    "migrate_schema",
+    "version_of",
+]
 
 SCHEMA: Final = "hermes_trio"
 VERSION: Final = len(MIGRATIONS)
@@ -65,7 +74,11 @@ async def version_of(link: PostgresLink) -> int:
 
 async def check_schema(link: PostgresLink, where: str) -> None:
     """Raise, with the command to run, unless the schema is of this program's version."""
-    found = await version_of(link)
+    check_found(await version_of(link), where)
+
+
+def check_found(found: int, where: str) -> None:
+    """Raise, with the command to run, unless this is the version that the program knows."""
     if found > VERSION:
         raise NewerSchema(
             f"the database {where} has schema version {found}, and this program knows {VERSION}: upgrade hermes-trio on this host."

@@ -19,7 +19,6 @@ import psycopg
 import trio
 from psycopg.conninfo import conninfo_to_dict
 
-from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import Recovery, Wake
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.records import Retention
@@ -58,7 +57,7 @@ from .schema import SCHEMA, check_schema, check_server
 from .search import PostgresSearch
 from .writer import PATIENCE, PostgresReads, UnitWriter
 
-__all__ = ["PostgresStore", "open_postgres", "parse_address"]
+__all__ = ["PostgresStore", "open_postgres", "parse_address", "telling"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -337,19 +336,6 @@ def _transaction(link: PostgresLink, work: Callable[..., T], args: tuple[object,
     return value, db.signals
 
 
-async def _keep_alive(store: PostgresStore) -> None:
-    """Renew the lease of this node. A lease that was lost is not taken back: every write of this node fails from then on."""
-    while True:
-        await trio.sleep(store.lease_seconds / 3)
-        try:
-            await store.renew_node({})
-        except Fenced:
-            log.error("this node's lease on the database %s is over, and other nodes have taken its work", store.path)
-            return
-        except StoreError as error:
-            log.warning("the lease of this node could not be renewed: %s; it is tried again", error)
-
-
 @asynccontextmanager
 async def open_postgres(
     url: str,
@@ -366,11 +352,14 @@ async def open_postgres(
     """Open the store in the PostgreSQL database at `url`, for the body of the `async with`.
 
     Raises `StoreUnavailable` if it cannot be reached, and `StoreError` or `NewerSchema` with what to do for a server or a schema that does not fit. On
-    the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached.
+    the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached. Whoever keeps the store
+    open for longer than `lease_seconds` renews the lease (`renew_node`), as a runtime does.
     """
     _, where = parse_address(url)
     async with open_link(url, where) as link:
-        await _first_look(link, where)
+        with telling(where):
+            await check_server(link, where)
+            await check_schema(link, where)
     kinds = {
         "units": _WRITING,
         "upkeep": _HEAVY,
@@ -402,7 +391,6 @@ async def open_postgres(
                 try:
                     async with trio.open_nursery() as keepers:
                         keepers.start_soon(store.hearing.run, poll_seconds, name="store signals")
-                        keepers.start_soon(_keep_alive, store, name="store lease")
                         if maintenance:
                             keepers.start_soon(look_after, store, sleep, name="store maintenance")
                         try:
@@ -422,10 +410,10 @@ async def open_postgres(
         raise failure
 
 
-async def _first_look(link: PostgresLink, where: str) -> None:
-    """Raise if this server or its schema does not fit."""
+@contextmanager
+def telling(where: str) -> Iterator[None]:
+    """Raise the store's errors in place of PostgreSQL's."""
     try:
-        await check_server(link, where)
-        await check_schema(link, where)
+        yield
     except (SqlError, LinkBroken) as error:
         raise translate_sql(error, where) from None

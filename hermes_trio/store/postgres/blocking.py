@@ -1,0 +1,134 @@
+"""A connection that blocks, for command-line tools: the same shape as the one of the store's verbs, without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Transformer
+from psycopg.conninfo import make_conninfo
+
+from hermes_trio.store.errors import StoreUnavailable
+
+from .database import encode, translated
+from .errors import SqlError, translate_sql, without_secrets
+from .link import DEFAULTS, Row
+from .schema import SCHEMA, check_found
+from .store import parse_address
+
+__all__ = ["BlockingDatabase", "connect_blocking"]
+
+CONNECT_SECONDS = "10"
+
+
+class _Rows:
+    """The rows of a statement."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def fetchall(self) -> list[Row]:
+        """All of them."""
+        if not self._result.ntuples:
+            return []
+        transformer = Transformer()
+        transformer.set_pgresult(self._result)
+        return list(transformer.load_rows(0, self._result.ntuples, tuple))
+
+
+class BlockingDatabase:
+    """A connection to one database. Errors are the store's."""
+
+    def __init__(self, connection: Any, where: str) -> None:
+        self._connection = connection
+        self._prepared: dict[str, bytes] = {}
+        self._changed = 0
+        self.where = where
+        self.signals: list[tuple[str, str]] = []
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        return self._connection.transaction_status != pq.TransactionStatus.IDLE
+
+    def execute(self, statements: str, bindings: Any = None, /) -> _Rows:
+        """Run a statement."""
+        sql = translated(statements).replace("BEGIN IMMEDIATE", "BEGIN")
+        values: Sequence[object] = () if bindings is None else bindings
+        if sql not in self._prepared:
+            name = self._prepared[sql] = b"s%d" % len(self._prepared)
+            self._checked(self._connection.prepare(name, sql.encode()))
+        result = self._connection.exec_prepared(
+            self._prepared[sql],
+            [encode(value) for value in values],
+            [1 if isinstance(value, bytes) else 0 for value in values],
+        )
+        self._changed = int(self._checked(result).command_tuples or 0)
+        return _Rows(result)
+
+    def _checked(self, result: Any) -> Any:
+        if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            return result
+        if self._connection.status == pq.ConnStatus.BAD:
+            raise StoreUnavailable(f"the connection to the database {self.where} broke")
+        raise translate_sql(SqlError.of(result), self.where)
+
+    def executemany(self, statements: str, bindings: Iterable[Sequence[object]], /) -> _Rows:
+        """Run a statement once for each set of bindings."""
+        done = self.execute("SELECT 1")
+        for given in bindings:
+            done = self.execute(statements, given)
+        return done
+
+    def changes(self) -> int:
+        """How many rows the last statement changed."""
+        return self._changed
+
+    def last_insert_rowid(self) -> int:
+        """The number that the last insertion was given."""
+        return int(self.execute("SELECT lastval()").fetchall()[0][0])
+
+    def pragma(self, name: str, value: Any = None, /) -> NoReturn:
+        """PostgreSQL has none."""
+        raise NotImplementedError(f"pragma {name}")
+
+    def set_busy_timeout(self, milliseconds: int, /) -> None:
+        """The session's own timeouts hold."""
+
+    def interrupt(self) -> None:
+        """A command is ended by its signal."""
+
+    def close(self) -> None:
+        """Close the connection; an open transaction is rolled back."""
+        self._connection.finish()
+
+
+@contextmanager
+def connect_blocking(url: str, *, any_schema: bool = False) -> Iterator[BlockingDatabase]:
+    """Connect for the body of the `with`. Raises `StoreUnavailable`, and what a server raises at its start for a schema that does not fit."""
+    options, where = parse_address(url)
+    try:
+        text = make_conninfo("", **{**DEFAULTS, "connect_timeout": CONNECT_SECONDS, **options})
+        connection: Any = pq.PGconn.connect(text.encode())
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"the database {where} cannot be reached: {without_secrets(str(error))}") from None
+    db = BlockingDatabase(connection, where)
+    try:
+        if connection.status != pq.ConnStatus.OK:
+            told = without_secrets(connection.error_message.decode("utf-8", "replace")).strip()
+            raise StoreUnavailable(f"the database {where} cannot be reached: {told}")
+        db.execute("SELECT set_config('search_path', ?, false)", (SCHEMA,))
+        if not any_schema:
+            check_found(_version(db), where)
+        yield db
+    finally:
+        db.close()
+
+
+def _version(db: BlockingDatabase) -> int:
+    if not db.execute("SELECT 1 WHERE to_regclass('schema_version') IS NOT NULL").fetchall():
+        return 0
+    return int(db.execute("SELECT coalesce(max(version), 0) FROM schema_version").fetchall()[0][0])

@@ -1,0 +1,195 @@
+"""Move a whole store between a SQLite file and a PostgreSQL database: all rows, checked one by one, or none.
+
+What belongs to running nodes is not moved. The search index is made anew at the destination.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hermes_trio.store.errors import StoreError
+from hermes_trio.store.sqlite.files import connect, connect_reader, enter_wal, owned
+from hermes_trio.store.sqlite.rows import Database, many, marks, one, write
+from hermes_trio.store.sqlite.schema import VERSION, migrate, version_of
+
+from .blocking import BlockingDatabase
+from .database import encode
+
+__all__ = ["TABLES", "copy_from_sqlite", "copy_to_sqlite"]
+
+TABLES: Final = (
+    "sessions",
+    "routes",
+    "messages",
+    "runs",
+    "events",
+    "jobs",
+    "inbox",
+    "outbox",
+    "approvals",
+    "grants",
+    "responses",
+    "conversations",
+    "idempotency",
+    "webhook_deliveries",
+    "cron_jobs",
+    "cron_executions",
+    "api_keys",
+    "pairing_codes",
+    "allowed_users",
+    "cursors",
+    "state_meta",
+)
+"""Those that are moved, each after the ones that it refers to."""
+
+PAGE: Final = 500
+_INDEX_MARK: Final = "search.indexed_upto"
+_NUMBERED: Final = {"sessions": "n", "messages": "id", "inbox": "id", "outbox": "id"}
+"""Columns that count rows, where it is not `rowid`."""
+
+
+def _columns(file: Database, target: BlockingDatabase, table: str) -> list[str]:
+    """The columns to move: those of the file, and the order of insertion where the database keeps it."""
+    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ?"
+    there = {str(name) for (name,) in many(target, sql, (table,))}
+    here = [str(row[1]) for row in many(file, f"PRAGMA table_info({table})")]
+    if strange := set(here) - there:
+        raise StoreError(
+            f"the database has no columns {', '.join(sorted(strange))} in {table}; run `hermes-trio store migrate`"
+        )
+    return ["rowid", *here] if "rowid" in there else here
+
+
+def _rows(db: Database, table: str, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a table, a page at a time, in the order of its own key."""
+    order = "rowid" if columns[0] == "rowid" else ", ".join(columns[: 3 if table == "events" else 2])
+    offset = 0
+    listed = ", ".join(columns)
+    while True:
+        sql = f"SELECT {listed} FROM {table} ORDER BY {order} LIMIT ? OFFSET ?"
+        page = many(db, sql, (PAGE, offset))
+        if not page:
+            return
+        offset += len(page)
+        yield page
+
+
+def _plain(row: Sequence[Any]) -> tuple[bytes | None, ...]:
+    """A row as both sides can hold it. Whole numbers in a column of fractions are the same number."""
+    return tuple(
+        encode(float(value) if isinstance(value, int) and not isinstance(value, bool) else value) for value in row
+    )
+
+
+def _check(source: Database, target: Database, table: str, columns: Sequence[str]) -> int:
+    """Compare all rows of a table; return how many there are."""
+    count = 0
+    ours, theirs = _rows(source, table, columns), _rows(target, table, columns)
+    for here, there in zip(ours, theirs, strict=True):
+        for one_row, other in zip(here, there, strict=True):
+            if _plain(one_row) != _plain(other):
+                raise StoreError(f"row {count + 1} of {table} differs after it was copied; nothing was kept")
+            count += 1
+    return count
+
+
+def _move(source: Database, target: Database, table: str, columns: Sequence[str]) -> None:
+    sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks(len(columns))})"
+    for page in _rows(source, table, columns):
+        target.executemany(sql, page)
+
+
+def copy_from_sqlite(path: Path, target: BlockingDatabase) -> dict[str, int]:
+    """Move everything from a file into an empty database, in one transaction; return the rows by table. The file stays as it is.
+
+    Raises `StoreInUse` if a server has the file open, and `StoreError` if the database is not empty or a row differs afterwards.
+    """
+    if not path.exists():
+        raise StoreError(f"there is no store at {path}")
+    with owned(path):
+        file = connect_reader(str(path))
+        try:
+            if version_of(file) != VERSION:
+                raise StoreError(
+                    f"{path} has schema version {version_of(file)}, this program copies {VERSION}; start the server once on it"
+                )
+            target.execute("BEGIN")
+            target.execute(f"LOCK TABLE {', '.join(TABLES)} IN ACCESS EXCLUSIVE MODE")
+            _check_empty(target)
+            target.execute("DELETE FROM state_meta")
+            counts: dict[str, int] = {}
+            for table in TABLES:
+                columns = _columns(file, target, table)
+                _move(file, target, table, columns)
+                counts[table] = _check(file, target, table, columns)
+                _count_on(target, table, columns)
+            write(target, "DELETE FROM state_meta WHERE key = ?", (_INDEX_MARK,))
+            target.execute("COMMIT")
+        finally:
+            file.close()
+    return counts
+
+
+def _check_empty(target: BlockingDatabase) -> None:
+    full = [table for table in TABLES if table != "state_meta" and many(target, f"SELECT 1 FROM {table} LIMIT 1")]
+    if full:
+        raise StoreError(
+            f"the database is not empty ({', '.join(full)} have rows); copy into a new one. Nothing was changed"
+        )
+    if many(target, "SELECT 1 FROM nodes WHERE expires_at > extract(epoch FROM clock_timestamp())"):
+        raise StoreError("nodes work on the database; stop them first. Nothing was changed")
+
+
+def _count_on(target: BlockingDatabase, table: str, columns: Sequence[str]) -> None:
+    """New rows are numbered after those that were copied."""
+    column = "rowid" if columns[0] == "rowid" else _NUMBERED.get(table)
+    if column is not None:
+        write(
+            target,
+            f"SELECT setval(pg_get_serial_sequence(?, ?), greatest((SELECT max({column}) FROM {table}), 1))",
+            (table, column),
+        )
+
+
+def copy_to_sqlite(source: BlockingDatabase, path: Path) -> dict[str, int]:
+    """Move everything from a database into a new file; return the rows by table. The database stays as it is."""
+    if path.exists():
+        raise StoreError(f"{path} exists already; name a file that does not")
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    try:
+        source.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if many(source, "SELECT 1 FROM nodes WHERE expires_at > extract(epoch FROM clock_timestamp())"):
+            raise StoreError(
+                "nodes work on the database; stop them first, or what they write meanwhile is missing in the file"
+            )
+        file = connect(str(partial))
+        try:
+            enter_wal(file, str(partial))
+            migrate(file, str(partial))
+            counts = _fill(source, file)
+            many(file, "PRAGMA journal_mode = DELETE")
+            found = one(file, "PRAGMA integrity_check(1)")
+        finally:
+            file.close()
+        if found != ("ok",):
+            raise StoreError(f"the copy is damaged: {found}")
+        os.replace(partial, path)
+        return counts
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _fill(source: BlockingDatabase, file: Database) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    file.execute("BEGIN IMMEDIATE")
+    file.execute("DELETE FROM state_meta")
+    for table in TABLES:
+        columns = _columns(file, source, table)
+        _move(source, file, table, columns)
+        counts[table] = _check(source, file, table, columns)
+    file.execute("COMMIT")
+    return counts

@@ -1,0 +1,167 @@
+"""A real server on a real PostgreSQL: it answers, finds, survives its database, and nobody reads the password."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
+
+from .server_process import ServerProcess, clean_environment, server_process
+
+pytestmark = pytest.mark.slow
+
+
+def command(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `hermes-trio` with an address in its environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "hermes_trio", *words],
+        env=clean_environment(home, HERMES_STORE_URL=url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def client_of(server: ServerProcess) -> httpx2.Client:
+    """A client with the server's key."""
+    return httpx2.Client(base_url=server.url, headers=server.headers, timeout=30, trust_env=False)
+
+
+def chat(client: httpx2.Client, text: str, session: str = "") -> httpx2.Response:
+    """One turn."""
+    headers = {"X-Hermes-Session-Id": session} if session else {}
+    if session:
+        client.post("/api/sessions", json={"id": session})
+    body = {"model": "demo", "messages": [{"role": "user", "content": text}]}
+    return client.post("/v1/chat/completions", json=body, headers=headers)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL that this test alone may stop."""
+    with postgres_server() as server:
+        yield server
+
+
+def test_a_server_on_postgres_answers_runs_and_finds(postgres: PostgresServer, tmp_path: Path) -> None:
+    """Chat, runs, sessions, search and keys work as on a file; the commands work on the same database, and the password is nowhere."""
+    url = postgres.url(postgres.new_database())
+    refused = command(tmp_path, url, "sessions", "list")
+    assert (refused.returncode, "hermes-trio store init" in refused.stderr) == (1, True)
+    made = command(tmp_path, url, "store", "init")
+    assert (made.returncode, "is ready" in made.stdout) == (0, True), made.stderr
+    assert "already" in command(tmp_path, url, "store", "migrate").stdout
+    with (
+        server_process(tmp_path / "home", environment={"HERMES_STORE_URL": url}) as server,
+        client_of(server) as client,
+    ):
+        answer = chat(client, "the unmistakable wombat", "wombat-1")
+        assert answer.status_code == 200, answer.text
+        run: dict[str, Any] = client.post("/v1/runs", json={"input": "hello"}).json()
+        for _ in range(200):
+            found = client.get(f"/v1/runs/{run['run_id']}").json()
+            if found["status"] in ("completed", "failed"):
+                break
+            time.sleep(0.05)
+        assert found["status"] == "completed"
+        hits = client.get("/api/search", params={"q": "unmistakable"}).json()
+        assert "wombat" in str(hits)
+        assert "wombat-1" in command(tmp_path, url, "sessions", "list").stdout
+        assert "unmistakable" in command(tmp_path, url, "sessions", "search", "wombat").stdout
+        checked = command(tmp_path, url, "store", "check")
+        assert (checked.returncode, "can be used" in checked.stdout) == (0, True), checked.stderr
+        line = Path(f"/proc/{server.pid}/cmdline").read_bytes().decode()
+        assert PASSWORD not in line
+        assert server.stop() == 0
+        assert PASSWORD not in server.output
+        assert "a%20password" not in server.output
+    assert postgres.execute("SELECT count(*) FROM hermes_trio.nodes", url.rpartition("/")[2]) == "0"
+
+
+def test_the_database_goes_away_and_comes_back(own_server: PostgresServer, tmp_path: Path) -> None:
+    """Meanwhile requests get 503 with Retry-After; what was acknowledged is there afterwards, and no restart is needed."""
+    database = own_server.new_database()
+    url = own_server.url(database)
+    assert command(tmp_path, url, "store", "init").returncode == 0
+    with (
+        server_process(tmp_path / "home", environment={"HERMES_STORE_URL": url}) as server,
+        client_of(server) as client,
+    ):
+        assert chat(client, "before the outage", "outage-1").status_code == 200
+        own_server.stop(signal.SIGKILL)
+        refused = chat(client, "during the outage", "outage-1")
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True), refused.text
+        own_server.start()
+        deadline = time.monotonic() + 20
+        while (answer := chat(client, "after the outage", "outage-1")).status_code != 200:
+            assert time.monotonic() < deadline, answer.text
+            assert answer.status_code == 503
+            time.sleep(0.2)
+        history = client.get("/api/sessions/outage-1/messages").json()
+        texts = str(history)
+        assert texts.count("before the outage") >= 1
+        assert texts.count("after the outage") >= 1
+        assert server.is_alive()
+        assert PASSWORD not in server.output
+
+
+def test_what_does_not_fit_is_named(postgres: PostgresServer, tmp_path: Path) -> None:
+    """An unreachable server, a wrong password, missing rights, a schema that is newer or older: each says what to do, none shows the password."""
+    name = postgres.new_database()
+    url = postgres.url(name)
+    wrong = url.replace("a%20password", "another%20password")
+    away = postgres.url(name, port=1)
+    for address, words in ((wrong, "authentication failed"), (away, "cannot be reached"), (url, "store init")):
+        done = command(tmp_path, address, "serve", "--port", "0")
+        assert (done.returncode, words in done.stderr + done.stdout) == (1, True), done.stderr + done.stdout
+        assert "password%20that" not in done.stderr + done.stdout
+    assert command(tmp_path, url, "store", "init").returncode == 0
+    postgres.execute("INSERT INTO hermes_trio.schema_version (version) VALUES (99)", name)
+    newer = command(tmp_path, url, "serve", "--port", "0")
+    assert "upgrade hermes-trio" in newer.stderr + newer.stdout
+    postgres.execute("CREATE ROLE visitor LOGIN PASSWORD 'v'")
+    visitor = url.replace("keeper", "visitor").replace("a%20password%20that%20nobody%20may%20read", "v")
+    denied = command(tmp_path, visitor, "store", "init")
+    assert denied.returncode == 1
+    assert "permission denied" in denied.stderr + denied.stdout
+    mistaken = command(tmp_path, "mysql://somebody:secret@host/db", "store", "init")
+    assert mistaken.returncode == 1
+    assert "secret" not in mistaken.stderr + mistaken.stdout
+
+
+def test_a_sqlite_home_is_moved_and_moved_back(postgres: PostgresServer, tmp_path: Path) -> None:
+    """All rows are the same in the database, the server goes on there, and the way back makes a file that a server opens."""
+    home = tmp_path / "home"
+    with server_process(home) as server, client_of(server) as client:
+        assert chat(client, "written on sqlite\0 with NUL", "moved-1").status_code == 200
+        client.post("/v1/runs", json={"input": "hello"})
+        assert command(home, postgres.url("prepared"), "store", "copy", str(home / "state.db")).returncode == 1
+        server.stop()
+    url = postgres.url(postgres.new_database("prepared"))
+    moved = command(home, url, "store", "copy", str(home / "state.db"))
+    assert (moved.returncode, "are the same there" in moved.stdout) == (0, True), moved.stderr
+    assert command(home, url, "store", "copy", str(home / "state.db")).returncode == 1  # not empty any more
+    with server_process(home, environment={"HERMES_STORE_URL": url}) as server, client_of(server) as client:
+        assert chat(client, "written on postgres", "moved-1").status_code == 200
+        assert "written on sqlite" in str(client.get("/api/sessions/moved-1/messages").json())
+        server.stop()
+    again = tmp_path / "again"
+    again.mkdir(mode=0o700)
+    back = command(again, url, "store", "copy", str(again / "state.db"), "--back")
+    assert back.returncode == 0, back.stderr
+    with server_process(again) as server, client_of(server) as client:
+        texts = str(client.get("/api/sessions/moved-1/messages").json())
+        assert "written on sqlite" in texts
+        assert "written on postgres" in texts
+        assert "wombat" not in texts
+        assert "moved-1" in str(client.get("/api/search", params={"q": "postgres"}).json())
