@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 
+import msgspec
 import trio
 
 from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, waiting, working
@@ -145,7 +146,7 @@ class Copy:
 
     def apply(self, difference) -> None:
         for node in difference.nodes:
-            self.nodes[node["key"]] = dict(node)
+            self.nodes[node.key] = msgspec.to_builtins(node)
         for key, how in difference.closed:
             del self.nodes[key]
             self.how[key] = how
@@ -161,7 +162,7 @@ async def test_differences_rebuild_the_tree(runtime: Runtime):
     """Every change of a node is told, whoever made it: opening, closing, waits, notes, deadlines and moves. A reader's copy is the tree."""
     tree = runtime.tree
     with tree.watch() as watcher:
-        copy = Copy(watcher.snapshot())
+        copy = Copy(msgspec.to_builtins(watcher.view()[0]))
         node = tree.root.open("x", "same")
         other = tree.root.open("x", "same")
         short = tree.root.open("x", "came and went")
@@ -219,7 +220,7 @@ async def test_a_watcher_that_is_too_slow_is_told_to_start_over(runtime: Runtime
     with tree.watch() as watcher:
         nodes = [tree.root.open("x", str(number)) for number in range(WATCHER_BUFFER + 2)]
         assert watcher.behind
-        assert len(watcher.snapshot()["children"]) > WATCHER_BUFFER
+        assert watcher.view()[1] > WATCHER_BUFFER
         assert not watcher.behind
         for node in nodes:
             node.close()
@@ -243,7 +244,7 @@ async def test_a_watcher_waits_until_something_changes(runtime: Runtime):
             assert not woken
             mine = tree.root.open("turn", "mine", tenant="acme")
             await trio.testing.wait_all_tasks_blocked()
-            assert [node["id"] for node in woken[0].nodes] == ["mine"]
+            assert [node.id for node in woken[0].nodes] == ["mine"]
     other.close()
     mine.close()
 
@@ -268,7 +269,7 @@ async def test_a_tenant_sees_its_own_nodes_and_the_places_that_hold_them(runtime
         assert sorted(ids_of(seen)) == ["abandoned", "call", "mine", "mine too", "runtime", "supervisor", "turns"]
         assert seen["note"] == ""
         difference = watcher.take()
-        told = {node["id"]: node["parent"] for node in difference.nodes}
+        told = {node.id: node.parent for node in difference.nodes}
         assert told == {"mine": turns.key, "call": mine.key, "mine too": tree.root.key}
         theirs.close()
         assert watcher.take() == difference.__class__(tree.version, -1, (), ())

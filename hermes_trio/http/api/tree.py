@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
@@ -20,7 +21,7 @@ from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter, named_event
 from hermes_trio.runtime.outcome import CancelCause, Cause, ReceiptLine, StopReceipt
 from hermes_trio.runtime.run import Run
-from hermes_trio.runtime.tree import Node, Tree, TreeDifference, TreeWatcher, stop_work
+from hermes_trio.runtime.tree import Node, NodeView, Tree, TreeDifference, TreeWatcher, stop_work
 
 from .runs import find_run
 
@@ -39,7 +40,7 @@ class TreeBody(msgspec.Struct):
     """The tree, as it was in one moment."""
 
     size: int
-    tree: dict[str, Any]
+    tree: NodeView
     epoch: str = ""
     version: int = 0
     object: str = "hermes.tree"
@@ -71,34 +72,27 @@ class ReceiptBody(msgspec.Struct):
 async def get_tree(request: Request) -> HandlerResult:
     """The tree as this key sees it; with `session`, only the nodes that this session owns and the way to them."""
     tree = request.front.host.tree
-    seen = request.caller.sees
-    found = tree.snapshot(tenant=seen)
+    found, size = tree.view(tenant=request.caller.sees)
     session = request.query("session")
     if session:
-        found = _only(found, session)
-    return Response.of(TreeBody(_count(found), found, tree.epoch, tree.version))
+        found, size = _only(found, session)
+    return Response.of(TreeBody(size, found, tree.epoch, tree.version))
 
 
-def _only(tree: dict[str, Any], session: str) -> dict[str, Any]:
-    """The part of a snapshot that belongs to a session (its key or its id), with the nodes above it."""
+def _only(tree: NodeView, session: str) -> tuple[NodeView, int]:
+    """The part of a view that belongs to a session (its key or its id), with the nodes above it, and how many nodes that are."""
 
-    def keep(node: dict[str, Any]) -> dict[str, Any] | None:
-        if session in (node["owner"], node["id"]):
-            return node
-        below = [kept for child in node["children"] if (kept := keep(child)) is not None]
-        return {**node, "children": below} if below else None
+    def keep(node: NodeView) -> tuple[NodeView, int] | None:
+        if session in (node.owner, node.id):
+            return node, _count(node)
+        below = [kept for child in node.children or () if (kept := keep(child)) is not None]
+        return (replace(node, children=[child for child, _ in below]), 1 + sum(n for _, n in below)) if below else None
 
-    return keep(tree) or {**tree, "children": ()}
+    return keep(tree) or (replace(tree, children=()), 1)
 
 
-def _count(tree: dict[str, Any]) -> int:
-    size = 0
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        size += 1
-        pending.extend(node["children"])
-    return size
+def _count(node: NodeView) -> int:
+    return 1 + sum(_count(child) for child in node.children or ())
 
 
 async def get_run_tree(request: Request) -> HandlerResult:
@@ -156,8 +150,8 @@ def _missed(tree: Tree, last: str, tenant: str | None) -> TreeDifference | None:
 
 
 def _snapshot(tree: Tree, watcher: TreeWatcher) -> bytes:
-    found = watcher.snapshot()
-    body = {"epoch": tree.epoch, "version": watcher.version, "size": _count(found), "tree": found}
+    found, size = watcher.view()
+    body = {"epoch": tree.epoch, "version": watcher.version, "size": size, "tree": found}
     return _event(tree, watcher.version, "snapshot", body)
 
 

@@ -98,15 +98,20 @@ function showSignIn(problem) {
   main.replaceChildren(signIn(problem, async (key) => enter(await post("/v1/console/session", { key }))));
   main.querySelector("input")?.focus();
 }
-function signedOut() {
+function leave() {
   follower?.close();
   ctx.talks?.close();
   view?.leave?.();
   view = null;
   ctx.me = null;
+}
+function signedOut() {
+  leave();
   showSignIn("The session is over. Sign in again.");
 }
 async function signOut() {
+  // Nothing is asked any more before the cookie is gone: what came after it would be refused.
+  leave();
   try {
     await del("/v1/console/session");
   } catch {
