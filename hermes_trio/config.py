@@ -54,6 +54,7 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     inbox: Days = 7
     outbox: Days = 7
     dead_letters: Days = 30
+    waiting: Days = 30
     approvals: Days = 30
     responses: Days = 30
     deliveries: Days = 7

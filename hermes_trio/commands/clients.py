@@ -209,7 +209,7 @@ class Rows:
 
     async def revive_inbox(self, number: int) -> bool:
         """Let a dead letter of an inbox wait again."""
-        return self._run(inbox_rows.revive_row, number)
+        return self._run(inbox_rows.revive_row, time.time(), number)
 
     async def revive_outbox(self, number: int) -> bool:
         """Queue a dead letter again."""

@@ -65,6 +65,7 @@ class Job:
         self.scope = trio.CancelScope()
         self.cause: Cause | None = None
         self.seen: bool = False
+        self.end_tried: bool = False
         self.info: object = None
         self.summary: str = ""
         self.details: dict[str, Any] = {}
@@ -157,7 +158,9 @@ class Job:
             return
         self.seen = True
         if self._over.is_set():
-            await self._core.store.supersede(self.id)
+            await self._core.ends.put(
+                End(f"what is known of job {self.id}", lambda: self._core.store.supersede(self.id))
+            )
 
     def cancel(self, cause: Cause) -> None:
         """Cancel the job's scope. The first cause stays."""
@@ -408,7 +411,8 @@ class Supervisor:
                 payload={"state": job.state.value, **details},
             )
         ended = job.cause is not None and job.cause.kind is CancelCause.SESSION_ENDED
-        seen = job.seen
+        seen, first = job.seen, not job.end_tried
+        job.end_tried = True
         await self._core.store.finish_job(
             JobFinish(
                 job_id=job.id,
@@ -420,7 +424,8 @@ class Supervisor:
                 abandoned="session_ended" if ended else "",
             )
         )
-        if job.seen and not seen:
+        if job.seen and not (seen and first):
+            # Seen meanwhile, or at a repetition, which finds the end as it was written first.
             await self._core.store.supersede(job.id)
 
     @staticmethod

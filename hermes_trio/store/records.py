@@ -483,6 +483,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     outbox: float | None = 7 * DAY
     outbox_count: int = 50_000
     dead_letters: float | None = 30 * DAY
+    waiting: float | None = 30 * DAY
+    """How long something waits for an interface or a platform that does not come back, before it is a dead letter."""
     approvals: float | None = 30 * DAY
     approval_count: int = 10_000
     responses: float | None = 30 * DAY

@@ -15,6 +15,7 @@ from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErro
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import OutboxState
+from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import open_world, scripted
@@ -248,3 +249,26 @@ async def test_a_platform_whose_client_cannot_be_opened_takes_nothing_else_with_
         assert trio.current_time() < 1
         await shut.wait_sent(1)
         assert trio.current_time() >= 60
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("verb", ["outbox_sent", "outbox_retry", "outbox_dead", "claim_outbox", "next_outbox_due"])
+async def test_a_write_about_a_reply_that_fails_blocks_no_chat(verb: str, after: bool) -> None:
+    """The store fails three times, before or after its commit: each reply of the chat is sent once, in order, without a label and without a restart."""
+    chat = MemoryPlatform()
+    faults = StoreFaults()
+    chat.send_faults.append(fault(PlatformErrorKind.TRANSIENT))
+    if verb == "outbox_dead":
+        chat.send_faults.append(fault(PlatformErrorKind.FORBIDDEN))
+    async with open_world(scripted(), chat, faults=faults) as world:
+        faults.fail(verb, times=3, after_commit=after)
+        for number in range(3):
+            await chat.say(f"{number}")
+        await trio.sleep(300)
+        await world.idle()
+        sent = [f"echo: {number}" for number in range(3)]
+        assert chat.texts() == (sent[1:] if verb == "outbox_dead" else sent)
+        assert faults.injected
+        assert await world.store.list_outbox(OutboxState.ATTEMPTING) == []
+        assert world.senders.statistics()["memory"]["in_flight"] == 0
+        assert len(world.runtime.core.ends) == 0

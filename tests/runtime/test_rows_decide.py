@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import trio
 import trio.testing
 
 from hermes_trio import (
+    Budget,
     CancelCause,
     Cause,
     DeliveringTurn,
@@ -21,13 +24,16 @@ from hermes_trio import (
     TurnInput,
     TurnState,
 )
+from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
+from hermes_trio.runtime.turn import EventSink
 from hermes_trio.store import InboxState, open_store
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
 
 KEY = "agent:main:fake:dm:1"
+OURS = "hermes_trio."
 
 
 def notice(inbox: str, text: str, key: str = KEY) -> NewNotice:
@@ -256,18 +262,34 @@ async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(vi
         assert [m.text for m in await runtime.store.load_history("s")] == ["b", "second"]
 
 
-async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtual_clock: object) -> None:
-    """An interface that cannot prepare a message ends that message alone: it is tried a bounded number of times, its sender is told once."""
+@pytest.mark.parametrize("method", ["prepare", "budget", "sink", "session_for"])
+async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtual_clock: object, method: str) -> None:
+    """An interface that cannot handle a message ends that message alone: it is tried a bounded number of times, its sender is told once."""
 
     class Poisoned(FakeAdapter):
         tries = 0
         broken = True
 
-        def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
-            if rows[0].text == "poison" and self.broken:
+        def fail(self, name: str, text: str) -> None:
+            if name == method and text == "poison" and self.broken:
                 self.tries += 1
                 raise ValueError("cannot read this")
+
+        def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
+            self.fail("prepare", rows[0].text)
             return super().prepare(rows)
+
+        def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+            self.fail("budget", rows[0].text)
+            return super().budget(rows)
+
+        def sink(self, context: SessionContext) -> EventSink | None:
+            self.fail("sink", context.chat_name)
+            return super().sink(context)
+
+        async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
+            self.fail("session_for", context.chat_name)
+            return await super().session_for(core, context)
 
         def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
             return [NewReply(platform="fake", target={"chat_id": "1"}, text=reason)]
@@ -276,7 +298,7 @@ async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtua
         Runtime(agent=ScriptedAgent(), store=open_store(None)) as runtime,
         Poisoned().connect(runtime) as adapter,
     ):
-        await adapter.say("poison")
+        await adapter.say("poison", chat_name="poison")
         await adapter.say("fine")
         await adapter.wait_for(1)
         store: Any = runtime.store
@@ -289,6 +311,137 @@ async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtua
         assert await store.revive_inbox(row.id)
         await adapter.wait_for(2)
         assert [sent.text for sent in adapter.sent] == ["echo: fine", "echo: poison"]
+
+
+async def test_a_message_whose_sender_leaves_during_its_commit_is_answered(virtual_clock: object) -> None:
+    """Cancelling `accept` abandons the wait, never the write: the row is durable, its lane is woken, and a repetition is known as one."""
+    faults = StoreFaults()
+    async with (
+        Runtime(agent=ScriptedAgent(), store=faults.around(open_store(None))) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
+        faults.slow("accept_message", seconds=5)
+        with trio.move_on_after(1) as left:
+            await adapter.say("hello", dedupe_key="1")
+        assert left.cancelled_caught
+        assert await adapter.say("hello", dedupe_key="1") is False
+        await trio.sleep(1)
+        assert [sent.text for sent in adapter.sent] == ["echo: hello"]
+
+
+async def test_a_burst_has_one_destination(virtual_clock: object) -> None:
+    """Notices of one conversation that go to different places are told in turns of their own, each with its own routing; those of one place together."""
+    agent = ScriptedAgent()
+    async with Runtime(agent=agent, store=open_store(None)) as runtime:
+        for thread, text in (("a", "one"), ("a", "two"), ("b", "three"), ("a", "four")):
+            context = SessionContext(session_id="s1", session_key=KEY, chat_id="1", thread_id=thread)
+            await runtime.store.add_notice(
+                NewNotice(
+                    inbox="fake",
+                    routing=context,
+                    kind=NoticeKind.INFORMATION,
+                    text=text,
+                )
+            )
+        async with FakeAdapter().connect(runtime) as adapter:
+            await adapter.wait_for(3)
+        told = [(turn.context.thread_id, [row.text for row in turn.input.notices]) for turn in agent.turns]
+        assert told == [("a", ["one", "two"]), ("b", ["three"]), ("a", ["four"])]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_job_that_is_seen_while_its_end_is_committed_is_not_told(
+    virtual_clock: object, after: bool, slow: bool
+) -> None:
+    """`mark_seen` in the middle of the commit of a job's end: the notice is superseded, also if the write that says so fails first."""
+    faults = StoreFaults()
+    agent = ScriptedAgent()
+
+    async def start(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        faults.fail("supersede", after_commit=after)
+        faults.slow("finish_job", seconds=5 if slow else 0.5)
+        job = await turn.core.supervisor.start_watched(fake_job(1), turn.owner, turn.channel)
+        await trio.sleep(1.2)
+        await job.mark_seen()
+        assert await job.wait()
+        await trio.sleep(60)
+        return job.id
+
+    agent.then(start)
+    async with (
+        Runtime(agent=agent, store=faults.around(open_store(None))) as runtime,
+        FakeAdapter().connect(runtime) as adapter,
+    ):
+        await adapter.say("go")
+        (sent,) = await adapter.wait_for(1)
+        await trio.sleep(60)
+        store: Any = runtime.store
+        assert len(adapter.sent) == 1
+        assert await store.completion_states([sent.text]) == {sent.text: ("superseded", "")}
+        assert len(runtime.core.ends) == 0
+
+
+@pytest.mark.parametrize("how", ["new", "end", "fork", "delete"])
+async def test_a_session_with_a_waiting_notice_that_is_left_leaves_nothing(virtual_clock: object, how: str) -> None:
+    """`/new`, ending, forking and deleting a session with a job and a waiting notice, again and again: no object of the runtime is kept for them."""
+
+    async def agent(turn: Turn) -> str:
+        if not turn.input.notices:
+            assert isinstance(turn, DeliveringTurn)
+            await turn.core.supervisor.start_watched(fake_job(0.5), turn.owner, turn.channel)
+            await turn.core.supervisor.start_watched(fake_job(50), turn.owner, turn.channel)
+            await trio.sleep(1)  # one of them has ended: its notice waits behind this turn
+        return "ok"
+
+    def kept() -> dict[str, int]:
+        gc.collect()
+        names = Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing).__module__.startswith(OURS))
+        return {name: count for name, count in names.items() if name not in ("Turn", "DeliveringTurn")}
+
+    async with Runtime(agent=agent, store=open_store(None)) as runtime:
+        store: Any = runtime.store
+        counts: list[dict[str, int]] = []
+        for number in range(8):
+            chat = f"c{number}"
+            async with FakeAdapter().connect(runtime) as adapter:
+                await adapter.say("go", chat=chat)
+                await adapter.wait_for(1)
+                session = await store.session_of(adapter.key(chat))
+            match how:
+                case "new":
+                    await runtime.core.end_session(session.id, "new")
+                    await store.new_session(adapter.key(chat), source="fake", reason="new")
+                case "end":
+                    await runtime.core.end_session(session.id, "ended")
+                case "fork":
+                    await store.fork_session(session.id, new_id=f"fork-{number}")
+                    await runtime.core.supervisor.stop_session(session.id, Cause(CancelCause.SESSION_ENDED))
+                case _:
+                    await runtime.core.end_session(session.id, "deleted")
+                    await store.delete_session(session.id)
+            del adapter, session
+            await trio.sleep(100)
+            counts.append(kept())
+        assert counts[3] == counts[-1], {
+            name: (counts[3].get(name), count) for name, count in counts[-1].items() if counts[3].get(name) != count
+        }
+        assert (runtime.lanes, len(runtime.supervisor), len(runtime.core.locks)) == (0, 0, 0)
+
+
+async def test_a_lane_says_itself_that_it_lingers(virtual_clock: object) -> None:
+    """The tree shows on the node of the lane, and on no other, what a one-shot session waits for."""
+    async with (
+        Runtime(agent=watched, store=open_store(None)) as runtime,
+        FakeAdapter(one_shot="webhook_complete", linger=10).connect(runtime) as adapter,
+    ):
+        await adapter.say("go")
+        await adapter.wait_for(1)
+        await trio.sleep(0.5)
+        waits = {node.kind: node.waits_on for node in runtime.tree.root.walk() if "one-shot" in node.waits_on}
+        assert waits == {"lane": "1 watched jobs of a one-shot session"}
+        await adapter.wait_for(2)
 
 
 async def test_a_store_that_fails_makes_no_hot_loop(virtual_clock: object) -> None:

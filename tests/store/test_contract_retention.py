@@ -12,6 +12,7 @@ from hermes_trio.store import (
     ApprovalChoice,
     CronState,
     IdempotentReply,
+    InboxState,
     NewApproval,
     NewSession,
     OutboxState,
@@ -26,7 +27,7 @@ from hermes_trio.store import (
 )
 
 from .conftest import Backend, Clock
-from .turns import KEY, finish, job, message, run, start
+from .turns import KEY, finish, job, message, notice, run, start
 
 DAY = 86_400.0
 
@@ -127,7 +128,7 @@ async def test_a_session_with_work_or_mail_is_not_idle(store: Store, clock: Cloc
 
 
 async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock) -> None:
-    """After all ages have passed, only what is open, pending or in force is left."""
+    """After all ages have passed, only what is open or in force is left, and what nobody has taken as a dead letter."""
     begun = start(run=run())
     await store.begin_turn(begun)
     await store.append_events([EventRow(run_id="run_1", epoch="e", number=1, event={})])
@@ -169,7 +170,7 @@ async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock
     assert [found.run_id for found in await store.list_runs()] == ["run_2"]
     assert [found.job_id for found in await store.list_jobs()] == ["p2"]
     assert await store.inbox_states([accepted]) == {}
-    assert [row.text for row in await store.take_inbox("telegram", KEY)] == ["waiting"]
+    assert [row.text for row, _ in await store.list_inbox(InboxState.DEAD)] == ["waiting"]
     assert await store.list_outbox(OutboxState.SENT) == []
     assert await store.list_approvals(state=None) == []
     assert await store.get_response("t", "r") is None
@@ -229,3 +230,24 @@ async def test_the_store_looks_after_itself(autojump_clock: trio.testing.MockClo
         assert ended is not None
         assert ended.end_reason == "idle"
         assert await store.get_session("s") is None
+
+
+async def test_what_waits_for_somebody_who_does_not_come_back_is_a_dead_letter(store: Store, clock: Clock) -> None:
+    """A message, a notice and a reply of an interface that was removed do not wait for ever: they can be listed, with the reason, and queued again."""
+    number = await store.accept_message(message("hello", inbox="gone"))
+    told = await store.add_notice(notice("done"))
+    await store.add_outbox([NewReply(platform="gone", target={"chat_id": "1"}, text="reply")])
+    clock.advance(29 * DAY)
+    await store.maintain()
+    assert await store.list_inbox(InboxState.DEAD) == []
+    clock.advance(2 * DAY)
+    await store.maintain()
+    dead = await store.list_inbox(InboxState.DEAD)
+    assert {row.id for row, _ in dead} == {number, told}
+    assert {reason for _, reason in dead} == {"nobody has taken it for 30 days"}
+    (reply,) = await store.list_outbox(OutboxState.DEAD)
+    assert await store.revive_inbox(number or 0)
+    assert await store.revive_outbox(reply.id)
+    await store.maintain()
+    assert len(await store.list_inbox(InboxState.DEAD)) == 1, "what is queued again waits anew"
+    assert await store.list_outbox(OutboxState.DEAD) == []

@@ -28,7 +28,15 @@ from .roots import close_root
 from .rows import Database, Row, changed, exists, many, marks, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteInbox", "abandon_waiting", "insert_notice", "session_has_ended", "settle_rows", "take_rows"]
+__all__ = [
+    "SqliteInbox",
+    "abandon_waiting",
+    "forsake_waiting",
+    "insert_notice",
+    "session_has_ended",
+    "settle_rows",
+    "take_rows",
+]
 
 SESSION_ENDED: Final = "session_ended"
 
@@ -219,13 +227,23 @@ def bury_rows(db: Database, now: float, owner: str, ids: Sequence[int], reason: 
         add_replies(db, now, "", "", told)
 
 
-def revive_row(db: Database, number: int) -> bool:
-    """Let a dead letter wait again."""
+def forsake_waiting(db: Database, reason: str, now: float, before: float, limit: int) -> int:
+    """Make dead letters of rows that have waited since `before`, `limit` at most; return how many there were."""
+    sql = (
+        "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id IN"
+        " (SELECT id FROM inbox WHERE settled_at IS NULL AND state = 'pending' AND created_at < ? LIMIT ?)"
+        " RETURNING root_id, inbox, session_key"
+    )
+    return _close(db, many(db, sql, (reason, now, before, limit)))
+
+
+def revive_row(db: Database, now: float, number: int) -> bool:
+    """Let a dead letter wait again, from now on."""
     found = one(
         db,
-        "UPDATE inbox SET state = 'pending', reason = '', owner = '', turn_id = '', attempts = 0, settled_at = NULL"
-        " WHERE id = ? AND state = 'dead' RETURNING inbox, session_key",
-        (number,),
+        "UPDATE inbox SET state = 'pending', reason = '', owner = '', turn_id = '', attempts = 0, settled_at = NULL,"
+        " created_at = ? WHERE id = ? AND state = 'dead' RETURNING inbox, session_key",
+        (now, number),
     )
     if found is not None:
         db.signals.append((inbox_topic(found[0]), found[1]))
@@ -380,7 +398,7 @@ class SqliteInbox(Verbs):
 
     async def revive_inbox(self, number: int) -> bool:
         """Let a dead letter wait again; returns whether it was one."""
-        return await self._write(revive_row, number)
+        return await self._write(revive_row, self._clock(), number)
 
     async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
         """Rows in a state, each with its reason, oldest first."""

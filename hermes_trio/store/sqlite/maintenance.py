@@ -14,6 +14,7 @@ import msgspec
 from hermes_trio.store.records import DAY, MaintenanceReport, Retention
 
 from .files import BUSY_MILLISECONDS
+from .inbox import forsake_waiting
 from .rows import Database, changed, many, one, write
 from .search import SqliteSearch
 from .sessions import IDLE
@@ -192,6 +193,19 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
     )
 
 
+def give_up_waiting(db: Database, now: float, retention: Retention) -> int:
+    """Make dead letters of what waits for an interface or a platform that does not come back; return how many there were."""
+    if retention.waiting is None:
+        return 0
+    reason = f"nobody has taken it for {retention.waiting / DAY:g} days"
+    sent = (
+        "UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id IN"
+        " (SELECT id FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND created_at < ? LIMIT ?)"
+    )
+    given = (reason, now, now - retention.waiting, retention.batch)
+    return forsake_waiting(db, *given) + changed(db, sent, given)
+
+
 def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, int]:
     """How many rows the next round of maintenance would remove, by table."""
     counts: dict[str, int] = {}
@@ -283,6 +297,8 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         for rule in _RULES:
             removed[rule.table] = removed.get(rule.table, 0) + await self._remove(rule, when)
         removed["other"] = await self._write_heavily(remove_rest, when, retention)
+        while await self._write_heavily(give_up_waiting, when, retention):
+            pass
         indexed = await self.index_messages()
         if removed.get("sessions"):
             await self.optimize_search()

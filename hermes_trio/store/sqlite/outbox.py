@@ -83,7 +83,7 @@ _HEADS: Final = (
 def _claimable(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
     """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost).
 
-    A reply that was made later than now waits for nothing: the clock was set back.
+    A reply that was made later than now waits for nothing: the clock was set back. The claim makes it one of now, so that its next attempt waits.
     """
     return [
         (next_at if state == "pending" and created_at <= now else 0.0, number)
@@ -99,9 +99,10 @@ def claim(db: Database, now: float, owner: str, platform: str, limit: int, holdi
     for number in ids:
         found = one(
             db,
-            "UPDATE outbox SET state = 'attempting', attempts = attempts + 1, owner = ? WHERE id = ?"
+            "UPDATE outbox SET state = 'attempting', attempts = attempts + 1, owner = ?1,"
+            " created_at = CASE WHEN created_at > ?2 THEN ?2 ELSE created_at END WHERE id = ?3"
             f" RETURNING {_COLUMNS}",
-            (owner, number),
+            (owner, now, number),
         )
         assert found is not None
         claimed.append(_row(found))
@@ -129,8 +130,8 @@ def revive(db: Database, now: float, number: int) -> bool:
     """Try a dead reply again."""
     found = one(
         db,
-        "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?"
-        " WHERE id = ? AND state = 'dead' RETURNING platform",
+        "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?1, created_at = ?1"
+        " WHERE id = ?2 AND state = 'dead' RETURNING platform",
         (now, number),
     )
     if found is not None:
