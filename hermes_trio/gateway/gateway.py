@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -119,6 +120,7 @@ async def open_gateway(
         broker = Approvals(store, seconds=consent.timeout)
         brokers.append(broker)
         async with (
+            confinement.folders.swept(sha256(store.secret).hexdigest()[:32], store.get_session),
             routes,
             open_toolbox(
                 runtime,

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, final
 
@@ -18,8 +17,9 @@ from hermes_trio.runtime.core import SUBAGENT
 from hermes_trio.runtime.turn import Turn
 
 from .context import ToolContext
+from .session_folders import SessionFolders
 from .settings import ConfinementSettings, ToolSettings
-from .warden import JobGroups, Profile, Protections, Sandbox, SandboxPaths, SpawnFailed, Workspace
+from .warden import JobGroups, Profile, Protections, Sandbox, SandboxPaths, Workspace
 from .warden.daemon.wire import Confinement
 
 __all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "open_confinement"]
@@ -39,7 +39,8 @@ class CommandConfinement:
         self.cwd = cwd
         """Where the commands of a session start that has no folder of its own."""
         self._settings = settings
-        self._sessions = sessions
+        self.folders = SessionFolders(sessions)
+        """Those of sessions that have one of their own."""
 
     @property
     def rules(self) -> ConfinementSettings:
@@ -79,13 +80,13 @@ class CommandConfinement:
         mode = self._settings.terminal.workspace
         if mode == "shared" or (mode == "auto" and not place.profile.confines_files):
             return self.cwd
-        return self._made(place.session_id, "work")
+        return self.folders.make(place.session_id, "work")
 
     def plan(self, place: ToolContext, root: str) -> Confinement | None:
         """The rules for a command of this session. Raises `SpawnFailed` where they cannot be enforced."""
         if not place.profile.confines_files:
             return self.sandbox.plan(place.profile)
-        return self.sandbox.plan(place.profile, Workspace(root, self._made(place.session_id, "tmp")))
+        return self.sandbox.plan(place.profile, Workspace(root, self.folders.make(place.session_id, "tmp")))
 
     def environment(self, place: ToolContext, root: str) -> dict[str, str]:
         """What a command in a workspace has in its environment instead of the server's own."""
@@ -93,18 +94,7 @@ class CommandConfinement:
             return {}
         protections = self.sandbox.protections
         mounted = protections is not None and protections.mount
-        return {"HOME": root, "TMPDIR": "/tmp" if mounted else self._made(place.session_id, "tmp")}
-
-    def _made(self, session_id: str, name: str) -> str:
-        # A session's id is anything that a client may send: only its digest becomes a path.
-        folder = Path(self._sessions, sha256(session_id.encode("utf-8", "replace")).hexdigest()[:24], name)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpawnFailed(
-                f"the session's folder cannot be made in {self._sessions}: {error.strerror}; set tools.terminal.session_folder"
-            ) from error
-        return str(folder)
+        return {"HOME": root, "TMPDIR": "/tmp" if mounted else self.folders.make(place.session_id, "tmp")}
 
     def warnings(self) -> list[str]:
         """What a start has to say: the protections that commands should have and that this machine does not offer."""

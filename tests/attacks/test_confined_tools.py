@@ -321,6 +321,8 @@ def test_a_tenant_lives_in_a_workspace(attacked: Attacked) -> None:
     assert "kept" in said
     assert "of the owner" not in said
     assert ".hermes-trio" not in said
+    marks = list(attacked.home.parent.glob(".local/state/hermes-trio-sessions/*/session.json"))
+    assert any("guest-1" in mark.read_text() for mark in marks)
     assert not (attacked.work / "new").exists()
     other = attacked.run(
         "cat mine; cat ../*/mine ../../*/work/mine; echo END", key=attacked.tenant_key("chat"), session="guest-2"
