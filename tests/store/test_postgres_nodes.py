@@ -1,0 +1,280 @@
+"""Several nodes on one PostgreSQL: nothing is handed out twice, no answer that is lost loses or doubles a write, no node writes after it was taken over.
+
+Each promise has its counter-test: with the part of the database that keeps it taken out, the same load must break it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+import trio
+
+from hermes_trio.runtime.errors import Fenced, SessionHeld
+from hermes_trio.runtime.ports import Message, NewReply, NodeRequest
+from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page
+from hermes_trio.store.postgres.store import PostgresStore, open_postgres
+from hermes_trio.store.records import InboxState, OutboxState
+from tests.postgres_server import PostgresServer
+
+from .paused_node import LEASE
+from .postgres_proxy import losing_proxy
+from .turns import context, finish, message, run, start
+
+pytestmark = pytest.mark.slow
+
+NODES = 4
+
+WITHOUT_MARKER = """
+CREATE OR REPLACE FUNCTION hermes_trio.begin_unit(node text, place text, counted bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM hermes_trio.nodes WHERE incarnation = node FOR KEY SHARE;
+END $$
+"""
+
+WITHOUT_FENCE = """
+CREATE OR REPLACE FUNCTION hermes_trio.begin_unit(node text, place text, counted bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN END $$
+"""
+
+
+@asynccontextmanager
+async def some_nodes(url: str, count: int = NODES, **settings: Any) -> AsyncIterator[list[PostgresStore]]:
+    """Several nodes on one database."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(open_postgres(url, node_name=f"n{number}", maintenance=False, **settings))
+            for number in range(count)
+        ]
+
+
+async def at_once(nodes: list[PostgresStore], work: Callable[[PostgresStore], Awaitable[Any]]) -> list[Any]:
+    """What each node answers to the same question, asked at the same time."""
+    answers: list[Any] = [None] * len(nodes)
+
+    async def ask(place: int, node: PostgresStore) -> None:
+        try:
+            answers[place] = await work(node)
+        except Exception as error:
+            answers[place] = error
+
+    async with trio.open_nursery() as nursery:
+        for place, node in enumerate(nodes):
+            nursery.start_soon(ask, place, node)
+    return answers
+
+
+def deadlocks(server: PostgresServer, url: str) -> int:
+    """How many deadlocks the server has counted in this database."""
+    name = url.rpartition("/")[2]
+    return int(
+        server.execute(
+            f"SELECT pg_stat_force_next_flush(); SELECT deadlocks FROM pg_stat_database WHERE datname = '{name}'"
+        )
+    )
+
+
+async def test_messages_are_claimed_once(postgres: PostgresServer, postgres_url: str) -> None:
+    """Four nodes work on the same forty lanes: each message has one turn, on one node, in the order of its lane."""
+    begun: list[tuple[str, str]] = []
+    async with some_nodes(postgres_url) as nodes:
+        keys = [f"lane:{number}" for number in range(40)]
+        for number in range(10):
+            for key in keys:
+                await nodes[number % NODES].accept_message(message(f"{number}", key=key))
+
+        async def work(node: PostgresStore) -> None:
+            while waiting := await node.waiting_sessions("telegram"):
+                for key in waiting:
+                    for row in await node.take_inbox("telegram", key):
+                        opened = start(session_id=f"s {key}", key=key, inbox_ids=(row.id,), hold=True)
+                        await node.begin_turn(opened)
+                        begun.append((key, row.text))
+                        await node.finish_turn(finish(opened, row.text, "done"))
+
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(work, node)
+        assert Counter(begun) == Counter({(key, f"{number}"): 1 for key in keys for number in range(10)})
+        for key in keys:
+            assert [text for lane, text in begun if lane == key] == [f"{number}" for number in range(10)]
+        assert len(await nodes[0].list_inbox(InboxState.DELIVERED, Page(1_000))) == 400
+        assert sum(node.units.deadlocks for node in nodes) == 0
+    assert deadlocks(postgres, postgres_url) == 0
+
+
+async def test_replies_are_claimed_once_and_in_order(postgres: PostgresServer, postgres_url: str) -> None:
+    """Four nodes send for the same platform: each reply is handed out once, and a chat's replies one after the other."""
+    sent: list[tuple[int, str]] = []
+    async with some_nodes(postgres_url) as nodes:
+        for number in range(8):
+            await nodes[number % NODES].add_outbox(
+                [NewReply(platform="telegram", target={"chat": chat}, text=f"{number}") for chat in range(30)]
+            )
+
+        async def work(node: PostgresStore) -> None:
+            while await node.outbox_unsent():
+                for row in await node.claim_outbox("telegram", limit=8):
+                    sent.append((int(row.target["chat"]), row.text))
+                    await trio.lowlevel.checkpoint()
+                    await node.outbox_sent(row)
+
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(work, node)
+        assert Counter(sent) == Counter({(chat, f"{number}"): 1 for chat in range(30) for number in range(8)})
+        for chat in range(30):
+            assert [text for one, text in sent if one == chat] == [f"{number}" for number in range(8)]
+        assert len(await nodes[0].list_outbox(OutboxState.SENT, Page(1_000))) == 240
+    assert deadlocks(postgres, postgres_url) == 0
+
+
+async def test_every_other_claim_has_one_winner(postgres: PostgresServer, postgres_url: str) -> None:
+    """Slots, singletons, approvals, deliveries, idempotency keys, pairing codes, requests, sessions: four ask at once, one gets it."""
+    async with some_nodes(postgres_url) as nodes:
+        for number in range(25):
+            await _claim_everything(nodes, f"{number}")
+    assert deadlocks(postgres, postgres_url) == 0
+
+
+async def _claim_everything(nodes: list[PostgresStore], name: str) -> None:
+    first = nodes[0]
+    assert (await at_once(nodes, lambda node: node.claim_cron_slot("job", float(name)))).count(True) == 1
+    assert (await at_once(nodes, lambda node: node.claim_lease(name))).count(True) == 1
+    await first.create_approval(NewApproval(id=name, scope=name, command="rm", expires_at=9e9))
+    answers = await at_once(nodes, lambda node: node.answer_approval(name, ApprovalChoice.ONCE))
+    assert sum(answer is not None for answer in answers) == 1
+    await first.create_approval(NewApproval(id=f"scope {name}", scope=name, command="rm", expires_at=9e9))
+    lists = await at_once(nodes, lambda node: node.answer_approvals(name, ApprovalChoice.DENY))
+    assert sum(len(found) for found in lists) == 1
+    taken = await at_once(nodes, lambda node: node.accept_delivery("hook", name, message(key=f"hook {name}")))
+    assert sum(answer is not None for answer in taken) == 1
+    runs = await at_once(
+        nodes,
+        lambda node: node.begin_turn(
+            start(
+                session_id=f"r {name} {node.node_name}",
+                run=run(f"run {name} {node.node_name}", idempotency_key=name),
+            )
+        ),
+    )
+    assert [type(found) for found in runs if found is not None] == [AlreadyStarted] * 3
+    await first.offer_pairing("telegram", name, user_id=name)
+    users = await at_once(nodes, lambda node: node.redeem_pairing("telegram", name))
+    assert sum(user is not None for user in users) == 1
+    sessions = await at_once(nodes, lambda node: node.resolve_session(context("", f"key {name}"), source="telegram"))
+    assert len(set(sessions)) == 1, sessions
+    held = await at_once(nodes, lambda node: node.begin_turn(start(session_id=f"held {name}", hold=True)))
+    assert [type(found) for found in held if found is not None] == [SessionHeld] * 3
+    made = await at_once(nodes, lambda node: node.create_session(NewSession(id=f"made {name}", source="api")))
+    assert sum(not isinstance(found, Exception) for found in made) == 1
+    await nodes[1].ask_node(NodeRequest(id=f"request {name}", node=first.owner, kind="stop"))
+    requests = await at_once([first] * NODES, lambda node: node.take_requests())
+    assert sum(len(found) for found in requests) == 1
+
+
+async def _write_under_losses(server: PostgresServer, url: str, losses: int) -> tuple[int, int, int]:
+    """Write numbered messages through a proxy that loses answers; return how many were lost, were doubled, and how often an answer was lost."""
+    async with losing_proxy(server.port) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/")
+        done: list[str] = []
+        async with open_postgres(through, maintenance=False) as store:
+            for worker in range(8):
+                await store.create_session(NewSession(id=f"s{worker}", source="api"))
+
+            async def write(worker: int) -> None:
+                number = 0
+                while proxy.lost < losses:
+                    number += 1
+                    text = f"{worker}-{number}"
+                    await store.append_messages(f"s{worker}", [Message(role="user", content=text)])
+                    done.append(text)
+                    if worker == 0 and not proxy.lose and number % 3 == 0:
+                        proxy.lose = 1
+
+            async with trio.open_nursery() as nursery:
+                for worker in range(8):
+                    nursery.start_soon(write, worker)
+            proxy.lose = 0
+            found = Counter[str]()
+            for worker in range(8):
+                found.update(entry.text for entry in await store.load_history(f"s{worker}"))
+        lost = sum(found[text] == 0 for text in done)
+        doubled = sum(count - 1 for count in found.values() if count > 1)
+        return lost, doubled, proxy.lost
+
+
+async def test_a_lost_answer_neither_loses_nor_doubles_a_write(postgres: PostgresServer, postgres_url: str) -> None:
+    """Fifty commits whose answer never arrives: each is sent again or found to be there, and every acknowledged message is there once."""
+    assert await _write_under_losses(postgres, postgres_url, 50) == (0, 0, 50)
+
+
+async def test_without_the_marker_lost_answers_double_writes(postgres: PostgresServer, postgres_url: str) -> None:
+    """The test above sees what the marker prevents."""
+    postgres.execute(WITHOUT_MARKER, postgres_url.rpartition("/")[2])
+    lost, doubled, _ = await _write_under_losses(postgres, postgres_url, 8)
+    assert lost == 0
+    assert doubled > 0
+
+
+async def _pause(server: PostgresServer, url: str, moment: float) -> int:
+    """Stop a node past its lease, take it over, let it go on; return how many rows it wrote after it was taken over."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    async with open_postgres(url, node_name="reaper", maintenance=False) as store, trio.open_nursery() as nursery:
+        await store.recover("reaper")
+        words = [sys.executable, "-m", "tests.store.paused_node", url]
+        process = await nursery.start(
+            partial(trio.run_process, words, env=environment, stdout=PIPE, stderr=None, check=False)
+        )
+        try:
+            line = (await process.stdout.receive_some()).decode()
+            owner = line.split()[1]
+            await trio.sleep(moment)
+            process.send_signal(signal.SIGSTOP)
+            await trio.sleep(LEASE + 0.3)
+            await store.reap("reaper")
+            assert owner not in [node.incarnation for node in await store.list_nodes()]
+            sql = f"SELECT count(*) FROM hermes_trio.outbox WHERE text = '{owner}'"
+            name = url.rpartition("/")[2]
+            before = int(server.execute(sql, name))
+            assert before > 0
+            process.send_signal(signal.SIGCONT)
+            with trio.move_on_after(1.5):
+                await process.wait()
+            return int(server.execute(sql, name)) - before
+        finally:
+            process.kill()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.41, 0.52, 0.67])
+async def test_a_paused_node_writes_nothing_after_it_was_taken_over(
+    postgres: PostgresServer, postgres_url: str, moment: float
+) -> None:
+    """Stopped past its lease, at whatever point of its units, and let go on: not one row of it is committed any more."""
+    assert await _pause(postgres, postgres_url, moment) == 0
+
+
+async def test_without_the_fence_a_paused_node_goes_on_writing(postgres: PostgresServer, postgres_url: str) -> None:
+    """The test above sees what the fence prevents."""
+    postgres.execute(WITHOUT_FENCE, postgres_url.rpartition("/")[2])
+    assert await _pause(postgres, postgres_url, 0.3) > 0
+
+
+async def test_a_node_that_was_taken_over_is_told(postgres_url: str) -> None:
+    """Every write raises `Fenced`, and the writers go on answering."""
+    async with some_nodes(postgres_url, 2, lease_seconds=0.5) as (one, two):
+        await trio.sleep(0.7)
+        await two.recover("e2")
+        for _ in range(3):
+            with pytest.raises(Fenced):
+                await one.accept_message(message())
+        assert await two.accept_message(message()) is not None
