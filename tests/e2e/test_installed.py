@@ -360,6 +360,34 @@ def child_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def test_leaks_of_pytest_asyncio_are_found_where_they_are_asked_for(stranger: Path, tmp_path: Path) -> None:
+    """`--hermes-leaks=all` finds the tasks and threads that tests of others leave, without pytest-trio; a marker exempts one; without it nothing fails."""
+    (tmp_path / "test_theirs.py").write_text(
+        "import asyncio, threading, pytest\n\n"
+        "pytestmark = pytest.mark.asyncio\n\n"
+        "async def test_task():\n    asyncio.get_running_loop().create_task(asyncio.sleep(100), name='forgotten')\n\n"
+        "async def test_thread():\n"
+        "    threading.Thread(target=threading.Event().wait, args=(3,), daemon=True, name='left').start()\n\n"
+        "async def test_clean():\n    await asyncio.sleep(0)\n\n"
+        "@pytest.mark.hermes_leaks('off')\n"
+        "async def test_exempt():\n    asyncio.get_running_loop().create_task(asyncio.sleep(100))\n"
+    )
+    common = (stranger, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:anyio")
+    found = call(*common, "--hermes-leaks=all", cwd=tmp_path, check=False).stdout
+    assert "2 failed, 2 passed" in found
+    assert "forgotten" in found
+    assert "thread left" in found
+    assert "4 passed" in call(*common, cwd=tmp_path).stdout
+
+
+def test_a_fixture_of_ours_says_what_to_install(stranger: Path, tmp_path: Path) -> None:
+    """Without pytest-trio a test that uses `runtime` fails with the name of the extra."""
+    (tmp_path / "test_ours.py").write_text("async def test_it(runtime): ...\n")
+    said = call(stranger, "-m", "pytest", "-p", "no:cacheprovider", cwd=tmp_path, check=False)
+    assert said.returncode == 1
+    assert "hermes-trio[pytest]" in said.stdout
+
+
 def test_a_foreign_test_that_hangs_is_reported_by_its_own_tools(stranger: Path, tmp_path: Path) -> None:
     """pytest-timeout fails the test, and pytest's own faulthandler dumps the stacks, with our plugin there."""
     (tmp_path / "test_theirs.py").write_text(
