@@ -24,7 +24,7 @@ from hermes_trio import (
     get_session_env,
 )
 from hermes_trio.guest import AsyncioRuntime
-from hermes_trio.runtime.agents import trio_agent
+from hermes_trio.runtime.agents import asyncio_agent, trio_agent
 from hermes_trio.store import open_store
 
 
@@ -357,5 +357,59 @@ def test_no_notice_is_lost_when_its_reader_is_cancelled():
                 if isinstance(got, asyncio.CancelledError):
                     got = await asyncio.wait_for(read(rt), 10)
                 assert got == "42"
+
+    asyncio.run(main())
+
+
+def test_an_asyncio_agent_uses_its_turn():
+    """History, threads, children and jobs: what an agent for Trio has, an agent for asyncio has."""
+
+    async def measure(job: Job) -> JobState:
+        job.started()
+        job.text = "42"
+        return JobState.EXITED
+
+    async def agent(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        if turn.input.text == "child":
+            return "from the child"
+        child = await turn.run_child("child", agent=asyncio_agent(agent))
+        job = await turn.watch_job(JobSpec(kind="measurement", title="a measurement", run=measure))
+        upper = await turn.run_sync(str.upper, turn.input.text)
+        return f"{len(await turn.history())} {upper} {child.text} {job.id[:4]}"
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=agent) as rt:
+            for before in (0, 2):
+                outcome = await rt.run_turn("hello", SessionContext(session_id="s1"))
+                assert outcome.text.startswith(f"{before} HELLO from the child "), outcome
+            async for notice in rt.completions():
+                assert notice.text == "42"
+                break
+
+    asyncio.run(main())
+
+
+def test_what_a_method_of_the_turn_raises_is_the_agents():
+    """An error comes to the agent, which may handle it; a wait that is given up ends the work, and the turn goes on."""
+
+    async def agent(turn: Turn) -> str:
+        def fail() -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await turn.run_sync(fail)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(turn.run_child("x", agent=trio_agent(forever)), 0.05)
+        return "went on"
+
+    async def forever(turn: Turn) -> str:
+        await trio.sleep_forever()
+        return ""
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=agent) as rt:
+            outcome = await asyncio.wait_for(rt.run_turn("go"), 20)
+            assert (outcome.text, outcome.error) == ("went on", "")
 
     asyncio.run(main())

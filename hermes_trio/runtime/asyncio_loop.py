@@ -22,6 +22,8 @@ from .tree import Node, Tree
 if TYPE_CHECKING:
     import asyncio
 
+    from .turn import Turn
+
 __all__ = ["AsyncioLoop"]
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class AsyncioLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], object] | None = None
         self._closed = False
+        self._token: trio.lowlevel.TrioToken | None = None
         self.node: Node | None = None
 
     @property
@@ -81,6 +84,7 @@ class AsyncioLoop:
         On cancellation the task is cancelled and given the thread grace to end; one that stays deaf moves to the tree's `abandoned` node.
         """
         loop = await self._started()
+        self._token = trio.lowlevel.current_trio_token()
         self._count += 1
         outer = current_binding()
         words = name or getattr(function, "__qualname__", type(function).__name__)
@@ -166,6 +170,58 @@ class AsyncioLoop:
             raise _cancelled_itself()
         return task.result()
 
+    async def call_back(self, turn: Turn, function: Callable[[], Awaitable[T]], name: str) -> T:
+        """Run `function` on Trio, as a task of `turn`, for a task of asyncio that waits for it. Cancelling the wait cancels it, and waits for its end."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._token is None:
+            raise RuntimeClosed("a turn can be used by an asyncio agent of its runtime only, while that runs")
+        future: asyncio.Future[T] = loop.create_future()
+        scope = trio.CancelScope()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(cast("T", result))
+                else:
+                    future.set_exception(error)
+
+        async def work() -> None:
+            result: T | None = None
+            error: BaseException | None = RuntimeClosed(f"the turn ended while {name} was under way")
+            try:
+                with scope:
+                    result = await function()
+                    error = None
+            except Exception as raised:
+                error = raised  # it is the agent's to handle, not the turn's to fail with
+            finally:
+                hold_clock(trio.lowlevel.current_clock())
+                _tell_loop(loop, settle, result, error)
+
+        def start() -> None:
+            try:
+                turn.start_soon(work, name=name)
+                # The agent waits for Trio now, and not Trio for the agent: a virtual clock may go on.
+                release_clock(trio.lowlevel.current_clock())
+            except (RuntimeError, AttributeError):
+                _tell_loop(loop, settle, None, RuntimeClosed(f"the turn is over; {name} came too late"))
+
+        self._token.run_sync_soon(start)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self._token.run_sync_soon(scope.cancel)
+            while not future.done():
+                try:
+                    await asyncio.wait([future])  # noqa: ASYNC102 - bounded by the turn, whose task it is
+                except asyncio.CancelledError:  # noqa: ASYNC103 - raised below
+                    continue  # noqa: ASYNC104
+            if not future.cancelled():
+                future.exception()
+            raise
+
     async def _started(self) -> asyncio.AbstractEventLoop:
         if self._closed:
             raise RuntimeClosed("the runtime is closed; its asyncio loop takes no new work")
@@ -229,3 +285,10 @@ def _cancelled_itself() -> BaseException:
     import asyncio
 
     return asyncio.CancelledError("the agent cancelled itself")
+
+
+def _tell_loop(loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object], *args: *Ts) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits there

@@ -6,10 +6,11 @@ it cannot hold a watcher is for a type checker to say, not for an `if`. A child 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, TypeVarTuple, final
 
 import msgspec
 import trio
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnScope", "TurnSpec"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+AnyTurn = TypeVar("AnyTurn", bound="Turn")
 Ts = TypeVarTuple("Ts")
 
 EventSink = Callable[[Mapping[str, Any]], None]
@@ -43,6 +46,21 @@ TITLE_LENGTH = 120
 """Characters of an input that name its turn in the tree."""
 
 PARENT_GONE = Cause(CancelCause.PARENT_GONE)
+
+
+def awaitable_from_asyncio(
+    method: Callable[Concatenate[AnyTurn, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[AnyTurn, P], Coroutine[Any, Any, T]]:
+    """Let an asyncio agent await a method of its turn: there it runs on Trio, as a task of the turn."""
+
+    @functools.wraps(method)
+    async def call(turn: AnyTurn, /, *args: P.args, **named: P.kwargs) -> T:
+        if trio.lowlevel.in_trio_run():
+            return await method(turn, *args, **named)
+        bound = functools.partial(method, turn, *args, **named)
+        return await turn.core.asyncio_loop.call_back(turn, bound, method.__name__)
+
+    return call
 
 
 class TurnSpec(msgspec.Struct, kw_only=True, eq=False):
@@ -150,6 +168,7 @@ class Turn:
 
     # -- what an agent uses ------------------------------------------------------------------------------------------------------
 
+    @awaitable_from_asyncio
     async def history(self) -> list[Message]:
         """The conversation before this turn: what the caller brought, else what the store holds."""
         if self.input.history is not None:
@@ -178,10 +197,12 @@ class Turn:
             _binding.reset(token)
             node.close(ended_as(error))
 
+    @awaitable_from_asyncio
     async def run_sync(self, function: Callable[[*Ts], T], *args: *Ts, name: str = "") -> T:
         """Run synchronous code in a worker thread with this turn's context. See `Threads.run_sync` for cancellation."""
         return await self.core.threads.run_sync(function, *args, name=name)
 
+    @awaitable_from_asyncio
     async def start_job(self, spec: JobSpec) -> Job:
         """Start background work that outlives this turn and that nobody is told of; it is found again with `Runtime.supervisor`.
 
@@ -189,6 +210,7 @@ class Turn:
         """
         return await self.core.supervisor.start(spec, self.owner)
 
+    @awaitable_from_asyncio
     async def run_child(
         self,
         input: TurnInput | str,
@@ -246,6 +268,7 @@ class Turn:
         text = self.input.text.lstrip()
         return text[: TITLE_LENGTH + 1].partition("\n")[0][:TITLE_LENGTH]
 
+    @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
         """Stop the turn and everything in its scope; the receipt has one line a node. Not to be called from inside the turn."""
         why = Cause(CancelCause.STOP) if cause is None else cause
@@ -289,6 +312,7 @@ class DeliveringTurn(Turn):
         super().__init__(core, plan, node, id=id, root=root, allowance=allowance)
         self.channel = channel
 
+    @awaitable_from_asyncio
     async def watch_job(self, spec: JobSpec) -> Job:
         """Start background work whose completion comes back to this conversation as a turn of its own. Only a delivering turn can promise that.
 

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+import trio
 
 from hermes_trio import Reply, Runtime, SessionContext, Turn, TurnState, asyncio_agent, get_session_env
 
@@ -73,3 +74,17 @@ async def test_asyncio_agents_share_one_loop_that_ends_with_the_runtime():
     assert loops[0] is loops[1]
     assert loops[0].is_closed()
     assert not any(thread.name == "hermes-trio asyncio" for thread in threading.enumerate())
+
+
+async def test_an_asyncio_agent_waits_for_its_turn_on_virtual_time(runtime: Runtime) -> None:
+    """While it waits for work on Trio the virtual clock goes on: an hour of a child takes no time."""
+
+    async def child(turn: Turn) -> str:
+        await trio.sleep(3600)
+        return "an hour later"
+
+    async def agent(turn: Turn) -> str:
+        return (await turn.run_child("x", agent=child)).text
+
+    assert (await runtime.run_turn("go", agent=asyncio_agent(agent))).text == "an hour later"
+    assert trio.current_time() >= 3600
