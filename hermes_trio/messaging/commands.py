@@ -138,12 +138,12 @@ class Commands:
         receipt = await self._desk.deliveries[caller.platform].stop_turn(caller.session_key, cause)
         said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
         session = await self._session(caller)
-        jobs = [] if session is None else self._desk.runtime.supervisor.jobs(session.id)
+        jobs = 0 if session is None else await self._job_count(session.id)
         if words and session is not None:
             receipts = await self._desk.runtime.supervisor.stop_session(session.id, cause)
             said += [f"Background {one.target}: {receipt_text(one)}" for one in receipts]
         elif jobs:
-            said.append(f"{_count(len(jobs), 'background job')} still running; {caller.prefix}stop all stops them too.")
+            said.append(f"{_count(jobs, 'background job')} still running; {caller.prefix}stop all stops them too.")
         if queued:
             said.append(f"{_count(queued, 'message')} waiting, and coming next.")
         return "\n".join(said)
@@ -165,6 +165,9 @@ class Commands:
         said = ["A new conversation begins."]
         if turn is not None:
             said.append(receipt_text(await turn.stop(cause)))
+        elif old is not None and desk.runtime.core.shared:
+            receipt = await desk.runtime.neighbours.stop_turn(caller.platform, key, cause, session_id=old.id)
+            said += [] if receipt is None else [receipt_text(receipt)]
         if old is not None:
             stopped = await desk.runtime.supervisor.stop_session(old.id, cause)
             said += [f"Background {one.target}: {receipt_text(one)}" for one in stopped]
@@ -182,7 +185,9 @@ class Commands:
                 f"Session {session.id}: {_count(session.message_count, 'message')},"
                 f" {session.input_tokens + session.output_tokens} tokens."
             )
-        if turn is None:
+        if turn is None and await desk.elsewhere.node_of(caller.platform, key):
+            lines.append("The agent is working, on another node.")
+        elif turn is None:
             lines.append("The agent is idle.")
         else:
             age = trio.current_time() - turn.node.opened_at
@@ -195,12 +200,29 @@ class Commands:
             age = trio.current_time() - job.node.opened_at
             told = "you will be told" if job.watched else "not watched"
             lines.append(f"- background {job.spec.kind} {job.id}: {job.spec.title[:80]} ({age:.0f} s, {told})")
+        lines += [] if session is None else await self._jobs_elsewhere(session.id)
         if desk.approvals is not None:
             pending = await desk.approvals.pending(key)
             lines += [f"- waits for approval: `{short_command(approval.command, 200)}`" for approval in pending]
         if desk.runtime.draining:
             lines.append("The server is being stopped; new messages are kept for the next start.")
         return "\n".join(lines)
+
+    async def _job_count(self, session_id: str) -> int:
+        here = len(self._desk.runtime.supervisor.jobs(session_id))
+        return here + len(await self._jobs_elsewhere(session_id))
+
+    async def _jobs_elsewhere(self, session_id: str) -> list[str]:
+        """A line for each job of a session that runs on another node."""
+        core = self._desk.runtime.core
+        if not core.shared:
+            return []
+        rows = await self._desk.store.list_jobs(session_id=session_id, live_only=True)
+        return [
+            f"- background {row.kind} {row.job_id}: {row.title[:80]} (on another node)"
+            for row in rows
+            if row.owner != core.store.owner
+        ]
 
     async def _tree(self, caller: CommandContext, command: Command) -> str:
         """This conversation's part of the tree only: what other people do is not theirs to see."""

@@ -182,6 +182,8 @@ class AdapterState(Enum):
     RETRYING = "retrying"
     FATAL = "fatal"
     DISCONNECTED = "disconnected"
+    STANDBY = "standby"
+    """Another node that shares the store runs it; this one takes over when that node stops or dies."""
 
 
 class HubPort(Protocol):
@@ -225,6 +227,8 @@ class Adapter:
     """The name by which commands can be addressed to this bot (`/stop@name`); empty accepts every addressee."""
     interactive: bool = True
     """Whether a person reads what is sent, and can answer an approval."""
+    singleton: bool = True
+    """Whether `run` is for one node at a time, where several share the store (a bot has one connection); False if every node receives for itself."""
     platform: str = ""
 
     gateway: HubPort

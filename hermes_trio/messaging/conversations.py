@@ -17,20 +17,20 @@ from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.interface import Interface
-from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
+from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
 from hermes_trio.runtime.ports import InboxRow, NewReply, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
 
 from .addresses import Address
 from .command_text import is_silence_narration, is_silent_reply
 from .core import MessagingCore
+from .elsewhere import NEWER_MESSAGE
 from .feed import Previews, Prompts, TurnFeed
 from .platforms import Platform
 from .reset_policy import policy_for, reset_reason
 
-__all__ = ["NEWER_MESSAGE", "ChatInterface", "reply_text"]
+__all__ = ["ChatInterface", "reply_text"]
 
-NEWER_MESSAGE: Final = Cause(CancelCause.STOP, "a newer message came in")
 """The cause of a turn that was interrupted by the next message of its own conversation."""
 
 NOTHING_SAID: Final = "(The agent ended its turn without an answer.)"

@@ -14,9 +14,11 @@ import trio
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.runtime import Runtime
+from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.ports import Store
 
 from .addresses import Address
+from .elsewhere import LanesElsewhere
 from .platforms import Platforms
 from .senders import Senders
 
@@ -61,6 +63,12 @@ class MessagingCore:
         self.steered: dict[str, list[tuple[int, str]]] = {}
         """Inbox rows that were handed to a running turn, by the turn's id, oldest first."""
         self.scope: trio.Nursery | None = None
+        self.elsewhere = LanesElsewhere(self)
+
+    def steer(self, turn: Turn, number: int, text: str) -> None:
+        """Hand inbox row `number` to a running turn, which takes its text up at its next step."""
+        turn.steering.append(text)
+        self.steered.setdefault(turn.id, []).append((number, text))
 
     @property
     def store(self) -> Store:

@@ -70,6 +70,7 @@ class MessageHub:
                 member.adapter.gateway = self
                 front = ChatInterface(self.desk, member, self._previews, self._prompts)
                 self.desk.deliveries[member.platform] = await fronts.enter_async_context(self.runtime.delivering(front))
+            fronts.enter_context(self.desk.elsewhere.answering())
             ready = trio.Event()
             async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
                 await ready.wait()
@@ -82,7 +83,9 @@ class MessageHub:
                 self.desk.scope = nursery
                 ready.set()
                 for one in self.supervised.values():
-                    nursery.start_soon(one.run, name=f"adapter {one.adapter.platform}")
+                    nursery.start_soon(
+                        one.run_alone, self.runtime.core.membership, name=f"adapter {one.adapter.platform}"
+                    )
                 await trio.sleep_forever()
         finally:
             self.desk.scope = None
@@ -93,7 +96,8 @@ class MessageHub:
         sending = self.desk.senders.statistics()
         for name, line in platforms.items():
             line["outbox"] = sending.get(name)
-        well = all(one.state is AdapterState.CONNECTED for one in self.supervised.values())
+        fine = (AdapterState.CONNECTED, AdapterState.STANDBY)
+        well = all(one.state in fine for one in self.supervised.values())
         return {"status": "ok" if well else "degraded", "platforms": platforms}
 
     # -- for the adapters ------------------------------------------------------------------------------------------------------------

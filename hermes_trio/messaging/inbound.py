@@ -25,8 +25,8 @@ from .addresses import Address
 from .command_text import ApprovalAnswer, Choice, Command, LiteralText, bare_answer, parse_command
 from .commands import CommandContext, Commands, answered_text
 from .contract import Adapter, Disposition, Incoming, Received
-from .conversations import NEWER_MESSAGE
 from .core import MessagingCore
+from .elsewhere import NEWER_MESSAGE, has_children
 from .platforms import Platform
 from .session_keys import SessionKeyError, Source, attributed_text, session_key
 
@@ -127,14 +127,15 @@ class Inbound:
         message = self._message(member, incoming, key)
         delivery = desk.deliveries[member.platform]
         turn = delivery.current_turn(key)
+        node = "" if turn is not None else await desk.elsewhere.node_of(member.platform, key)
         try:
             if desk.runtime.draining:
                 raise Draining
             with desk.committing() as bound:
                 # Steering takes text up; files, and what no person typed, are a turn of their own.
                 typed = not isinstance(incoming.text, LiteralText) and "content" not in incoming.payload
-                if turn is not None and settings.busy == "steer" and typed:
-                    return await self._steer(delivery, turn, message, key)
+                if (turn is not None or node) and settings.busy == "steer" and typed:
+                    return await self._steer(delivery, turn, message, node)
                 if not await delivery.accept(message):
                     return Received(receipt=Disposition.DUPLICATE, session_key=key)
             if bound.cancelled_caught:
@@ -150,22 +151,26 @@ class Inbound:
         except MailboxFull as error:
             await self._say(incoming, f"That was too much at once: {error}.")
             return Received(receipt=Disposition.REFUSED, session_key=key)
-        if turn is not None:
-            if settings.busy == "interrupt" and not _has_children(turn):
+        if turn is not None or node:
+            if node and settings.busy == "interrupt":
+                await desk.elsewhere.interrupt(node, member.platform, key)
+            elif turn is not None and settings.busy == "interrupt" and not has_children(turn):
                 turn.cancel(NEWER_MESSAGE)
             elif settings.busy_ack and self._may_acknowledge(key):
                 await self._say(incoming, "I am still working; your message waits and comes next.")
         return Received(receipt=Disposition.ACCEPTED, session_key=key)
 
-    async def _steer(self, delivery: Inbox, turn: Turn, message: NewMessage, key: str) -> Received:
-        """Hand a message to the running turn. It is in the inbox all the same, until that turn has ended and took it up."""
+    async def _steer(self, delivery: Inbox, turn: Turn | None, message: NewMessage, node: str) -> Received:
+        """Hand a message to the running turn, here or on another node. It is in the inbox all the same, until that turn has ended and took it up."""
+        key = message.session_key
         number = await self._desk.store.accept_message(message)
         if number is None:
             return Received(receipt=Disposition.DUPLICATE, session_key=key)
-        if delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
+        if node and await self._desk.elsewhere.steer(node, message.inbox, key, number, message.text):
+            return Received(receipt=Disposition.STEERED, session_key=key)
+        if turn is None or delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
             return Received(receipt=Disposition.ACCEPTED, session_key=key)
-        turn.steering.append(message.text)
-        self._desk.steered.setdefault(turn.id, []).append((number, message.text))
+        self._desk.steer(turn, number, message.text)
         return Received(receipt=Disposition.STEERED, session_key=key)
 
     def _message(self, member: Platform, incoming: Incoming, key: str) -> NewMessage:
@@ -217,11 +222,6 @@ def pairing_text(platform: str, code: str) -> str:
         "I do not know you yet. If you should have access, give this code to the owner of this agent:\n\n"
         f"`{code}`\n\nIt is valid for an hour. They let you in with `hermes-trio pairing approve {platform} {code}`."
     )
-
-
-def _has_children(turn: Turn) -> bool:
-    """Whether sub-agents work inside the turn: interrupting would throw their work away (GW-51)."""
-    return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
 
 
 def _same_chat(key: str, source: Source, member: Platform) -> bool:

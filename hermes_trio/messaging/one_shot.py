@@ -8,7 +8,8 @@ that was promised is outstanding, for at most the work's `linger`; then the jobs
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -128,6 +129,19 @@ class OneShotInterface(Interface):
             await self._desk.runtime.core.ends.put(
                 End(f"what is owed for session {turn.context.session_id}", lambda: store.set_meta(owed, None))
             )
+
+    @asynccontextmanager
+    async def settling(self) -> AsyncIterator[None]:
+        """Settle what died with the last server, and, for the body of the `async with`, what dies with another node that is reaped here."""
+        membership = self._desk.runtime.core.membership
+        name = f"interrupted {self.platform}"
+
+        async def settle() -> None:
+            await membership.run_alone(name, self.settle_interrupted)
+
+        await settle()
+        with membership.after_reap(settle):
+            yield
 
     async def settle_interrupted(self) -> int:
         """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from hermes_trio.runtime.membership import Membership
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.tree import Node, waiting, working
 from hermes_trio.runtime.turn_lifecycle import first_cause
@@ -65,6 +66,14 @@ class Supervised:
     since: float = 0.0
     retry_at: float | None = None
     _connected_at: float | None = None
+
+    async def run_alone(self, membership: Membership) -> None:
+        """The same on one node at a time, if the adapter is for one: until it is this one, the adapter stands by."""
+        if not self.adapter.singleton:
+            await self.run()
+            return
+        self._move(AdapterState.STANDBY)
+        await membership.run_alone(f"adapter {self.adapter.platform}", self.run)
 
     async def run(self) -> None:
         """Keep the adapter running until cancelled. After a permanent error it stays off, and stays visible."""

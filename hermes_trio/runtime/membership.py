@@ -51,6 +51,7 @@ class Membership:
         self._handlers: dict[str, RequestHandler] = {}
         self._sent: float = trio.current_time()
         self._reaping: bool = False
+        self._after_reap: list[Callable[[], Awaitable[object]]] = []
         self._beat = trio.Event()
         self.lost: str = ""
 
@@ -164,8 +165,23 @@ class Membership:
             )
         except Exception as error:
             logger.error("a node that has expired could not be reaped, the next heartbeat tries again: %s", error)
+            return
         finally:
             self._reaping = False
+        for settle in list(self._after_reap):
+            try:
+                await settle()
+            except Exception:
+                logger.exception("what a node left could not be settled; the next one that is reaped tries again")
+
+    @contextmanager
+    def after_reap(self, settle: Callable[[], Awaitable[object]]) -> Generator[None]:
+        """Call `settle` after each neighbour that this node has reaped, for the body of the `with`: for whoever was promised something by it."""
+        self._after_reap.append(settle)
+        try:
+            yield
+        finally:
+            self._after_reap.remove(settle)
 
     # -- singletons --------------------------------------------------------------------------------------------------------------
 

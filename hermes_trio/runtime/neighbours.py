@@ -95,12 +95,15 @@ class Neighbours:
                     nursery.start_soon(ask, node)
         return receipts
 
-    async def stop_turn(self, inbox: str, session_key: str, cause: Cause) -> StopReceipt | None:
-        """Stop the turn that the lane of a key runs on another node; None if none does."""
+    async def stop_turn(
+        self, inbox: str, session_key: str, cause: Cause, *, session_id: str = ""
+    ) -> StopReceipt | None:
+        """Stop the turn that the lane of a key runs on another node; None if none does. With `session_id`, only a turn of that session."""
         node = await self._core.store.lane_owner(inbox, session_key)
         if not node or node == self._core.store.owner:
             return None
-        found = await self._ask(node, STOP_TURN, session_key, cause, STOP_SECONDS, {"inbox": inbox})
+        only = {"inbox": inbox, "session_id": session_id}
+        found = await self._ask(node, STOP_TURN, session_key, cause, STOP_SECONDS, only)
         return found[0] if found else None
 
     async def run_tree(self, run_id: str, node: str) -> list[dict[str, Any]] | None:
@@ -170,7 +173,9 @@ class Neighbours:
 
     async def _turn_here(self, request: NodeRequest) -> Mapping[str, Any]:
         turn = self._lanes.current(str(request.payload.get("inbox", "")), request.target)
-        return _told([] if turn is None else [await turn.stop(_asked(request)[0])])
+        if turn is None or request.payload.get("session_id") not in ("", turn.context.session_id):
+            return _told([])
+        return _told([await turn.stop(_asked(request)[0])])
 
     async def _run_tree_here(self, request: NodeRequest) -> Mapping[str, Any]:
         run = self._runs.find(request.target)

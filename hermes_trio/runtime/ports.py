@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWER_TOPIC",
     "APPROVAL_TOPIC",
+    "CRON_TOPIC",
     "KEY_TOPIC",
     "LEASE_TOPIC",
     "NODE_TOPIC",
@@ -76,6 +77,9 @@ RUN_TOPIC: Final = "run"
 
 APPROVAL_TOPIC: Final = "approval"
 """The topic of requests that were answered or have expired; its keys are approval ids."""
+
+CRON_TOPIC: Final = "cron"
+"""The topic of scheduled jobs that were changed, or whose run has ended; its keys are job ids."""
 
 KEY_TOPIC: Final = "key"
 """The topic of API keys that were put out of force; its keys are their ids."""

@@ -11,6 +11,7 @@ in its own process, and there is no timer behind it.
 | `root` | root id | nothing that this root started is open any more |
 | `run` | run id | a run's row or its event log |
 | `approval` | approval id | a request was answered or has expired |
+| `cron` | job id | a scheduled job was changed, or a run of it has ended |
 | `key` | key id | an API key was put out of force |
 | `session` | session id | the lock of a session was given back, in a store that several nodes share |
 | `node` | incarnation | a node joined, left or was taken over |

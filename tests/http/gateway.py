@@ -25,11 +25,9 @@ from hermes_trio.runtime.ports import Reply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
+from tests import node_mode
 
 KEY = "test-admin-key-0123456789"
-
-NODES = 1
-"""How many runtimes `open_gateway` opens on one store; the fixture `nodes` sets it."""
 
 TEST_SECONDS = 30.0
 
@@ -229,15 +227,16 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """A gateway for the body of the `async with`; everything that it started has ended afterwards.
 
-    While `NODES` is more than one it is so many runtimes with a server each, on one store in memory, and each request of `Gateway.http` goes to another one.
+    While `node_mode.NODES` is more than one it is so many runtimes with a server each, on one store in memory, and each request of `Gateway.http` goes to
+    another one.
     """
     limits = Limits() if limits is None else limits
     settings = RuntimeSettings(max_turns=limits.concurrent_turns, watchdog_seconds=0)
     with trio.fail_after(seconds):
         async with AsyncExitStack() as stack:
-            if NODES > 1 and path is None:
+            if node_mode.NODES > 1 and path is None:
                 store = await stack.enter_async_context(open_store(None))
-                opened = [store.shared(f"node-{number}") for number in range(NODES)]
+                opened = [store.shared(f"node-{number}") for number in range(node_mode.NODES)]
             else:
                 opened = [open_store(path)]
             runtimes = [

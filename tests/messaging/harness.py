@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ import trio
 
 from hermes_trio import Agent, Runtime, RuntimeSettings, Turn
 from hermes_trio.agent.approvals import Approvals, Question
-from hermes_trio.messaging.contract import Adapter
+from hermes_trio.messaging.command_text import Choice
+from hermes_trio.messaging.contract import Adapter, Incoming, Received
 from hermes_trio.messaging.core import ConversationEnd
 from hermes_trio.messaging.hub import MessageHub
 from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
 from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.testing.fakes import ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
+from tests import node_mode
 
 OPEN = PlatformSettings(allow_all=True)
 
@@ -36,10 +40,13 @@ class World:
     gateway: MessageHub
     senders: Senders
     approvals: Approvals
+    all: Sequence[World] = ()
+    """The worlds of all nodes, this one among them."""
 
     async def idle(self) -> None:
         """Wait until no lane lives and nothing waits in the outbox."""
-        while self.runtime.lanes or await self.store.outbox_unsent():  # noqa: ASYNC110 - two things that end in other tasks
+        nodes = self.all or (self,)
+        while any(node.runtime.lanes for node in nodes) or await self.store.outbox_unsent():  # noqa: ASYNC110 - two things that end in other tasks
             await trio.sleep(0.01)
 
 
@@ -64,25 +71,57 @@ async def open_world(
     ends: Callable[[Approvals], ConversationEnd] | None = None,
     faults: StoreFaults | None = None,
 ) -> AsyncIterator[World]:
-    """A running gateway for the body of the `async with`. `ends` makes what is called when a conversation starts anew."""
-    opening = memory_store(path, clock)
+    """A running gateway for the body of the `async with`. `ends` makes what is called when a conversation starts anew.
+
+    While `node_mode.NODES` is more than one it is so many runtimes on one store, and what the platforms bring goes to one after the other. The world shows
+    the first of them.
+    """
     members = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
     directory = Platforms(members)
-    senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
-    runtime = Runtime(
-        agent=agent,
-        store=opening if faults is None else faults.around(opening),
-        settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
-        stages=[senders.stage],
-        seed=seed,
-        clock=clock,
-    )
-    async with runtime:
-        store: Any = runtime.store
-        approvals = Approvals(store, seconds=approval_seconds)
-        gateway = MessageHub(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
-        async with gateway.open():
-            yield World(runtime, store, gateway, senders, approvals)
+    async with AsyncExitStack() as stack:
+        several = node_mode.NODES > 1 and path is None
+        opened = [memory_store(path, clock)]
+        if several:
+            base: Any = await stack.enter_async_context(opened[0])
+            opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
+        worlds: list[World] = []
+        for number, one in enumerate(opened):
+            senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
+            runtime = Runtime(
+                agent=agent,
+                store=one,
+                settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
+                stages=[senders.stage],
+                seed=seed + number,
+                clock=clock,
+            )
+            await stack.enter_async_context(runtime)
+            store: Any = runtime.store
+            approvals = Approvals(store, seconds=approval_seconds)
+            gateway = MessageHub(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
+            await stack.enter_async_context(gateway.open())
+            worlds.append(World(runtime, store, gateway, senders, approvals, worlds))
+        if several:
+            for member in members:
+                member.adapter.gateway = RotatingHub([world.gateway for world in worlds])
+        yield worlds[0]
+
+
+class RotatingHub:
+    """Takes in what a platform brings, on one node after the other."""
+
+    def __init__(self, hubs: Sequence[MessageHub]) -> None:
+        self._hubs = cycle(hubs)
+        self.get_cursor = hubs[0].get_cursor
+        self.set_cursor = hubs[0].set_cursor
+
+    async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
+        """See `HubPort`."""
+        return await next(self._hubs).receive(adapter, incoming)
+
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+        """See `HubPort`."""
+        return await next(self._hubs).approval_clicked(adapter, source, approval_id, choice)
 
 
 def starts_job(seconds: float = 10, text: str = "done", answer: str = "started") -> Callable[[Turn], Awaitable[str]]:

@@ -221,6 +221,7 @@ async def test_what_a_turn_did_not_take_up_becomes_the_next_turn() -> None:
     assert chat.texts() == ["worked", "echo: and this"]
 
 
+@pytest.mark.one_node
 async def test_an_acknowledgement_comes_at_most_once_in_a_while() -> None:
     """When it is asked for (GW-55)."""
     chat = MemoryPlatform()
@@ -281,6 +282,7 @@ async def test_new_ends_the_session_with_everything_that_belonged_to_it() -> Non
     assert len(chat.sent) == 3
 
 
+@pytest.mark.one_node
 async def test_status_and_tree_show_this_conversation_and_no_other() -> None:
     """What other people do is not theirs to see."""
     chat = MemoryPlatform()

@@ -28,6 +28,7 @@ def fault(kind: PlatformErrorKind, **details: object) -> PlatformError:
     return PlatformError(kind, kind.value, **details)  # type: ignore[arg-type]
 
 
+@pytest.mark.one_node
 async def test_a_failure_that_passes_is_tried_again_with_growing_pauses() -> None:
     """Nothing is lost and nothing is doubled."""
     chat = MemoryPlatform()
@@ -226,6 +227,7 @@ async def test_replies_of_a_platform_that_is_gone_wait_for_it(tmp_path: Path) ->
         assert len(await world.store.list_outbox(OutboxState.PENDING, platform="old")) == 1
 
 
+@pytest.mark.one_node
 async def test_a_platform_whose_client_cannot_be_opened_takes_nothing_else_with_it() -> None:
     """It is tried again, and what waits is sent then."""
 

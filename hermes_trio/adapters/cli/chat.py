@@ -61,6 +61,7 @@ class ChatAdapter(Adapter):
     """See the module. `left` is set when the person has left."""
 
     platform = CLI
+    singleton = False
     own_commands = (
         ("model [name]", "which model answers, and which there are; with a name, let that one answer from now on"),
         ("quit", "leave; so does Ctrl-D"),

@@ -29,7 +29,7 @@ from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
-from hermes_trio.runtime.ports import InboxKind, InboxRow, NewMessage, TurnInput
+from hermes_trio.runtime.ports import CRON_TOPIC, InboxKind, InboxRow, NewMessage, TurnInput
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page
@@ -50,6 +50,9 @@ CHECK_SECONDS: Final = 60.0
 
 JUMP_SECONDS: Final = 2.0
 STORE_SECONDS: Final = 5.0
+MOST_RUNNING: Final = 1000
+"""Executions that are looked at to find those that run on other nodes."""
+
 MISSED_ROWS: Final = 1000
 """Missed slots that get a row of their own after one absence; for more of them only the newest do, and one of them says how many there were."""
 
@@ -161,25 +164,29 @@ class CronScheduler:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CronScheduler]:
         """Slots are run for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
-        await self.front.settle_interrupted()
-        await self._tell_unbegun()
-        async with (
-            self._desk.runtime.delivering(self.front) as self.front.delivery,
-            receiving(self._desk.runtime, CRON, self._run),
-        ):
-            yield self
+        runtime = self._desk.runtime
+        async with self.front.settling():
+            if not runtime.core.shared:
+                # Where nodes share the store, what was handed over and not begun is begun by another one.
+                await self._tell_unbegun()
+            async with (
+                runtime.delivering(self.front) as self.front.delivery,
+                receiving(runtime, CRON, lambda: runtime.core.membership.run_alone(CRON, self._run)),
+            ):
+                yield self
 
     # -- time ------------------------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
-            self._changed = trio.Event()
-            try:
-                soonest = await self._tick()
-            except StoreError as error:
-                logger.error("the jobs cannot be read, trying again: %s", error)
-                soonest = self._clock() + STORE_SECONDS
-            await self._sleep_until(soonest)
+        with self._desk.store.subscribe(CRON_TOPIC, lambda _: self._changed.set()):
+            while True:
+                self._changed = trio.Event()
+                try:
+                    soonest = await self._tick()
+                except StoreError as error:
+                    logger.error("the jobs cannot be read, trying again: %s", error)
+                    soonest = self._clock() + STORE_SECONDS
+                await self._sleep_until(soonest)
 
     async def _sleep_until(self, when: float | None) -> None:
         """Until the wall clock says `when`, a job was changed, or the wall clock was moved."""
@@ -202,7 +209,7 @@ class CronScheduler:
                 continue
             next_at: float | None = row.next_at
             if next_at <= self._clock():
-                if self._desk.runtime.draining or self._is_full():
+                if self._desk.runtime.draining or await self._is_full():
                     continue
                 async with self._lock:
                     next_at = await self._fire(row.id)
@@ -210,9 +217,16 @@ class CronScheduler:
                 soonest = next_at if soonest is None else min(soonest, next_at)
         return soonest
 
-    def _is_full(self) -> bool:
+    async def _is_full(self) -> bool:
         most = self.settings.max_parallel_jobs
-        return most is not None and len(self._live) >= most
+        return most is not None and len(await self._running()) >= most
+
+    async def _running(self) -> set[str]:
+        """The jobs whose slot has been started and whose turn has not ended, on whichever node."""
+        if not self._desk.runtime.core.shared:
+            return self._live
+        found = await self._desk.store.list_cron_executions(page=Page(MOST_RUNNING))
+        return {one.job_id for one in found if one.state in (CronState.CLAIMED, CronState.RUNNING)}
 
     def _over(self, job_id: str) -> None:
         self._live.discard(job_id)
@@ -251,7 +265,7 @@ class CronScheduler:
                 why += f", and for {more} earlier slots"
             await store.claim_cron_slot(row.id, one.timestamp(), state=CronState.MISSED, error=why)
         following = _stamp(next_after(job.schedule, max(slot, present)))
-        if row.id in self._live:
+        if row.id in await self._running():
             await self._account(row, slot, CronState.SKIPPED, "the last run was still going on", following)
             return following
         if job.times is not None and job.completed + 1 >= job.times:
@@ -409,7 +423,7 @@ class CronScheduler:
             row = await self._find(tenant, job_id)
             if row is None:
                 return None
-            if row.id not in self._live:
+            if row.id not in await self._running():
                 slot = round(self._clock(), 3)
                 if await self._written(lambda: self._desk.store.claim_cron_slot(row.id, slot)):
                     await self._start(ScheduledJob.read(row), slot, manual=True)
@@ -428,12 +442,11 @@ class CronScheduler:
 
     async def _put(self, row: CronJob) -> dict[str, Any]:
         stored = await self._desk.store.put_cron_job(row)
-        self._changed.set()
         return await self._view(stored)
 
     async def _view(self, row: CronJob) -> dict[str, Any]:
         found: list[CronExecution] = await self._desk.store.list_cron_executions(row.id, Page(1))
-        return job_view(row, found[0] if found else None, running=row.id in self._live)
+        return job_view(row, found[0] if found else None, running=row.id in await self._running())
 
 
 def _between(job: ScheduledJob, first: datetime, last: datetime) -> list[datetime]:

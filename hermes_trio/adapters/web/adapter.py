@@ -145,6 +145,7 @@ class WebAdapter(Adapter):
     """See the module. `mounts` are its addresses on the server; `store` is put there when the gateway opens."""
 
     platform = "web"
+    singleton = False
     limit = Limit(TEXT_LENGTH)
     store: WebStore
 

@@ -128,10 +128,10 @@ class WebhookReceiver:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[WebhookReceiver]:
         """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
-        await self.front.settle_interrupted()
-        self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
-        async with self._desk.runtime.delivering(self.front) as self.front.delivery:
-            yield self
+        async with self.front.settling():
+            self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
+            async with self._desk.runtime.delivering(self.front) as self.front.delivery:
+                yield self
 
     @property
     def endpoint(self) -> str:

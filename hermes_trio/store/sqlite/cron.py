@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.ports import CRON_TOPIC
 from hermes_trio.store.errors import UnknownRecord
 from hermes_trio.store.records import FIRST_PAGE, CronExecution, CronJob, CronState, Page
 
@@ -59,6 +60,7 @@ def put_job(db: Database, now: float, job: CronJob) -> CronJob:
     )
     if found is None:
         raise UnknownRecord(f"there is no cron job {job.id!r}")
+    db.signals.append((CRON_TOPIC, job.id))
     return _job(found)
 
 
@@ -77,6 +79,7 @@ def list_jobs(db: Database, tenant: str | None) -> list[CronJob]:
 
 def delete_job(db: Database, job_id: str) -> bool:
     """Forget a job; its executions stay until retention takes them."""
+    db.signals.append((CRON_TOPIC, job_id))
     return bool(changed(db, "DELETE FROM cron_jobs WHERE id = ?", (job_id,)))
 
 
@@ -100,14 +103,14 @@ def claim_slot(
     return bool(claimed)
 
 
-def start_slot(db: Database, now: float, job_id: str, slot: float, session_id: str) -> bool:
-    """A claimed slot begins to run."""
+def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
+    """A claimed slot begins to run: whoever runs it has it from now on, also if another node has claimed it."""
     return bool(
         changed(
             db,
-            "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?"
+            "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?, owner = ?"
             " WHERE job_id = ? AND slot = ? AND state = 'claimed'",
-            (now, session_id, job_id, slot),
+            (now, session_id, owner, job_id, slot),
         )
     )
 
@@ -127,6 +130,7 @@ def finish_slot(
     other = "SELECT 1 FROM cron_executions WHERE job_id = ? AND slot = ? AND owner <> ?"
     if not ended and exists(db, other, (job_id, slot, owner)):
         raise Fenced(f"slot {slot} of cron job {job_id} belongs to another owner by now")
+    db.signals.append((CRON_TOPIC, job_id))
     return ended
 
 
@@ -177,7 +181,7 @@ class SqliteCron(Verbs):
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
         """A claimed slot begins to run in a session."""
-        return await self._write(start_slot, self._clock(), job_id, slot, session_id)
+        return await self._write(start_slot, self._clock(), self.owner, job_id, slot, session_id)
 
     async def finish_cron_slot(
         self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""

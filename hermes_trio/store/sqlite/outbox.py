@@ -49,14 +49,16 @@ def _target(target: Mapping[str, object]) -> str:
     return dump(dict(sorted(target.items())))
 
 
-def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[NewReply]) -> list[int]:
-    """Queue replies, in order; return their ids."""
+def add_replies(
+    db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[NewReply], node: str = ""
+) -> list[int]:
+    """Queue replies, in order; return their ids. With `node`, that one sends them for as long as it is there: it knows what they replace."""
     ids: list[int] = []
     for entry in entries:
         write(
             db,
-            "INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at, owner)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 entry.platform,
                 _target(entry.target),
@@ -66,6 +68,7 @@ def add_replies(db: Database, now: float, session_id: str, turn_id: str, entries
                 turn_id,
                 now,
                 now,
+                node,
             ),
         )
         ids.append(db.last_insert_rowid())
@@ -88,7 +91,8 @@ def _claimable(db: Database, now: float, owner: str, platform: str, holding: Seq
     return [
         (next_at if state == "pending" and created_at <= now else 0.0, number)
         for number, state, next_at, held, created_at in many(db, _HEADS, (platform,))
-        if state == "pending" or (held == owner and number not in holding)
+        if (state == "pending" and held in ("", owner))
+        or (state != "pending" and held == owner and number not in holding)
     ]
 
 
@@ -166,7 +170,8 @@ class SqliteOutbox(Verbs):
 
     async def add_outbox(self, entries: Sequence[NewReply], *, session_id: str = "") -> list[int]:
         """Queue replies outside any turn; return their ids."""
-        return await self._write(add_replies, self._clock(), session_id, "", tuple(entries))
+        node = self.owner if self.lease_seconds else ""
+        return await self._write(add_replies, self._clock(), session_id, "", tuple(entries), node)
 
     async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
         """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""

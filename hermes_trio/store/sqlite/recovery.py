@@ -77,7 +77,13 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
         f" WHERE settled_at IS NULL AND state = 'attempting' AND {gone} RETURNING platform",
         (now, *held),
     )
-    db.signals.extend([(OUTBOX_TOPIC, platform) for (platform,) in outbox])
+    reserved = many(
+        db,
+        "UPDATE outbox SET owner = '' WHERE settled_at IS NULL AND state = 'pending' AND owner <> ''"
+        f" AND {gone} RETURNING platform",
+        held,
+    )
+    db.signals.extend([(OUTBOX_TOPIC, platform) for (platform,) in (*outbox, *reserved)])
     write(
         db,
         "UPDATE cron_executions SET state = 'failed', error = ?, ended_at = ?, owner = ?"

@@ -208,7 +208,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     if messages:
         add_messages(db, now, found[0], messages)
     if finish.outbox:
-        add_replies(db, now, context.session_id, start.turn_id, finish.outbox)
+        add_replies(db, now, context.session_id, start.turn_id, finish.outbox, owner if start.hold else "")
     if start.run is not None:
         finish_run(db, now, owner, start.run, finish)
     if finish.events:
