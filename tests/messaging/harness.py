@@ -89,7 +89,7 @@ async def open_world(
             senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
             runtime = Runtime(
                 agent=agent,
-                store=one,
+                store=one if faults is None else faults.around(one),
                 settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
                 stages=[senders.stage],
                 seed=seed + number,
