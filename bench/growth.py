@@ -27,7 +27,18 @@ import trio
 from rich.progress import Progress
 
 from bench.report import Report, arguments_for, progress, spread
-from hermes_trio import Job, JobSpec, JobState, Reply, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput
+from hermes_trio import (
+    Job,
+    JobSpec,
+    JobState,
+    Reply,
+    Runtime,
+    RuntimeSettings,
+    SessionContext,
+    Turn,
+    TurnInput,
+    TurnSpec,
+)
 from hermes_trio.gateway.serving import settle_heap
 from hermes_trio.store import open_store
 
@@ -88,7 +99,9 @@ async def cpu_per_turn(runtime: Runtime, turns: int, choose: Callable[[], str]) 
         nonlocal left
         while left > 0:
             left -= 1
-            outcome = await runtime.stateless.run_turn(TurnInput(text="hello"), of_session(choose()))
+            outcome = await runtime.stateless.run_turn(
+                TurnSpec(input=TurnInput(text="hello"), context=of_session(choose()))
+            )
             assert outcome.ok, outcome.error
 
     began = time.process_time()

@@ -26,7 +26,7 @@ import trio
 from rich.progress import Progress
 
 from bench.report import Report, arguments_for, progress, spread
-from hermes_trio import Runtime, SessionContext, StopReceipt, Turn
+from hermes_trio import Runtime, SessionContext, StopReceipt, Turn, TurnHooks
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.providers.demo import DemoModel
 from hermes_trio.store import open_store
@@ -96,7 +96,7 @@ async def stop_once(runtime: Runtime, box: Toolbox, command: str, number: int) -
     context = SessionContext(session_id=f"s{number}", session_key=f"s{number}")
     turns: list[Turn] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(runtime.run_turn, message(command), context, on_start=turns.append))
+        nursery.start_soon(partial(runtime.run_turn, message(command), context, hooks=TurnHooks(on_start=turns.append)))
         pids = await running(box)
         receipt: StopReceipt = await turns[0].stop()
     alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240

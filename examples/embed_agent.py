@@ -8,7 +8,17 @@ Run it:
 
 import trio
 
-from hermes_trio import DeliveringTurn, Job, JobSpec, JobState, Runtime, SessionContext, Turn, get_session_env
+from hermes_trio import (
+    DeliveringTurn,
+    Job,
+    JobSpec,
+    JobState,
+    Runtime,
+    SessionContext,
+    Turn,
+    TurnHooks,
+    get_session_env,
+)
 
 
 async def build(job: Job) -> JobState:
@@ -52,7 +62,7 @@ async def main() -> None:
                 started.set()
 
             async def think() -> None:
-                outcome = await runtime.run_turn("think", ada, on_start=note)
+                outcome = await runtime.run_turn("think", ada, hooks=TurnHooks(on_start=note))
                 print("the turn ended as", outcome.state.value)
 
             nursery.start_soon(think)

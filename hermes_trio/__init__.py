@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from .runtime.stateless import StatelessEntry
     from .runtime.supervisor import Job, JobSpec, Supervisor
     from .runtime.tree import Node, Tree, waiting, working
-    from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn
+    from .runtime.turn import DeliveringTurn, Owner, StatelessTurn, Turn, TurnHooks, TurnSpec
     from .store import Store, open_store
     from .tools.registry import Tools, tool
     from .tracing.stage import Tracing
@@ -149,7 +149,9 @@ __all__ = [
     "Tracing",
     "Tree",
     "Turn",
+    "TurnHooks",
     "TurnInput",
+    "TurnSpec",
     "TurnState",
     "UnknownJob",
     "Usage",
@@ -244,7 +246,7 @@ __getattr__ = lazy_attributes(
         ".runtime.stateless": ["StatelessEntry"],
         ".runtime.supervisor": ["Job", "JobSpec", "Supervisor"],
         ".runtime.tree": ["Node", "Tree", "waiting", "working"],
-        ".runtime.turn": ["DeliveringTurn", "Owner", "StatelessTurn", "Turn"],
+        ".runtime.turn": ["DeliveringTurn", "Owner", "StatelessTurn", "Turn", "TurnHooks", "TurnSpec"],
         ".store": ["Store", "open_store"],
         ".tracing.stage": ["Tracing"],
     },

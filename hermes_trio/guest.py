@@ -30,7 +30,7 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, StopReceipt
 from hermes_trio.runtime.ports import Agent, InboxRow, RuntimeStore, TurnInput
 from hermes_trio.runtime.runtime import DrainReport, Runtime, Stage
 from hermes_trio.runtime.tree import EMPTY_CONTEXT
-from hermes_trio.runtime.turn import EventSink, Turn
+from hermes_trio.runtime.turn import EventSink, Turn, TurnHooks
 
 __all__ = ["AsyncioRuntime"]
 
@@ -156,7 +156,7 @@ class AsyncioRuntime:
                 agent=None if agent is None else _host_agent(agent),
                 budget=budget,
                 sink=None if sink is None else partial(_call_host, loop, sink),
-                on_start=turns.append,
+                hooks=TurnHooks(on_start=turns.append),
             )
 
         return await self._run(turn, stop)

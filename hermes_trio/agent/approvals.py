@@ -73,8 +73,8 @@ def approval_scope(turn: Turn) -> str:
 
 def grantee_of(turn: Turn) -> str:
     """To whom "always" is given when it is said about this turn: its tenant, else its platform (the operator's own, over HTTP)."""
-    tenant = turn.plan.tenant
-    return f"tenant {tenant}" if tenant else f"platform {turn.context.platform or turn.plan.source}"
+    tenant = turn.spec.tenant
+    return f"tenant {tenant}" if tenant else f"platform {turn.context.platform or turn.spec.source}"
 
 
 class Approvals:
@@ -93,7 +93,7 @@ class Approvals:
 
         Cancelling withdraws the question: it is written down as expired, and a late answer is a conflict.
         """
-        tell = turn.plan.asks
+        tell = turn.spec.hooks.asks
         if tell is None:
             return ApprovalResult(
                 allowed=False,
@@ -147,7 +147,7 @@ class Approvals:
             session_key=turn.context.session_key,
             session_id=turn.context.session_id,
             run_id=scope if scope.startswith("run_") else "",
-            tenant=turn.plan.tenant,
+            tenant=turn.spec.tenant,
             grantee=grantee_of(turn),
             asker=turn.context.user_id,
         )

@@ -247,7 +247,7 @@ class CommandPolicy:
         return [finding for finding in verdict.findings if finding.pattern_key not in granted]
 
     async def _ask(self, turn: Turn | None, verdict: Verdict, findings: Sequence[Finding]) -> Decision:
-        if turn is None or turn.plan.asks is None or self._approvals is None:
+        if turn is None or turn.spec.hooks.asks is None or self._approvals is None:
             return self._nobody(turn, findings)
         denied = False
         if self.settings.effective_mode is Mode.SMART and self._reviewer is not None:

@@ -294,7 +294,7 @@ class _Work:
         calls: list[ToolCall] = []
         finished = Finished()
         # A run keeps its events: it gets one for all of an answer's reasoning, not one a piece.
-        whole = turn.plan.run is not None
+        whole = turn.origin.run is not None
         with _ModelCall(turn, self.model, request) as asked:
             async with self.model.stream(request) as stream:
                 async for event in stream:

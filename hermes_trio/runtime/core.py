@@ -22,7 +22,7 @@ from .ports import Agent, RuntimeStore, TurnInput
 from .settlement import Settlement
 from .threads import Threads
 from .tree import Node, Tree
-from .turn import DeliveringTurn, EventSink, Owner, StatelessTurn, Turn, TurnSpec
+from .turn import EMBEDDED, NO_HOOKS, DeliveringTurn, Owner, StatelessTurn, Turn, TurnHooks, TurnOrigin, TurnSpec
 
 if TYPE_CHECKING:
     from .event_writer import EventWriter
@@ -102,8 +102,9 @@ class RuntimeCore:
 
     def make_turn(
         self,
-        plan: TurnSpec,
+        spec: TurnSpec,
         channel: CompletionChannel | None,
+        origin: TurnOrigin = EMBEDDED,
         *,
         root: Settlement | None = None,
         below: Node | None = None,
@@ -112,15 +113,21 @@ class RuntimeCore:
         """A turn that is about to be conducted; its node is in the tree from now on."""
         id = self.ids.make("turn_", 16)
         if root is None:
-            root = Settlement(id if plan.run is None else plan.run.run_id)
+            root = Settlement(id)
         node = self.turns_node if below is None else below
         if allowance is None:
             allowance = root.allowance
         if channel is None:
-            turn: Turn = StatelessTurn(self, plan, node, id=id, root=root, allowance=allowance)
+            turn: Turn = StatelessTurn(self, spec, origin, node, id=id, root=root, allowance=allowance)
         else:
-            turn = DeliveringTurn(self, plan, node, id=id, root=root, allowance=allowance, channel=channel)
+            turn = DeliveringTurn(self, spec, origin, node, id=id, root=root, allowance=allowance, channel=channel)
         self.live_turns[id] = turn
+        if spec.hooks.on_start is not None:
+            try:
+                spec.hooks.on_start(turn)
+            except BaseException:
+                self.drop_turn(turn)
+                raise
         return turn
 
     def drop_turn(self, turn: Turn) -> None:
@@ -128,36 +135,31 @@ class RuntimeCore:
         del self.live_turns[turn.id]
         turn.node.close("cancelled")
 
-    def make_child(
+    def child_spec(
         self,
         input: TurnInput | str,
-        *,
         owner: Owner,
-        below: Node,
+        *,
         agent: Agent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
-        sink: EventSink | None = None,
-    ) -> Turn:
-        """A child turn of `owner`, of the same kind, with a session of its own below the owner's."""
-        owner.allowance.spend("turns")
+        hooks: TurnHooks = NO_HOOKS,
+    ) -> TurnSpec:
+        """A child turn of `owner`, with a session of its own below the owner's. What it asks, it asks where its owner does."""
         if context is None:
             context = msgspec.structs.replace(
                 owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}"
             )
-        plan = TurnSpec(
+        return TurnSpec(
             input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
             context=context,
-            agent=self.agent if agent is None else agent,
+            agent=agent,
             source=SUBAGENT,
             tenant=owner.tenant,
             budget=budget,
-            sink=sink,
-            parent_session_id=owner.context.session_id,
             one_shot="subagent_complete",
-            asks=owner.asks,
+            hooks=msgspec.structs.replace(hooks, asks=owner.asks),
         )
-        return self.make_turn(plan, owner.channel, root=owner.root, below=below, allowance=owner.allowance)
 
     @contextmanager
     def at_session_end(self, forget: Callable[[str], None]) -> Generator[None]:

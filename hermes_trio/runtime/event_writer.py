@@ -85,8 +85,8 @@ class EventWriter:
         self._run_of(turn).conclude(outcome)
 
     def _run_of(self, turn: Turn) -> Run:
-        assert turn.plan.run is not None
-        return self._runs[turn.plan.run.run_id]
+        assert turn.origin.run is not None
+        return self._runs[turn.origin.run.run_id]
 
     async def run(self) -> None:
         """Write batches until cancelled. A store that fails is tried again; readers of the live log do not notice."""

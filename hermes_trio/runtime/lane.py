@@ -22,7 +22,7 @@ from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
 from .tree import EMPTY_CONTEXT, Node, waiting
-from .turn import Turn, TurnSpec
+from .turn import Turn, TurnHooks, TurnOrigin, TurnSpec
 from .turn_lifecycle import NotBegun, run_turn
 
 __all__ = ["Lanes"]
@@ -213,21 +213,24 @@ class Lanes:
                 await core.store.release_inbox([row.id for row in rows])
                 await self._give_up(session_id, f"the budget is used up (wakes: {used} of {budget.wakes} used)")
                 return
-        plan = TurnSpec(
+        context = msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id)
+        sink = front.sink(context)
+        spec = TurnSpec(
             input=front.prepare(rows),
-            context=msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id),
-            agent=front.agent or core.agent,
+            context=context,
+            agent=front.agent,
             source=front.platform,
             tenant=routing.tenant,
             budget=budget,
-            rows=tuple(rows),
             one_shot=front.one_shot,
-            outer_cause=Cause(CancelCause.DRAIN),
-            replies=front.replies,
-            on_end=front.on_turn_end,
+            hooks=TurnHooks(
+                sink=sink,
+                asks=sink if front.interactive else None,
+                replies=front.replies,
+                on_end=front.on_turn_end,
+            ),
         )
-        plan.sink = front.sink(plan.context)
-        plan.asks = plan.sink if front.interactive else None
+        origin = TurnOrigin(rows=tuple(rows), outer_cause=Cause(CancelCause.DRAIN))
         await core.admission.admit()
         if core.draining:
             # What has not begun keeps waiting for the next start; begun now, it would be cancelled at once and be lost.
@@ -235,9 +238,9 @@ class Lanes:
             await core.store.release_inbox([row.id for row in rows])
             return
         try:
-            turn = lane.current = core.make_turn(plan, delivery.channel, root=root, below=lane.node)
+            turn = lane.current = core.make_turn(spec, delivery.channel, origin, root=root, below=lane.node)
             if front.one_shot:
-                lane.session, lane.context = session_id, plan.context
+                lane.session, lane.context = session_id, context
             try:
                 await front.on_turn_start(turn)
             except Exception:

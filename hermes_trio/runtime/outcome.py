@@ -13,7 +13,7 @@ import msgspec
 from hermes_trio.base.structs import RedactedStruct
 
 if TYPE_CHECKING:
-    from .ports import ToolCall
+    from .ports import Message, ToolCall
 
 __all__ = [
     "TERMINAL_STATUSES",
@@ -112,10 +112,11 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
     `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down. `calls` are the calls
-    of its client's tools with which the turn ended, `reasoning` is what the model showed of its thinking.
+    of its client's tools with which the turn ended, `reasoning` is what the model showed of its thinking, `messages` is what the turn adds to
+    a transcript, as far as it came.
     """
 
-    hidden: ClassVar[tuple[str, ...]] = ("exception",)
+    hidden: ClassVar[tuple[str, ...]] = ("exception", "messages")
     turn_id: str
     session_id: str
     session_key: str = ""
@@ -130,6 +131,7 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     finish_reason: str = "stop"
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    messages: tuple[Message, ...] = ()
     exception: BaseException | None = None
     committed: bool = True
     seconds: float = 0.0

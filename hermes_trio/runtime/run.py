@@ -18,7 +18,7 @@ from .event_writer import COALESCE_SECONDS
 from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, StopReceipt, TurnState
 from .ports import EventRow, NewRun
 from .settlement import Settlement
-from .turn import Turn, TurnSpec
+from .turn import EventSink, Turn, TurnOrigin, TurnSpec
 from .turn_lifecycle import run_turn
 
 if TYPE_CHECKING:
@@ -271,6 +271,14 @@ def _as_json(event: Mapping[str, Any], run_id: str) -> Mapping[str, Any]:
     return event
 
 
+def _both(first: EventSink, second: EventSink) -> EventSink:
+    def sink(event: Mapping[str, Any]) -> None:
+        first(event)
+        second(event)
+
+    return sink
+
+
 class Runs:
     """The live runs. One that has settled is only in the store."""
 
@@ -289,12 +297,15 @@ class Runs:
         """All live runs, oldest first."""
         return list(self._live.values())
 
-    def make(self, plan: TurnSpec) -> Run:
-        """A run that is about to start; the caller has admitted it and written its row."""
-        assert plan.run is not None
-        run = Run(self._core, plan.run)
-        plan.sink = plan.asks = run.emit
-        run.turn = self._core.make_turn(plan, None, root=Settlement(run.id))
+    def make(self, spec: TurnSpec, record: NewRun) -> Run:
+        """A run that is about to start; the caller has admitted it and written its row. Its log takes the events of its turn."""
+        run = Run(self._core, record)
+        sink = run.emit if spec.hooks.sink is None else _both(run.emit, spec.hooks.sink)
+        hooks = msgspec.structs.replace(spec.hooks, sink=sink, asks=run.emit)
+        origin = TurnOrigin(run=record, outer_cause=Cause(CancelCause.DRAIN))
+        run.turn = self._core.make_turn(
+            msgspec.structs.replace(spec, hooks=hooks), None, origin, root=Settlement(run.id)
+        )
         self._live[run.id] = run
         self._core.journal.open(run)
         return run

@@ -37,7 +37,7 @@ from .stateless import StatelessEntry
 from .supervisor import Supervisor
 from .threads import Threads, virtual_clock_of
 from .tree import EMPTY_CONTEXT, Tree, waiting
-from .turn import EventSink, Owner, Turn, TurnSpec
+from .turn import NO_HOOKS, EventSink, Owner, Turn, TurnHooks, TurnSpec
 from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
 
@@ -285,13 +285,14 @@ class Runtime:
         *,
         agent: AnyAgent | None = None,
         budget: Budget | None = None,
-        sink: EventSink | None = None,
         one_shot: str = "",
-        asks: EventSink | None = None,
-        on_start: Callable[[Turn], None] | None = None,
-        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
+        sink: EventSink | None = None,
+        hooks: TurnHooks = NO_HOOKS,
     ) -> Outcome:
-        """Run a turn in this task, for a program that embeds the runtime. Its channel is the runtime's own: see `completions`."""
+        """Run a turn in this task, for a program that embeds the runtime. Its channel is the runtime's own: see `completions`.
+
+        Waits while too many turns run; raises `Draining` or `RuntimeClosed`. Cancelling the task cancels the turn, whose end is still written.
+        """
         self.stateless.check()
         core = self.core
         where = SessionContext() if context is None else context
@@ -302,21 +303,16 @@ class Runtime:
         await core.admission.admit()
         try:
             self.stateless.check()
-            plan = TurnSpec(
+            spec = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
-                agent=core.agent if agent is None else as_agent(agent),
+                agent=None if agent is None else as_agent(agent),
                 source=where.platform or "embedded",
                 budget=budget,
-                sink=sink,
                 one_shot=one_shot,
-                asks=asks,
-                on_end=on_end,
+                hooks=hooks if sink is None else msgspec.structs.replace(hooks, sink=sink),
             )
-            turn = core.make_turn(plan, self._completions.channel)
-            if on_start is not None:
-                self.stateless.announce(turn, on_start)
-            return await run_turn(core, turn)
+            return await run_turn(core, core.make_turn(spec, self._completions.channel))
         finally:
             core.admission.release()
 

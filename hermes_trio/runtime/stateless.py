@@ -7,22 +7,21 @@ to see of the runtime.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 import attrs
 import outcome
 import trio
 
-from .budget import Budget
-from .context import SessionContext, check_id
+from .context import check_id
 from .core import RuntimeCore
 from .errors import Draining, OutcomeUnknown, RuntimeClosed
 from .outcome import CancelCause, Cause, Outcome
-from .ports import Agent, NewRun, TurnInput, TurnStart
+from .ports import NewRun, TurnStart
 from .run import Run, Runs
-from .turn import EventSink, Turn, TurnSpec
+from .turn import TurnOrigin, TurnSpec
 from .turn_lifecycle import run_turn
 
 __all__ = ["StatelessEntry"]
@@ -32,6 +31,9 @@ logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 """Between two attempts to learn whether a run was written."""
+
+
+_REQUESTED: Final = TurnOrigin(outer_cause=Cause(CancelCause.CLIENT_GONE))
 
 
 @attrs.define(eq=False)
@@ -76,29 +78,7 @@ class StatelessEntry:
         self.check()
         self._core.admission.check()
 
-    def announce(self, turn: Turn, on_start: Callable[[Turn], None]) -> None:
-        """Tell whoever starts a turn about it. If that fails, the turn is not conducted."""
-        try:
-            on_start(turn)
-        except BaseException:
-            self._core.drop_turn(turn)
-            raise
-
-    async def run_turn(
-        self,
-        input: TurnInput | str,
-        context: SessionContext,
-        *,
-        source: str = "",
-        tenant: str = "",
-        agent: Agent | None = None,
-        budget: Budget | None = None,
-        sink: EventSink | None = None,
-        one_shot: str = "",
-        also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
-        on_start: Callable[[Turn], None] | None = None,
-        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
-    ) -> Outcome:
+    async def run_turn(self, spec: TurnSpec) -> Outcome:
         """Run a turn in this task and return its outcome. Raises `TooBusy` or `Draining` before anything is done.
 
         Cancelling the task means that the client has left: the turn is cancelled, stored as far as it came, and `Cancelled` goes on.
@@ -107,41 +87,12 @@ class StatelessEntry:
         core = self._core
         core.admission.admit_nowait()
         try:
-            plan = TurnSpec(
-                input=TurnInput(text=input) if isinstance(input, str) else input,
-                context=context,
-                agent=core.agent if agent is None else agent,
-                source=source or context.platform,
-                tenant=tenant,
-                budget=budget,
-                sink=sink,
-                one_shot=one_shot,
-                outer_cause=Cause(CancelCause.CLIENT_GONE),
-                also=also,
-                on_end=on_end,
-            )
-            turn = core.make_turn(plan, None)
-            if on_start is not None:
-                self.announce(turn, on_start)
-            return await run_turn(core, turn)
+            return await run_turn(core, core.make_turn(spec, None, _REQUESTED))
         finally:
             core.admission.release()
 
     async def start_run(
-        self,
-        input: TurnInput,
-        context: SessionContext,
-        *,
-        run_id: str = "",
-        source: str = "",
-        tenant: str = "",
-        agent: Agent | None = None,
-        budget: Budget | None = None,
-        idempotency_key: str = "",
-        fingerprint: str = "",
-        also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
-        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
-        **record: Any,
+        self, spec: TurnSpec, *, run_id: str = "", idempotency_key: str = "", fingerprint: str = ""
     ) -> Run:
         """Start a run that survives its client. It is durable when this returns.
 
@@ -154,35 +105,27 @@ class StatelessEntry:
         try:
             run_record = NewRun(
                 run_id=check_id(run_id, "run_id", 128) or core.ids.make("run_"),
-                session_id=context.session_id,
-                model=input.model,
-                tenant=tenant,
-                input_preview=input.text[:200],
+                session_id=spec.context.session_id,
+                model=spec.input.model,
+                tenant=spec.tenant,
+                input_preview=spec.input.text[:200],
                 idempotency_key=idempotency_key,
                 fingerprint=fingerprint,
-                **record,
-            )
-            plan = TurnSpec(
-                input=input,
-                context=context,
-                agent=core.agent if agent is None else agent,
-                source=source or context.platform,
-                tenant=tenant,
-                budget=budget,
-                run=run_record,
-                outer_cause=Cause(CancelCause.DRAIN),
-                also=also,
-                on_end=on_end,
             )
             start = TurnStart(
-                turn_id="", context=context, source=plan.source, tenant=tenant, model=input.model, run=run_record
+                turn_id="",
+                context=spec.context,
+                source=spec.source,
+                tenant=spec.tenant,
+                model=spec.input.model,
+                run=run_record,
             )
             nursery = self._nursery()
             assert nursery is not None
             written = _Written()
             core.starting.add(written.over)
             traced = nullcontext() if core.tree.tracer is None else core.tree.tracer.carried()
-            core.base_context.copy().run(nursery.start_soon, self._begin, plan, start, written, traced)
+            core.base_context.copy().run(nursery.start_soon, self._begin, spec, start, written, traced)
         except BaseException:
             core.admission.release()
             raise
@@ -195,7 +138,7 @@ class StatelessEntry:
         )
 
     async def _begin(
-        self, plan: TurnSpec, start: TurnStart, written: _Written, traced: AbstractContextManager[None]
+        self, spec: TurnSpec, start: TurnStart, written: _Written, traced: AbstractContextManager[None]
     ) -> None:
         """The task of a run: write its row down, tell the caller if it still waits, and live."""
         core = self._core
@@ -205,7 +148,8 @@ class StatelessEntry:
             if self._nursery() is None:
                 raise RuntimeClosed("the runtime closed while the run was being written down; the next start ends it")
             with traced:
-                run = self.runs.make(plan)
+                assert start.run is not None
+                run = self.runs.make(spec, start.run)
             written.result = outcome.Value(run)
         except Exception as error:
             written.result = outcome.Error(error)

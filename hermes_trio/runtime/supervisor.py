@@ -24,8 +24,8 @@ from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, Unknown
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
 from .tree import Node, split_cancelled, stop_node, waiting
-from .turn import EventSink, Owner
-from .turn_lifecycle import first_cause, run_turn
+from .turn import NO_HOOKS, Owner, TurnHooks
+from .turn_lifecycle import first_cause, run_child
 
 __all__ = ["Job", "JobSpec", "Supervisor"]
 
@@ -122,20 +122,11 @@ class Job:
         agent: Agent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
-        sink: EventSink | None = None,
-        on_context: Callable[[SessionContext], None] | None = None,
-        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
+        hooks: TurnHooks = NO_HOOKS,
     ) -> Outcome:
         """Run a child turn of the job's owner inside this job. It is of the owner's kind."""
-        child = self._core.make_child(
-            input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
-        )
-        child.plan.on_end = on_end
-        if on_context is not None:
-            on_context(child.context)
-        outcome = await run_turn(self._core, child)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return outcome
+        spec = self._core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
+        return await run_child(self._core, spec, self.owner, self.node)
 
     # -- for everybody else ------------------------------------------------------------------------------------------------------
 

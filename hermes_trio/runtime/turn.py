@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from .ends import End
     from .supervisor import Job, JobSpec
 
-__all__ = ["DeliveringTurn", "EventSink", "Owner", "StatelessTurn", "Turn", "TurnScope", "TurnSpec"]
+__all__ = [
+    "DeliveringTurn",
+    "EventSink",
+    "Owner",
+    "StatelessTurn",
+    "Turn",
+    "TurnHooks",
+    "TurnOrigin",
+    "TurnScope",
+    "TurnSpec",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -63,30 +73,62 @@ def awaitable_from_asyncio(
     return call
 
 
-class TurnSpec(msgspec.Struct, kw_only=True, eq=False):
-    """Everything about a turn that is known before it starts. `replies`, `also` and `on_end` belong to the interface that handles the turn.
+class TurnHooks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What is called during a turn, and at its end. Every field is optional.
 
-    `replies(turn, outcome)` and `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after
-    the commit. `asks` is where a person can be asked something (an approval) for as long as the work lives; None where nobody can be
-    reached. `outer_cause` is the cause to record when the task that runs the turn is cancelled from outside.
+    `sink` takes the turn's events. `asks` is where a person can be asked something (an approval) for as long as the work lives; without it no
+    person can be reached. `on_start(turn)` is called before the turn begins; if it raises, the turn does not begin. `replies(turn, outcome)` and
+    `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after the commit, under a
+    bounded shield; what it raises is logged.
+    """
+
+    sink: EventSink | None = None
+    asks: EventSink | None = None
+    on_start: Callable[[Turn], None] | None = None
+    replies: Callable[[Turn, Outcome], Sequence[NewReply]] | None = None
+    also: Callable[[Turn, Outcome], Sequence[object]] | None = None
+    on_end: Callable[[Outcome], Awaitable[None]] | None = None
+
+
+NO_HOOKS = TurnHooks()
+
+
+class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Everything that the caller of a turn decides before it starts.
+
+    `agent` is the runtime's unless one is given, and `source` the platform of the context. `one_shot` is the reason with which the session ends
+    when the turn and all that it started have ended; empty for a session that stays open.
     """
 
     input: TurnInput
     context: SessionContext
-    agent: Agent
+    agent: Agent | None = None
     source: str = ""
     tenant: str = ""
     budget: Budget | None = None
-    sink: EventSink | None = None
+    one_shot: str = ""
+    hooks: TurnHooks = NO_HOOKS
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            msgspec.structs.force_setattr(self, "source", self.context.platform)
+
+
+class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How a turn came about, which the runtime decides.
+
+    `run` is the run that the turn is, `rows` are the inbox rows that it takes, `parent_session_id` is the session of its parent.
+    `outer_cause` is recorded when the task that runs the turn is cancelled from outside.
+    """
+
     run: NewRun | None = None
     rows: tuple[InboxRow, ...] = ()
     parent_session_id: str = ""
-    one_shot: str = ""
-    asks: EventSink | None = None
     outer_cause: Cause = PARENT_GONE
-    replies: Callable[[Turn, Outcome], Sequence[NewReply]] | None = None
-    also: Callable[[Turn, Outcome], Sequence[object]] | None = None
-    on_end: Callable[[Outcome], Awaitable[None]] | None = None
+
+
+EMBEDDED = TurnOrigin()
+"""The origin of a turn that a program or a parent starts by itself."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -128,25 +170,35 @@ class Turn:
         "locked",
         "node",
         "nursery",
-        "plan",
+        "origin",
         "progress",
         "root",
         "scope",
         "sink",
+        "spec",
         "state",
         "steering",
         "unwritten",
     )
 
     def __init__(
-        self, core: RuntimeCore, plan: TurnSpec, node: Node, *, id: str, root: Settlement, allowance: Allowance
+        self,
+        core: RuntimeCore,
+        spec: TurnSpec,
+        origin: TurnOrigin,
+        node: Node,
+        *,
+        id: str,
+        root: Settlement,
+        allowance: Allowance,
     ) -> None:
         self.core = core
-        self.plan = plan
+        self.spec = spec
+        self.origin = origin
         self.id = id
-        self.context: SessionContext = plan.context
-        self.input: TurnInput = plan.input
-        self.sink: EventSink | None = plan.sink
+        self.context: SessionContext = spec.context
+        self.input: TurnInput = spec.input
+        self.sink: EventSink | None = spec.hooks.sink
         self.root = root
         self.cause: Cause | None = None
         self.progress: Reply | None = None
@@ -155,11 +207,11 @@ class Turn:
         self.scope: trio.CancelScope | None = None
         self.unwritten: End | None = None
         self.locked: bool = False
-        budget = plan.budget
+        budget = spec.budget
         self.allowance: Allowance = allowance.child(budget, self.cancel)
         self.deadline: float = inf if budget is None or budget.seconds is None else trio.current_time() + budget.seconds
         self.node = node.open(
-            "turn", id, name=plan.source, owner=self.context.session_key, tenant=plan.tenant, work=self
+            "turn", id, name=spec.source, owner=self.context.session_key, tenant=spec.tenant, work=self
         )
         self.nursery: trio.Nursery
 
@@ -218,25 +270,16 @@ class Turn:
         agent: Agent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
-        sink: EventSink | None = None,
-        on_context: Callable[[SessionContext], None] | None = None,
-        on_end: Callable[[Outcome], Awaitable[None]] | None = None,
+        hooks: TurnHooks = NO_HOOKS,
     ) -> Outcome:
         """Run a child turn inside this one and wait for it: same kind, own nursery, own session, this turn's limiter token.
 
         Cancelling this turn cancels the child, whose end is still written down. A child that fails does not raise: its outcome says so.
         """
-        from .turn_lifecycle import run_turn
+        from .turn_lifecycle import run_child
 
-        child = self.core.make_child(
-            input, owner=self.owner, below=self.node, agent=agent, context=context, budget=budget, sink=sink
-        )
-        child.plan.on_end = on_end
-        if on_context is not None:
-            on_context(child.context)
-        outcome = await run_turn(self.core, child)
-        await trio.lowlevel.checkpoint_if_cancelled()
-        return outcome
+        spec = self.core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
+        return await run_child(self.core, spec, self.owner, self.node)
 
     @property
     def owner(self) -> Owner:
@@ -246,8 +289,8 @@ class Turn:
             turn_id=self.id,
             root=self.root,
             allowance=self.allowance,
-            tenant=self.plan.tenant,
-            asks=self.plan.asks,
+            tenant=self.spec.tenant,
+            asks=self.spec.hooks.asks,
         )
 
     # -- stopping ----------------------------------------------------------------------------------------------------------------
@@ -301,7 +344,8 @@ class DeliveringTurn(Turn):
     def __init__(
         self,
         core: RuntimeCore,
-        plan: TurnSpec,
+        spec: TurnSpec,
+        origin: TurnOrigin,
         node: Node,
         *,
         id: str,
@@ -309,7 +353,7 @@ class DeliveringTurn(Turn):
         allowance: Allowance,
         channel: CompletionChannel,
     ) -> None:
-        super().__init__(core, plan, node, id=id, root=root, allowance=allowance)
+        super().__init__(core, spec, origin, node, id=id, root=root, allowance=allowance)
         self.channel = channel
 
     @awaitable_from_asyncio

@@ -19,10 +19,10 @@ from .ends import End
 from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
-from .tree import split_cancelled, waiting
-from .turn import Turn, TurnScope
+from .tree import Node, split_cancelled, waiting
+from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
-__all__ = ["NotBegun", "first_cause", "run_turn"]
+__all__ = ["NotBegun", "first_cause", "run_child", "run_turn"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
 
@@ -63,13 +63,14 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if start.hold or (start.run is None and start.inbox_ids):
                     await _begin(core, turn, start)
                     begun = True
-                answer = await turn.plan.agent(turn)
-                reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, turn.plan.agent)
+                agent = turn.spec.agent or core.agent
+                answer = await agent(turn)
+                reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
                     # a step of the scheduler, which need not come first.
                     outcome = await _end(core, turn, start, reply, None, None, began)
-                    if turn.plan.run is not None and outcome.committed:
+                    if turn.origin.run is not None and outcome.committed:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
             failure, outside = _sift(error)
@@ -86,19 +87,29 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         if core.tree.tracer is not None:
             core.tree.tracer.note(turn.node, outcome=outcome)
         how = outcome.state.value
-        if turn.plan.source == SUBAGENT:
+        if turn.spec.source == SUBAGENT:
             await _stop_orphans(core, session_id)
     finally:
         if turn.locked and turn.unwritten is None:
             core.locks.release(session_id)
         del core.live_turns[turn.id]
         turn.node.close(how)
-    if turn.plan.on_end is not None:
+    if turn.spec.hooks.on_end is not None:
         await _call_hook(core, turn, outcome)
     if outside is not None:
         raise outside
     if not begun and not outcome.committed:
         raise NotBegun(outcome.error) from failure
+    return outcome
+
+
+async def run_child(core: RuntimeCore, spec: TurnSpec, owner: Owner, below: Node) -> Outcome:
+    """Run a child turn of `owner` under the node `below`, on the token of its parent. Its outcome says how it ended; it does not raise for that."""
+    owner.allowance.spend("turns")
+    origin = TurnOrigin(parent_session_id=owner.context.session_id)
+    child = core.make_turn(spec, owner.channel, origin, root=owner.root, below=below, allowance=owner.allowance)
+    outcome = await run_turn(core, child)
+    await trio.lowlevel.checkpoint_if_cancelled()
     return outcome
 
 
@@ -158,7 +169,7 @@ async def _end(
     began: float,
 ) -> Outcome:
     """The one outcome of a turn, written down."""
-    return await _commit(core, turn, start, reply, _judge(turn, reply, failure, outside, trio.current_time() - began))
+    return await _commit(core, turn, start, _judge(turn, reply, failure, outside, trio.current_time() - began))
 
 
 async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
@@ -169,18 +180,18 @@ async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
 
 
 def _start_of(turn: Turn) -> TurnStart:
-    plan = turn.plan
+    spec, origin = turn.spec, turn.origin
     return TurnStart(
         turn_id=turn.id,
         context=turn.context,
-        source=plan.source,
-        tenant=plan.tenant,
+        source=spec.source,
+        tenant=spec.tenant,
         model=turn.input.model,
-        parent_session_id=plan.parent_session_id,
-        run=plan.run,
-        inbox_ids=tuple(row.id for row in plan.rows) if plan.rows else (),
-        one_shot=bool(plan.one_shot),
-        hold=turn.core.shared and bool(turn.context.session_id) and plan.source != SUBAGENT,
+        parent_session_id=origin.parent_session_id,
+        run=origin.run,
+        inbox_ids=tuple(row.id for row in origin.rows) if origin.rows else (),
+        one_shot=bool(spec.one_shot),
+        hold=turn.core.shared and bool(turn.context.session_id) and spec.source != SUBAGENT,
         began_at=turn.core.clock(),
     )
 
@@ -222,81 +233,75 @@ def _judge(
 ) -> Outcome:
     """One outcome from everything that happened. A reply that is complete is kept: a cancel never discards finished work."""
     said = reply or turn.progress or Reply()
-    outcome = Outcome(
+    state, error, code, partial, reason = (
+        TurnState.COMPLETED,
+        said.error,
+        said.error_code,
+        said.partial,
+        said.finish_reason,
+    )
+    cause: Cause | None = None
+    if reply is not None and failure is None:
+        if reply.error and not reply.text:
+            state = TurnState.FAILED
+    else:
+        reason = "error"
+        cause = turn.cause
+        if cause is None and failure is None and outside is None:
+            cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
+        if cause is None and outside is not None:
+            cause = turn.origin.outer_cause
+        if cause is not None:
+            turn.cause = cause
+            state, error, code, partial = TurnState.CANCELLED, f"cancelled ({cause})", cause.kind.value, True
+        else:
+            assert failure is not None
+            state, partial = TurnState.FAILED, bool(said.text)
+            if isinstance(failure, AgentFailed | BudgetExhausted):
+                error, code = str(failure), getattr(failure, "code", "budget")
+            else:
+                error, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
+                logger.error("turn %s failed", turn.id, exc_info=failure)
+    return Outcome(
         turn_id=turn.id,
         session_id=turn.context.session_id,
         session_key=turn.context.session_key,
-        state=TurnState.COMPLETED,
+        state=state,
         text=said.text,
-        error=said.error,
-        error_code=said.error_code,
+        error=error,
+        error_code=code,
+        cause=cause,
         usage=said.usage,
-        partial=said.partial,
+        partial=partial,
         model=said.model or turn.input.model,
-        finish_reason=said.finish_reason,
+        finish_reason=reason,
         calls=said.calls,
         reasoning=said.reasoning,
+        messages=said.messages or _default_messages(turn, said.text, reason),
+        exception=failure,
         seconds=seconds,
     )
-    if reply is not None and failure is None:
-        return msgspec.structs.replace(outcome, state=TurnState.FAILED) if reply.error and not reply.text else outcome
-    cause = turn.cause
-    if cause is None and failure is None and outside is None:
-        cause = Cause(CancelCause.DEADLINE, "the time of the turn is used up")
-    if cause is None and outside is not None:
-        cause = turn.plan.outer_cause
-    if cause is not None:
-        turn.cause = cause
-        return msgspec.structs.replace(
-            outcome,
-            state=TurnState.CANCELLED,
-            error=f"cancelled ({cause})",
-            error_code=cause.kind.value,
-            cause=cause,
-            exception=failure,
-            partial=True,
-            finish_reason="error",
-        )
-    assert failure is not None
-    if isinstance(failure, AgentFailed | BudgetExhausted):
-        text, code = str(failure), getattr(failure, "code", "budget")
-    else:
-        text, code = f"the agent failed with {type(failure).__name__}; the log has the details", "agent_error"
-        logger.error("turn %s failed", turn.id, exc_info=failure)
-    return msgspec.structs.replace(
-        outcome,
-        state=TurnState.FAILED,
-        error=text,
-        error_code=code,
-        exception=failure,
-        partial=bool(said.text),
-        finish_reason="error",
-    )
 
 
-def _messages(turn: Turn, reply: Reply | None, outcome: Outcome, now: float) -> tuple[Message, ...]:
-    said = reply or turn.progress
-    if said is not None and said.messages:
-        return said.messages
+def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Message, ...]:
+    """What an agent that adds no messages by itself adds: the prompt, and the text that it returned."""
+    now = turn.core.clock()
     prompt = turn.input.prompt
     asked = (Message(role="user", content=prompt, timestamp=now, platform_message_id=turn.context.message_id),)
-    if outcome.text:
-        return (
-            *asked,
-            Message(role="assistant", content=outcome.text, timestamp=now, finish_reason=outcome.finish_reason),
-        )
+    if text:
+        return (*asked, Message(role="assistant", content=text, timestamp=now, finish_reason=finish_reason))
     return asked if prompt else ()
 
 
-async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply | None, outcome: Outcome) -> Outcome:
+async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome) -> Outcome:
     """Write the end down, all of it or nothing. One that the store refuses is repeated by `core.ends`, and the session stays locked until then.
 
     A turn that ended while it waited for its session has no part in the session's history.
     """
-    plan = turn.plan
+    spec, rows = turn.spec, turn.origin.rows
     drained = _drained(outcome.cause)
     # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
-    told = tuple(row.id for row in plan.rows if row.kind is InboxKind.NOTICE) if plan.rows and not drained else ()
+    told = tuple(row.id for row in rows if row.kind is InboxKind.NOTICE) if rows and not drained else ()
 
     waited = not turn.locked and bool(turn.context.session_id)
 
@@ -308,33 +313,33 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, reply: Reply 
             error=outcome.error,
             error_code=outcome.error_code,
             acknowledged=told,
-            events=_NO_EVENTS if plan.run is None else (core.journal.last(turn, outcome),),
-            end_session=plan.one_shot,
+            events=_NO_EVENTS if turn.origin.run is None else (core.journal.last(turn, outcome),),
+            end_session=spec.one_shot,
             branched=branched,
             root_id=turn.root.id,
             waited=waited,
         )
 
     # A child's session ends with the child; any other waits until it has been told what it was promised.
-    branched = turn.root.branched and plan.source != SUBAGENT
+    branched = turn.root.branched and spec.source != SUBAGENT
     try:
         finish = TurnFinish(
             start=start,
             state=outcome.state,
-            messages=() if waited else _messages(turn, reply, outcome, core.clock()),
+            messages=() if waited else outcome.messages,
             usage=outcome.usage,
             text=outcome.text,
             error=outcome.error,
             error_code=outcome.error_code,
             model=outcome.model,
-            outbox=() if plan.replies is None else tuple(plan.replies(turn, outcome)),
+            outbox=() if spec.hooks.replies is None else tuple(spec.hooks.replies(turn, outcome)),
             acknowledged=told,
-            events=core.journal.terminal(turn, outcome) if plan.run is not None else _NO_EVENTS,
-            end_session=plan.one_shot,
+            events=core.journal.terminal(turn, outcome) if turn.origin.run is not None else _NO_EVENTS,
+            end_session=spec.one_shot,
             branched=branched,
             root_id=turn.root.id,
             waited=waited,
-            also=() if plan.also is None else tuple(plan.also(turn, outcome)),
+            also=() if spec.hooks.also is None else tuple(spec.hooks.also(turn, outcome)),
         )
     except Exception as error:
         logger.exception("what turn %s leaves behind could not be composed; its state and error are written", turn.id)
@@ -360,7 +365,7 @@ def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> 
     """The end of a turn is written at last, or was given up: its session is free, and the readers of its run are told."""
     if turn.locked:
         core.locks.release(turn.context.session_id)
-    if turn.plan.run is not None:
+    if turn.origin.run is not None:
         written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
         core.journal.ended(turn, msgspec.structs.replace(written, committed=end.written))
 
@@ -380,10 +385,10 @@ _NO_EVENTS: Final[tuple[EventRow, ...]] = ()
 
 
 async def _call_hook(core: RuntimeCore, turn: Turn, outcome: Outcome) -> None:
-    assert turn.plan.on_end is not None
+    assert turn.spec.hooks.on_end is not None
     with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.hook_seconds) as bound:
         try:
-            await turn.plan.on_end(outcome)
+            await turn.spec.hooks.on_end(outcome)
         except Exception:
             logger.exception("the hook after turn %s failed", turn.id)
     if bound.cancelled_caught:

@@ -67,13 +67,13 @@ class CommandConfinement:
             named = rules.tenants.get(tenant)
             profile = named or profile.narrowed(rules.tenants.get(EVERY_TENANT, Profile.WORKSPACE))
         profile = rules.keys.get(context.key_id, profile) if context.key_id else profile
-        if turn is not None and turn.plan.source == SUBAGENT and self._settings.delegation.profile is not None:
+        if turn is not None and turn.spec.source == SUBAGENT and self._settings.delegation.profile is not None:
             profile = profile.narrowed(self._settings.delegation.profile)
         return profile
 
     def profile_of_turn(self, turn: Turn) -> Profile:
         """The profile of a turn's commands."""
-        return self.profile_of(turn, turn.context, turn.plan.tenant)
+        return self.profile_of(turn, turn.context, turn.spec.tenant)
 
     def folder_of(self, place: ToolContext) -> str:
         """The folder of a session: one of its own where the settings or its profile say so. It is made if it is missing."""

@@ -52,7 +52,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The place of a turn; outside any, that of the open Runtime, whose own channel carries what is promised. Raises `NoRuntime`."""
         if turn is None:
             return cls._in_program()
-        if turn.plan.source == SUBAGENT:
+        if turn.spec.source == SUBAGENT:
             return cls(core=turn.core, owner=turn.owner, turn=turn, unsupported=CHILD)
         if isinstance(turn, DeliveringTurn):
             return cls(core=turn.core, owner=turn.owner, turn=turn, channel=turn.channel)

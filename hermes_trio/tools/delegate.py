@@ -19,7 +19,7 @@ from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import CancelCause, JobState, Outcome, TurnState, Usage
 from hermes_trio.runtime.ports import NoticeKind, TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.runtime.turn import DeliveringTurn, Turn
+from hermes_trio.runtime.turn import DeliveringTurn, Turn, TurnHooks
 
 from .registry import SUBAGENT_KEY, FunctionTool
 from .settings import DelegationSettings
@@ -250,8 +250,8 @@ class _Batch:
             self.usage = self.usage + outcome.usage
             self._delegation.forget(outcome.session_id)
 
-        def inherit(context: SessionContext) -> None:
-            self._delegation.inherit(self._parent, context)
+        def inherit(child: Turn) -> None:
+            self._delegation.inherit(self._parent, child.context)
 
         try:
             outcome = await run_child(
@@ -262,9 +262,7 @@ class _Batch:
                     payload={SUBAGENT_KEY: {"role": "orchestrator" if orchestrator else "leaf", "depth": self._depth}},
                 ),
                 budget=settings.child_budget,
-                sink=trace.take,
-                on_context=inherit,
-                on_end=remember,
+                hooks=TurnHooks(sink=trace.take, on_start=inherit, on_end=remember),
             )
             self._entries[index] = _entry(index, outcome, trace, trio.current_time() - began, self._limit())
         except BaseException:

@@ -534,7 +534,7 @@ async def test_a_jobs_session_belongs_to_the_jobs_owner() -> None:
     tenants: list[str] = []
 
     async def agent(turn: Turn) -> str:
-        tenants.append(turn.plan.tenant)
+        tenants.append(turn.spec.tenant)
         return "done"
 
     async with open_cron(agent) as cron:

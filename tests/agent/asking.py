@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import trio
 
-from hermes_trio import Runtime, SessionContext, Turn
+from hermes_trio import Runtime, SessionContext, Turn, TurnHooks
 from hermes_trio.agent.approvals import ApprovalResult, Approvals, ApprovalStore, Question
 
 QUESTION = Question(shown="rm -rf build", description="deletes recursively", categories=("recursive delete",))
@@ -38,7 +38,9 @@ class Asker:
             return "ok"
 
         context = SessionContext(session_id=session, session_key=key)
-        await self.runtime.run_turn("go", context, agent=agent, asks=self.events.append if asks else None)
+        await self.runtime.run_turn(
+            "go", context, agent=agent, hooks=TurnHooks(asks=self.events.append if asks else None)
+        )
 
     @property
     def asked(self) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn
+from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn, TurnHooks
 from hermes_trio.agent.approvals import ApprovalResult, Approvals, grantee_of
 from hermes_trio.store import open_store
 from hermes_trio.store.ports import Store
@@ -170,7 +170,9 @@ async def test_a_sink_that_fails_is_a_refusal(runtime: Runtime) -> None:
         answers.append(await approvals.ask(turn, QUESTION))
         return "ok"
 
-    await runtime.run_turn("go", SessionContext(session_id="s", session_key="k"), agent=agent, asks=broken)
+    await runtime.run_turn(
+        "go", SessionContext(session_id="s", session_key="k"), agent=agent, hooks=TurnHooks(asks=broken)
+    )
     assert "could not be shown" in answers[0].reason
     assert await approvals.pending("k") == []
 

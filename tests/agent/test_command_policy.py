@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from hermes_trio import Runtime, SessionContext, Turn
+from hermes_trio import Runtime, SessionContext, Turn, TurnHooks
 from hermes_trio.agent.command_policy import ApprovalSettings, CommandPolicy, Decision, Mode, ModelReviewer, Review
 from hermes_trio.agent.model import ModelError, ModelErrorKind
 from hermes_trio.base.settings import SettingsError, read_settings
@@ -251,7 +251,7 @@ async def test_children_ask_through_their_owner(tmp_path: Path) -> None:
             return (await turn.run_child("clean up", agent=child)).text
 
         context = SessionContext(session_id="s1", session_key="chat")
-        outcome = await bench.runtime.run_turn("go", context, agent=parent, asks=person.tell)
+        outcome = await bench.runtime.run_turn("go", context, agent=parent, hooks=TurnHooks(asks=person.tell))
         assert outcome.text == "0"
         assert not (tmp_path / "x").exists()
         row = await bench.runtime.store.get_approval(person.asked[0]["approval_id"])  # type: ignore[attr-defined]
@@ -312,7 +312,9 @@ async def test_smart_mode(runtime: Runtime, said: str, allowed: bool, choices: l
         decisions.append(await consent.decide(turn, verdict))
         return "ok"
 
-    await runtime.run_turn("go", SessionContext(session_id="s", session_key="s"), agent=agent, asks=events.append)
+    await runtime.run_turn(
+        "go", SessionContext(session_id="s", session_key="s"), agent=agent, hooks=TurnHooks(asks=events.append)
+    )
     assert decisions[0].allowed is allowed
     assert (events[0]["choices"] if events else None) == choices
     if said == "deny":
@@ -332,7 +334,9 @@ async def test_a_scanner_s_finding_cannot_be_allowed_for_ever(runtime: Runtime) 
         await consent.decide(turn, Verdict("x", findings=(finding,)))
         return "ok"
 
-    await runtime.run_turn("go", SessionContext(session_id="s", session_key="s"), agent=agent, asks=events.append)
+    await runtime.run_turn(
+        "go", SessionContext(session_id="s", session_key="s"), agent=agent, hooks=TurnHooks(asks=events.append)
+    )
     assert events[0]["choices"] == ["once", "session", "deny"]
 
 

@@ -20,6 +20,8 @@ from hermes_trio import (
     SessionContext,
     StatelessTurn,
     Turn,
+    TurnInput,
+    TurnSpec,
     TurnState,
     async_delivery_supported,
     current_runtime,
@@ -95,7 +97,11 @@ async def test_the_decision_follows_the_interface_and_not_the_session(
         return "unwatched"
 
     outcome = await runtime.stateless.run_turn(
-        "x", SessionContext(platform="api_server", session_key=key, session_id="the-session"), agent=over_http
+        TurnSpec(
+            input=TurnInput(text="x"),
+            context=SessionContext(platform="api_server", session_key=key, session_id="the-session"),
+            agent=over_http,
+        )
     )
     assert outcome.state is TurnState.COMPLETED
 

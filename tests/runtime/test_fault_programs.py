@@ -28,7 +28,7 @@ from hermes_trio.runtime.errors import RuntimeProblem
 from hermes_trio.runtime.outcome import TERMINAL_STATUSES, JobState, Outcome
 from hermes_trio.runtime.ports import InboxRow, NewReply, NoticeKind, TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.runtime.turn import EventSink, Turn
+from hermes_trio.runtime.turn import EventSink, Turn, TurnSpec
 from hermes_trio.store import Page, Store, open_store
 from hermes_trio.store.records import ApprovalChoice, OutboxState
 from hermes_trio.testing.clock import virtual_clock as make_clock
@@ -181,7 +181,9 @@ class Program:
         where = SessionContext(session_id=f"run-session-{number % 2}", session_key=f"run-session-{number % 2}")
         try:
             with trio.move_on_after(self.dice.random() * 3 + 0.01):
-                run = await runtime.stateless.start_run(TurnInput(text=f"run {number}"), where, run_id=f"run_{number}")
+                run = await runtime.stateless.start_run(
+                    TurnSpec(input=TurnInput(text=f"run {number}"), context=where), run_id=f"run_{number}"
+                )
                 if self.dice.random() < 0.3:
                     run.request_stop()
         except RuntimeProblem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from hermes_trio import Runtime, SessionContext, Turn
+from hermes_trio import Runtime, SessionContext, Turn, TurnSpec
 from hermes_trio.runtime.errors import MembershipLost
 from hermes_trio.runtime.membership import BEATS, MARGIN
 from hermes_trio.runtime.ports import RUN_TOPIC, NewRun, NodeRequest, TurnInput, TurnStart
@@ -24,7 +24,9 @@ async def sleeper(turn: Turn) -> str:
 
 async def start(runtime: Runtime, text: str = "", session_id: str = "s") -> str:
     """Start a run and return its id."""
-    run = await runtime.stateless.start_run(TurnInput(text=text), SessionContext(session_id=session_id))
+    run = await runtime.stateless.start_run(
+        TurnSpec(input=TurnInput(text=text), context=SessionContext(session_id=session_id))
+    )
     await trio.testing.wait_all_tasks_blocked()
     return run.id
 

@@ -21,7 +21,9 @@ from hermes_trio import (
     RuntimeSettings,
     SessionContext,
     Turn,
+    TurnHooks,
     TurnInput,
+    TurnSpec,
     TurnState,
 )
 from hermes_trio.runtime.core import RuntimeCore
@@ -154,7 +156,7 @@ async def test_a_turn_that_never_had_its_session_does_not_free_it(virtual_clock:
         where = SessionContext(session_id="s")
 
         async def run(text: str) -> None:
-            await runtime.run_turn(text, where, on_start=turns.append)
+            await runtime.run_turn(text, where, hooks=TurnHooks(on_start=turns.append))
 
         nursery.start_soon(run, "first")
         await trio.testing.wait_all_tasks_blocked()
@@ -185,7 +187,7 @@ async def test_a_turn_that_never_had_its_session_does_not_make_another_be_writte
     async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime, trio.open_nursery() as nursery:
 
         async def run(text: str) -> None:
-            await runtime.run_turn(text, SessionContext(session_id="s"), on_start=turns.append)
+            await runtime.run_turn(text, SessionContext(session_id="s"), hooks=TurnHooks(on_start=turns.append))
 
         for text in ("first", "second"):
             nursery.start_soon(run, text)
@@ -203,7 +205,9 @@ async def test_a_run_whose_end_is_reduced_has_its_last_event_in_the_store(virtua
     faults = StoreFaults()
     async with Runtime(agent=ScriptedAgent("done"), store=faults.around(open_store(None))) as runtime:
         faults.fail("finish_turn", times=5)
-        run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"), run_id="run_1")
+        run = await runtime.stateless.start_run(
+            TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s")), run_id="run_1"
+        )
         await run.settled.wait()
         store: Any = runtime.store
         row = await store.get_run("run_1")
@@ -256,9 +260,18 @@ async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(vi
     async with Runtime(agent=ScriptedAgent("first", "second"), store=open_store(None)) as runtime:
         where = SessionContext(session_id="s")
         stateless = runtime.stateless
-        outcome = await stateless.run_turn("a", where, source="x", also=lambda turn, outcome: (object(),))
+        outcome = await stateless.run_turn(
+            TurnSpec(
+                input=TurnInput(text="a"),
+                context=where,
+                source="x",
+                hooks=TurnHooks(also=lambda turn, outcome: (object(),)),
+            )
+        )
         assert (outcome.state, outcome.error_code) == (TurnState.FAILED, "store_error")
-        assert (await stateless.run_turn("b", where, source="x")).state is TurnState.COMPLETED
+        assert (
+            await stateless.run_turn(TurnSpec(input=TurnInput(text="b"), context=where, source="x"))
+        ).state is TurnState.COMPLETED
         assert [m.text for m in await runtime.store.load_history("s")] == ["b", "second"]
 
 
@@ -474,7 +487,9 @@ async def test_a_deaf_thread_is_a_job_and_keeps_its_run_unsettled(virtual_clock:
 
     settings = RuntimeSettings(thread_grace=0.05)
     async with Runtime(agent=agent, store=open_store(None), settings=settings) as runtime:
-        run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"))
+        run = await runtime.stateless.start_run(
+            TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s"))
+        )
         await trio.testing.wait_all_tasks_blocked()
         try:
             first = await run.stop()

@@ -11,6 +11,7 @@ from hermes_trio import (
     SessionContext,
     Turn,
     TurnInput,
+    TurnSpec,
 )
 from hermes_trio.store import SessionFilter
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
@@ -23,7 +24,9 @@ async def test_a_run_settles_when_its_last_job_has_ended(runtime: Runtime):
         await turn.core.supervisor.start(fake_job(30), turn.owner)
         return "answer"
 
-    run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"), agent=agent)
+    run = await runtime.stateless.start_run(
+        TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s"), agent=agent)
+    )
     await run.ended.wait()
     assert trio.current_time() == 0
     assert not run.settled.is_set()
@@ -46,7 +49,9 @@ async def test_text_that_comes_quickly_is_joined_and_the_first_piece_is_not_held
         turn.emit("message.delta", delta="h")
         return "abcdefgh"
 
-    run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"), agent=agent)
+    run = await runtime.stateless.start_run(
+        TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s"), agent=agent)
+    )
     await run.settled.wait()
     events = [(event.data["event"], event.data.get("delta")) for event in run.log.since(0, 20)]
     assert events == [

@@ -13,7 +13,9 @@ from hermes_trio import (
     RuntimeSettings,
     SessionContext,
     Turn,
+    TurnHooks,
     TurnInput,
+    TurnSpec,
     TurnState,
 )
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
@@ -50,7 +52,9 @@ async def test_a_stop_empties_the_scope_and_says_what_became_of_each_node(runtim
 
         async def run() -> None:
             outcomes.append(
-                await runtime.run_turn("x", SessionContext(session_id="s"), agent=agent, on_start=turns.append)
+                await runtime.run_turn(
+                    "x", SessionContext(session_id="s"), agent=agent, hooks=TurnHooks(on_start=turns.append)
+                )
             )
 
         nursery.start_soon(run)
@@ -98,7 +102,7 @@ async def test_a_stop_before_the_work_starts_is_not_lost(runtime: Runtime):
         await trio.testing.wait_all_tasks_blocked()
 
         async def second() -> None:
-            outcome = await runtime.run_turn("2", context, agent=never, on_start=waiting.append)
+            outcome = await runtime.run_turn("2", context, agent=never, hooks=TurnHooks(on_start=waiting.append))
             assert outcome.state is TurnState.CANCELLED
 
         nursery.start_soon(second)
@@ -121,7 +125,9 @@ async def test_a_run_that_is_stopped_at_once_never_runs(runtime: Runtime):
         ran.append("past a checkpoint")
         return ""
 
-    run = await runtime.stateless.start_run(TurnInput(text="x"), SessionContext(session_id="s"), agent=agent)
+    run = await runtime.stateless.start_run(
+        TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s"), agent=agent)
+    )
     run.request_stop()
     await run.settled.wait()
     assert "past a checkpoint" not in ran
@@ -138,7 +144,7 @@ async def test_a_second_stop_is_harmless(runtime: Runtime):
             await trio.sleep_forever()
             return ""
 
-        nursery.start_soon(lambda: runtime.run_turn("x", agent=forever, on_start=turns.append))
+        nursery.start_soon(lambda: runtime.run_turn("x", agent=forever, hooks=TurnHooks(on_start=turns.append)))
         await trio.testing.wait_all_tasks_blocked()
         first = await turns[0].stop()
     second = await turns[0].stop()
@@ -159,7 +165,9 @@ async def test_what_was_finished_is_kept(runtime: Runtime):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            lambda: runtime.run_turn("x", SessionContext(session_id="s"), agent=agent, on_start=turns.append)
+            lambda: runtime.run_turn(
+                "x", SessionContext(session_id="s"), agent=agent, hooks=TurnHooks(on_start=turns.append)
+            )
         )
         await trio.testing.wait_all_tasks_blocked()
         await turns[0].stop()
@@ -180,7 +188,7 @@ async def test_an_agent_that_raises_while_being_stopped_counts_as_stopped(runtim
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            outcomes.append(await runtime.run_turn("x", agent=agent, on_start=turns.append))
+            outcomes.append(await runtime.run_turn("x", agent=agent, hooks=TurnHooks(on_start=turns.append)))
 
         nursery.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()
@@ -202,7 +210,7 @@ async def test_a_thread_that_stays_deaf_is_shown_as_abandoned(virtual_clock):
 
     async with Runtime(agent=agent, settings=RuntimeSettings(thread_grace=0.05)) as runtime:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: runtime.run_turn("x", on_start=turns.append))
+            nursery.start_soon(lambda: runtime.run_turn("x", hooks=TurnHooks(on_start=turns.append)))
             await trio.testing.wait_all_tasks_blocked()
             receipt = await turns[0].stop()
         assert not receipt.ok
@@ -228,7 +236,14 @@ async def test_cancelling_the_caller_ends_the_turn_and_writes_it_down(runtime: R
         return ""
 
     with trio.move_on_after(1) as scope:
-        await runtime.stateless.run_turn("hi", SessionContext(session_id="s"), agent=forever, on_end=on_end)
+        await runtime.stateless.run_turn(
+            TurnSpec(
+                input=TurnInput(text="hi"),
+                context=SessionContext(session_id="s"),
+                agent=forever,
+                hooks=TurnHooks(on_end=on_end),
+            )
+        )
     assert scope.cancelled_caught
     assert outcomes[0].cause.kind is CancelCause.CLIENT_GONE
     assert [message.text for message in await runtime.store.load_history("s")] == ["hi"]

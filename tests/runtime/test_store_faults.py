@@ -11,7 +11,7 @@ from hermes_trio.runtime.errors import Draining, OutcomeUnknown
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
-from hermes_trio.runtime.turn import Turn
+from hermes_trio.runtime.turn import Turn, TurnSpec
 from hermes_trio.store import AlreadyStarted, Store, StoreError, open_store
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
@@ -51,7 +51,9 @@ async def test_a_bad_event_costs_itself_alone(caplog: pytest.LogCaptureFixture):
     world = World(ScriptedAgent(emits, emits))
     async with world.runtime as runtime:
         places = [SessionContext(session_id=name, session_key=name) for name in "ab"]
-        runs = [await runtime.stateless.start_run(TurnInput(text="hi"), place) for place in places]
+        runs = [
+            await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=place)) for place in places
+        ]
         await trio.sleep(5)
         for run in runs:
             kept = [row.event for row in await world.store.events_after(run.id)]
@@ -76,9 +78,12 @@ async def test_events_of_a_run_that_was_removed_do_not_stop_the_events_of_others
 
     world = World(ScriptedAgent(emits, emits))
     async with world.runtime as runtime:
-        gone = await runtime.stateless.start_run(TurnInput(text="one"), WHERE, run_id="run_gone")
+        gone = await runtime.stateless.start_run(
+            TurnSpec(input=TurnInput(text="one"), context=WHERE), run_id="run_gone"
+        )
         other = await runtime.stateless.start_run(
-            TurnInput(text="two"), SessionContext(session_id="t", session_key="t"), run_id="run_other"
+            TurnSpec(input=TurnInput(text="two"), context=SessionContext(session_id="t", session_key="t")),
+            run_id="run_other",
         )
         await trio.sleep(1)
         await runtime.store._writer.submit(lambda db: db.execute("DELETE FROM runs WHERE run_id = 'run_gone'"))  # type: ignore[attr-defined]
@@ -95,7 +100,7 @@ async def test_an_event_that_comes_while_the_end_is_written_has_a_number_of_its_
     world = World()
     async with world.runtime as runtime:
         world.faults.slow("finish_turn", seconds=5)
-        run = await runtime.stateless.start_run(TurnInput(text="hi"), WHERE)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
         await trio.sleep(1)
         run.emit({"event": "approval.request", "approval_id": "a"})
         run.emit({"event": "approval.responded", "approval_id": "a"})
@@ -191,13 +196,19 @@ async def test_a_run_whose_row_is_written_late_is_found_by_its_idempotency_key()
         entry = runtime.stateless
         began = trio.current_time()
         with pytest.raises(OutcomeUnknown, match="same idempotency key"):
-            await entry.start_run(TurnInput(text="hi"), WHERE, idempotency_key="k", fingerprint="f")
+            await entry.start_run(
+                TurnSpec(input=TurnInput(text="hi"), context=WHERE), idempotency_key="k", fingerprint="f"
+            )
         assert trio.current_time() - began == 10
         with pytest.raises((OutcomeUnknown, AlreadyStarted)):
-            await entry.start_run(TurnInput(text="hi"), WHERE, idempotency_key="k", fingerprint="f")
+            await entry.start_run(
+                TurnSpec(input=TurnInput(text="hi"), context=WHERE), idempotency_key="k", fingerprint="f"
+            )
         await trio.sleep(100)
         with pytest.raises(AlreadyStarted) as again:
-            await entry.start_run(TurnInput(text="hi"), WHERE, idempotency_key="k", fingerprint="f")
+            await entry.start_run(
+                TurnSpec(input=TurnInput(text="hi"), context=WHERE), idempotency_key="k", fingerprint="f"
+            )
         row = await world.store.get_run(again.value.run_id)
         assert row is not None
         assert row.status is RunStatus.COMPLETED
@@ -212,7 +223,7 @@ async def test_a_run_whose_caller_was_cancelled_runs():
     async with world.runtime as runtime:
         world.faults.slow("begin_turn", seconds=5)
         with trio.move_on_after(1):
-            await runtime.stateless.start_run(TurnInput(text="hi"), WHERE, run_id="run_1")
+            await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE), run_id="run_1")
         await trio.sleep(10)
         row = await world.store.get_run("run_1")
         assert row is not None
@@ -224,7 +235,9 @@ async def test_a_run_whose_commit_is_uncertain_is_asked_for_and_starts():
     world = World()
     async with world.runtime as runtime:
         world.faults.fail("begin_turn", after_commit=True, times=2)
-        run = await runtime.stateless.start_run(TurnInput(text="hi"), WHERE, idempotency_key="k", fingerprint="f")
+        run = await runtime.stateless.start_run(
+            TurnSpec(input=TurnInput(text="hi"), context=WHERE), idempotency_key="k", fingerprint="f"
+        )
         await run.ended.wait()
         assert run.status is RunStatus.COMPLETED
         assert len(await world.store.list_runs()) == 1
@@ -236,7 +249,7 @@ async def test_a_run_that_certainly_was_not_written_is_refused():
     async with world.runtime as runtime:
         world.faults.fail("begin_turn")
         with pytest.raises(StoreError):
-            await runtime.stateless.start_run(TurnInput(text="hi"), WHERE)
+            await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
         assert await world.store.list_runs() == []
         assert runtime.core.admission.active == 0
         assert runtime.core.live_turns == {}
@@ -253,7 +266,7 @@ async def test_a_drain_waits_for_the_run_that_is_being_written_down():
     async with world.runtime as runtime:
         world.faults.slow("begin_turn", seconds=5)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(runtime.stateless.start_run, TurnInput(text="hi"), WHERE)
+            nursery.start_soon(runtime.stateless.start_run, TurnSpec(input=TurnInput(text="hi"), context=WHERE))
             await trio.sleep(1)
             report = await runtime.drain(0)
             assert report.ok

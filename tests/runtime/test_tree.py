@@ -7,7 +7,7 @@ import time
 import msgspec
 import trio
 
-from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, waiting, working
+from hermes_trio import Budget, Runtime, RuntimeSettings, SessionContext, Turn, TurnHooks, waiting, working
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.tree import REMEMBERED_ENDS, WATCHER_BUFFER, Tree, stop_work
@@ -25,11 +25,13 @@ def find(tree: dict, kind: str) -> dict:
     raise AssertionError(f"no {kind} in {tree}")
 
 
-async def during(runtime: Runtime, agent, look, **options) -> None:
+async def during(runtime: Runtime, agent, look, *, asks=None) -> None:
     """Run a turn, look at the tree while everything is blocked, then stop it."""
     turns: list[Turn] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: runtime.run_turn("x", agent=agent, on_start=turns.append, **options))
+        nursery.start_soon(
+            lambda: runtime.run_turn("x", agent=agent, hooks=TurnHooks(asks=asks, on_start=turns.append))
+        )
         await trio.testing.wait_all_tasks_blocked()
         look(turns[0])
         await turns[0].stop()
@@ -79,9 +81,9 @@ async def test_each_primitive_says_what_it_waits_on(runtime: Runtime):
             await trio.sleep_forever()
             return ""
 
-        nursery.start_soon(lambda: runtime.run_turn("1", same, agent=forever, on_start=turns.append))
+        nursery.start_soon(lambda: runtime.run_turn("1", same, agent=forever, hooks=TurnHooks(on_start=turns.append)))
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(lambda: runtime.run_turn("2", same, agent=forever, on_start=turns.append))
+        nursery.start_soon(lambda: runtime.run_turn("2", same, agent=forever, hooks=TurnHooks(on_start=turns.append)))
         await trio.testing.wait_all_tasks_blocked()
         assert turns[1].node.waits_on == f"lock session same held by {turns[0].id}"
         await turns[1].stop()
@@ -293,7 +295,7 @@ async def test_every_kind_of_work_can_be_stopped_by_its_node(runtime: Runtime):
 
     turns: list[Turn] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: runtime.run_turn("x", agent=agent, on_start=turns.append))
+        nursery.start_soon(lambda: runtime.run_turn("x", agent=agent, hooks=TurnHooks(on_start=turns.append)))
         await trio.testing.wait_all_tasks_blocked()
         receipt = await stop_work(turns[0].node, cause, 5, lines.append)
     assert receipt.ok
@@ -418,7 +420,7 @@ async def test_draining_refuses_new_work_and_proves_that_nothing_is_left(
         for seconds in ("5", "5000"):
 
             async def one(seconds=seconds) -> None:
-                await runtime.run_turn(seconds, agent=slow, on_end=on_end)
+                await runtime.run_turn(seconds, agent=slow, hooks=TurnHooks(on_end=on_end))
 
             nursery.start_soon(one)
         await trio.testing.wait_all_tasks_blocked()

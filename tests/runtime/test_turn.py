@@ -21,7 +21,9 @@ from hermes_trio import (
     StatelessTurn,
     TooBusy,
     Turn,
+    TurnHooks,
     TurnInput,
+    TurnSpec,
     TurnState,
     Usage,
     async_delivery_supported,
@@ -70,7 +72,9 @@ async def test_the_two_kinds(runtime: Runtime, scripted_agent: ScriptedAgent, fa
         return type(turn).__name__
 
     scripted_agent.then(look, look, look)
-    first = await runtime.stateless.run_turn("x", SessionContext(session_id="a"))
+    first = await runtime.stateless.run_turn(
+        TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="a"))
+    )
     second = await runtime.run_turn("x", SessionContext(session_id="b"))
     await fake_adapter.say("x")
     (third,) = await fake_adapter.wait_for(1)
@@ -92,7 +96,9 @@ async def test_a_child_is_of_its_parents_kind(runtime: Runtime, scripted_agent: 
         outcome = await turn.run_child("do it", agent=child)
         return f"{outcome.text} {outcome.session_id}"
 
-    stateless = await runtime.stateless.run_turn("x", SessionContext(session_id="a"), agent=parent)
+    stateless = await runtime.stateless.run_turn(
+        TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="a"), agent=parent)
+    )
     delivering = await runtime.run_turn("x", SessionContext(session_id="b"), agent=parent)
     assert [type(turn) for turn in children] == [StatelessTurn, DeliveringTurn]
     assert stateless.text.startswith("child a.")
@@ -171,7 +177,7 @@ async def test_a_finished_reply_is_never_discarded_by_a_cancel(runtime: Runtime)
         turn.cancel(_stop())
         return "finished"
 
-    outcome = await runtime.run_turn("x", agent=agent, on_start=turns.append)
+    outcome = await runtime.run_turn("x", agent=agent, hooks=TurnHooks(on_start=turns.append))
     assert (outcome.state, outcome.text) == (TurnState.COMPLETED, "finished")
 
 
@@ -202,7 +208,9 @@ async def test_a_client_that_brings_its_history_gets_that_one(runtime: Runtime):
         return " / ".join(message.text for message in await turn.history())
 
     given = TurnInput(text="x", history=(Message(role="user", content="mine"),))
-    outcome = await runtime.stateless.run_turn(given, SessionContext(session_id="sums"), agent=recall)
+    outcome = await runtime.stateless.run_turn(
+        TurnSpec(input=given, context=SessionContext(session_id="sums"), agent=recall)
+    )
     assert outcome.text == "mine"
 
 
@@ -223,10 +231,14 @@ async def test_two_turns_never_share_a_transcript(runtime: Runtime):
 
     async with trio.open_nursery() as nursery:
         for number in range(5):
-            entry = runtime.run_turn if number % 2 else runtime.stateless.run_turn
 
-            async def one(entry=entry, number=number) -> None:
-                await entry(str(number), SessionContext(session_id="same"), agent=agent)
+            async def one(number=number) -> None:
+                same = SessionContext(session_id="same")
+                if number % 2:
+                    await runtime.run_turn(str(number), same, agent=agent)
+                else:
+                    spec = TurnSpec(input=TurnInput(text=str(number)), context=same, agent=agent)
+                    await runtime.stateless.run_turn(spec)
 
             nursery.start_soon(one)
             await trio.testing.wait_all_tasks_blocked()
@@ -247,7 +259,9 @@ async def test_the_limit_of_turns_refuses_stateless_clients_and_makes_the_others
             nursery.start_soon(lambda: runtime.run_turn("x", agent=hold))
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(TooBusy, match="1 turns are running, which is the limit"):
-                await runtime.stateless.run_turn("y", SessionContext(session_id="other"))
+                await runtime.stateless.run_turn(
+                    TurnSpec(input=TurnInput(text="y"), context=SessionContext(session_id="other"))
+                )
             nursery.start_soon(lambda: runtime.run_turn("z"))
             await trio.testing.wait_all_tasks_blocked()
             assert runtime.core.admission.active == 1
@@ -333,7 +347,7 @@ async def test_an_asyncio_agent_is_cancelled_as_asyncio_does_it(runtime: Runtime
     async with trio.open_nursery() as nursery:
 
         async def run() -> None:
-            outcome = await runtime.run_turn("x", agent=asyncio_agent(agent), on_start=turns.append)
+            outcome = await runtime.run_turn("x", agent=asyncio_agent(agent), hooks=TurnHooks(on_start=turns.append))
             assert outcome.state is TurnState.CANCELLED
 
         nursery.start_soon(run)

@@ -12,7 +12,7 @@ from itertools import count
 
 import trio
 
-from hermes_trio import DeliveringTurn, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput
+from hermes_trio import DeliveringTurn, Runtime, RuntimeSettings, SessionContext, Turn, TurnInput, TurnSpec
 from hermes_trio.messaging.contract import Outgoing, SendResult
 from hermes_trio.messaging.senders import DUPLICATE_LABEL, Senders
 from hermes_trio.messaging.settings import OutboxSettings
@@ -81,7 +81,8 @@ async def start_runs(runtime: Runtime, generation: str) -> None:
         name = f"run_{generation}_{next(numbers)}"
         with suppress(RuntimeProblem):
             run = await runtime.stateless.start_run(
-                TurnInput(text=name), SessionContext(session_id="runs", session_key="runs"), run_id=name
+                TurnSpec(input=TurnInput(text=name), context=SessionContext(session_id="runs", session_key="runs")),
+                run_id=name,
             )
             say("begun", name)
             await run.settled.wait()

@@ -81,7 +81,7 @@ def test_a_clean_test_passes_and_the_fixtures_work_together(pytester: pytest.Pyt
     pytester.makepyfile(
         """
         import trio
-        from hermes_trio import DeliveringTurn, SessionContext
+        from hermes_trio import DeliveringTurn, SessionContext, TurnInput, TurnSpec
         from hermes_trio.testing.fakes import fake_job
 
         async def test_it(runtime, scripted_agent, fake_adapter, stateless):
@@ -95,7 +95,8 @@ def test_a_clean_test_passes_and_the_fixtures_work_together(pytester: pytest.Pyt
             first, second = await fake_adapter.wait_for(2)
             assert (first.text, second.text, second.context.chat_id) == ("started", "told", "42")
             assert trio.current_time() == 24 * 3600
-            assert (await stateless.run_turn("hi", SessionContext(session_id="s"))).text == "echo: hi"
+            spec = TurnSpec(input=TurnInput(text="hi"), context=SessionContext(session_id="s"))
+            assert (await stateless.run_turn(spec)).text == "echo: hi"
         """
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "trio_mode=true")

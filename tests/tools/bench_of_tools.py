@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import trio
 
-from hermes_trio import Outcome, Runtime, RuntimeSettings, SessionContext, Turn
+from hermes_trio import Outcome, Runtime, RuntimeSettings, SessionContext, Turn, TurnHooks, TurnInput, TurnSpec
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings, ModelAgent
@@ -73,9 +73,11 @@ class Bench:
 
         context = SessionContext(session_id=session, session_key=session, **fields)
         if stateless:
-            outcome = await self.runtime.stateless.run_turn("go", context, agent=agent)
+            outcome = await self.runtime.stateless.run_turn(
+                TurnSpec(input=TurnInput(text="go"), context=context, agent=agent)
+            )
         else:
-            outcome = await self.runtime.run_turn("go", context, agent=agent, asks=asks)
+            outcome = await self.runtime.run_turn("go", context, agent=agent, hooks=TurnHooks(asks=asks))
         if raised:
             raise raised[0]
         return outcome

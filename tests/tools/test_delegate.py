@@ -10,7 +10,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from hermes_trio import CancelCause, Cause, InboxRow, NoticeKind, Outcome, Runtime, SessionContext, Turn, TurnInput
+from hermes_trio import (
+    CancelCause,
+    Cause,
+    InboxRow,
+    NoticeKind,
+    Outcome,
+    Runtime,
+    SessionContext,
+    Turn,
+    TurnInput,
+    TurnSpec,
+)
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.agent.model import ModelError, ModelErrorKind, ModelRequest
 from hermes_trio.runtime.outcome import JobState
@@ -84,7 +95,9 @@ class Family:
         """A turn of the parent."""
         context = SessionContext(session_id=session, session_key=session, platform="test")
         if stateless:
-            return await self.runtime.stateless.run_turn(text, context, agent=self.agent, **more)
+            return await self.runtime.stateless.run_turn(
+                TurnSpec(input=TurnInput(text=text), context=context, agent=self.agent, **more)
+            )
         return await self.runtime.run_turn(text, context, agent=self.agent, **more)
 
     async def delegate(self, *, stateless: bool = False, **arguments: Any) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import CancelCause, Cause, DeliveringTurn, Runtime, SessionContext, Turn, TurnState
 from hermes_trio.agent.approvals import ApprovalResult, Approvals, Question
-from hermes_trio.runtime.turn import StatelessTurn
+from hermes_trio.runtime.turn import StatelessTurn, TurnHooks, TurnInput, TurnSpec
 from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 
@@ -67,7 +68,7 @@ async def test_a_notice_is_no_answer_to_a_question(
 
     async def ask(turn: Turn) -> str:
         assert isinstance(turn, DeliveringTurn)
-        turn.plan.asks = lambda event: None
+        turn.spec = msgspec.structs.replace(turn.spec, hooks=TurnHooks(asks=lambda event: None))
         await turn.core.supervisor.start_watched(fake_job(5), turn.owner, turn.channel)
         answers.append(await approvals.ask(turn, Question(shown="x", description="y")))
         return "asked"
@@ -151,7 +152,7 @@ async def test_a_stop_during_an_approval_is_not_forgotten(runtime: Runtime, scri
 
     async def run() -> None:
         context = SessionContext(session_id="s", session_key="s")
-        states.append((await runtime.run_turn("go", context, asks=lambda event: None)).state)
+        states.append((await runtime.run_turn("go", context, hooks=TurnHooks(asks=lambda event: None))).state)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
@@ -166,7 +167,7 @@ async def test_a_stop_during_an_approval_is_not_forgotten(runtime: Runtime, scri
 
 async def test_a_stateless_turn_has_nothing_to_promise_with(runtime: Runtime, scripted_agent: ScriptedAgent) -> None:
     """A turn without a channel has no attribute to hold one: that is why no promise can be made in it."""
-    await runtime.stateless.run_turn("x", SessionContext(session_id="s"))
+    await runtime.stateless.run_turn(TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="s")))
     (turn,) = scripted_agent.turns
     assert isinstance(turn, StatelessTurn)
     assert not hasattr(turn, "channel")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio import SessionContext, Turn
+from hermes_trio import SessionContext, Turn, TurnInput, TurnSpec
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.testing.fakes import FakeAdapter
@@ -23,7 +23,7 @@ async def say(bench: Bench, text: str, *, session: str = "s1", stateless: bool =
     context = SessionContext(session_id=session, session_key=session, platform="test")
     before = len(await bench.runtime.store.load_history(session))
     if stateless:
-        outcome = await bench.runtime.stateless.run_turn(text, context)
+        outcome = await bench.runtime.stateless.run_turn(TurnSpec(input=TurnInput(text=text), context=context))
     else:
         outcome = await bench.runtime.run_turn(text, context)
     assert outcome.ok, outcome

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hermes_trio import Job, JobSpec, Runtime, SessionContext, Tracing, Turn, open_store
+from hermes_trio import Job, JobSpec, Runtime, SessionContext, Tracing, Turn, TurnHooks, open_store
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.agent.model import ModelError, ModelErrorKind
 from hermes_trio.config import ConfigError, load_config
@@ -158,7 +158,7 @@ async def test_failures_and_stops_are_told_apart(spans: Spans) -> None:
             turns: list[Turn] = []
 
             async def stopped() -> None:
-                await rt.run_turn("wait", agent=wait, on_start=turns.append)
+                await rt.run_turn("wait", agent=wait, hooks=TurnHooks(on_start=turns.append))
 
             nursery.start_soon(stopped)
             await trio.testing.wait_all_tasks_blocked()

@@ -46,13 +46,13 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool, MessageContent
 from hermes_trio.http.streams import Bell, StreamWriter, TurnEvents, named_event
-from hermes_trio.http.turns import Captured
+from hermes_trio.http.turns import SessionClaim
 from hermes_trio.runtime.errors import AgentFailed, BudgetExhausted
 from hermes_trio.runtime.event_log import LogEvent
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState, Usage
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
 from hermes_trio.runtime.run import Run
-from hermes_trio.runtime.turn import Turn
+from hermes_trio.runtime.turn import NO_HOOKS, Turn, TurnHooks
 
 from .run_events import TERMINAL
 
@@ -61,8 +61,7 @@ __all__ = [
     "chat_routes",
     "failure_of",
     "finish_reason_of",
-    "run_detached",
-    "session_headers",
+    "run_here_or_detached",
     "stream_turn",
     "turn_session",
     "unseen_steps",
@@ -342,21 +341,21 @@ def _options(body: PlainChatRequest) -> TurnOptions:
 
 
 @asynccontextmanager
-async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tuple[str, TurnInput]]:
+async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tuple[SessionClaim, TurnInput]]:
     """The session of a request and its input: a named session brings its own transcript."""
     turns = request.front.turns
-    named = session_id_header(request)
+    named, key = session_id_header(request), session_key_header(request)
     if not named:
         input = asked.input
         if asked.tools and input.history:
             steps = await restore_steps(request.front.store, request.caller.tenant, asked.opening, input.history)
             input = msgspec.structs.replace(input, history=tuple(steps))
-        with turns.derived(request.caller, asked.opening) as session_id:
-            yield session_id, input
+        with turns.derived(request.caller, asked.opening, key) as claim:
+            yield claim, input
         return
-    async with turns.named(request.caller, named) as claim:
-        instructions = "\n".join(text for text in (claim.prompt, asked.input.instructions) if text)
-        yield named, msgspec.structs.replace(asked.input, history=None, instructions=instructions)
+    claim = await turns.named(request.caller, named, key)
+    instructions = "\n".join(text for text in (claim.prompt, asked.input.instructions) if text)
+    yield claim, msgspec.structs.replace(asked.input, history=None, instructions=instructions)
 
 
 async def create_chat_completion(request: Request) -> HandlerResult:
@@ -366,83 +365,55 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     key = session_key_header(request)
     run_id = request.front.ids.make("run_") if detaches(request) else ""
     if asked.stream:
-        return EventStream(lambda writer: _stream(request, asked, key, writer, run_id))
+        return EventStream(lambda writer: _stream(request, asked, writer, run_id))
     await refuse_repetition(request)
     once_key = idempotency_key(request)
     named = session_id_header(request)
     if not once_key and not named and not asked.tools and not run_id:
         # Most requests: no context that is not needed is opened for them.
-        with request.front.turns.derived(request.caller, asked.opening) as session_id:
-            outcome = await request.front.turns.run(
-                request.caller, asked.input, session_id, key, also=partial(note_departure, request)
-            )
-        return _render(request, asked, outcome, session_headers(session_id, key))
+        with request.front.turns.derived(request.caller, asked.opening, key) as claim:
+            hooks = TurnHooks(also=partial(note_departure, request))
+            outcome = await request.front.turns.run(claim, asked.input, hooks)
+        return _render(request, asked, outcome, claim.headers())
     route = f"chat {named} {key}"
     async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
-        async with turn_session(request, asked) as (session_id, input):
-            headers = session_headers(session_id, key, run_id)
+        async with turn_session(request, asked) as (claim, input):
+            headers = claim.headers(run_id)
             rendered: list[Response] = []
-            captured = Captured() if asked.tools else None
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 rendered.append(_render(request, asked, outcome, headers))
-                records = once.record(rendered[0]) + unseen_steps(request, asked, captured, turn, outcome)
+                records = once.record(rendered[0]) + unseen_steps(request, asked, outcome)
                 return records + note_departure(request, turn, outcome)
 
-            if run_id:
-                outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)
-            else:
-                outcome = await request.front.turns.run(
-                    request.caller,
-                    input,
-                    session_id,
-                    key,
-                    captured=captured,
-                    also=also,
-                )
+            outcome = await run_here_or_detached(request, claim, input, TurnHooks(also=also), run_id)
     if rendered and outcome.committed:
         return rendered[0]
     return _render(request, asked, outcome, headers)
 
 
-def unseen_steps(
-    request: Request, asked: AskedTurn, captured: Captured | None, turn: Turn, outcome: Outcome
-) -> list[object]:
+def unseen_steps(request: Request, asked: AskedTurn, outcome: Outcome) -> list[object]:
     """The steps of a turn that its client does not see, if it ended with a call of a client tool."""
-    if captured is None or not outcome.calls:
+    if not outcome.calls:
         return []
-    return kept_steps(request.caller.tenant, asked.opening, captured.messages(turn, outcome), outcome.calls)
+    return kept_steps(request.caller.tenant, asked.opening, outcome.messages, outcome.calls)
 
 
-async def run_detached(
-    request: Request,
-    input: TurnInput,
-    session_id: str,
-    key: str,
-    run_id: str,
-    *,
-    captured: Captured | None = None,
-    also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
+async def run_here_or_detached(
+    request: Request, claim: SessionClaim, input: TurnInput, hooks: TurnHooks, run_id: str
 ) -> Outcome:
-    """Let a run do a request's turn, and wait for its end. Cancelling means that the client has left: the run goes on."""
-    run = await request.front.turns.start(
-        request.caller, input, session_id, key, run_id=run_id, captured=captured, also=also
-    )
+    """Run a request's turn in this task or, with `run_id`, let a run do it, and wait for its end.
+
+    Cancelling means that the client has left: a turn is cancelled, a run goes on.
+    """
+    if not run_id:
+        return await request.front.turns.run(claim, input, hooks)
+    run = await request.front.turns.start(claim, input, hooks, run_id=run_id)
     await run.ended.wait()
     assert run.outcome is not None
     return run.outcome
-
-
-def session_headers(session_id: str, key: str, run_id: str = "") -> list[tuple[bytes, bytes]]:
-    """The session, as the client is told, and the run that does a detached request's turn."""
-    headers = [(b"x-hermes-session-id", session_id.encode("latin-1", "replace"))]
-    if key:
-        headers.append((b"x-hermes-session-key", key.encode("latin-1", "replace")))
-    if run_id:
-        headers.append((b"x-hermes-run-id", run_id.encode()))
-    return headers
 
 
 def finish_reason_of(outcome: Outcome) -> str:
@@ -602,18 +573,11 @@ class _Chunks:
         return b"%b,%b\n\n" % (self._head, encode_json(fields)[1:])
 
 
-async def _stream(request: Request, asked: AskedTurn, key: str, writer: StreamWriter, run_id: str) -> None:
-    async with turn_session(request, asked) as (session_id, input):
-        events = _ChatEvents(request, asked, writer, session_headers(session_id, key, run_id))
-        if not asked.tools:
-            await stream_turn(request, input, session_id, key, events, run_id=run_id)
-            return
-        captured = Captured()
-
-        def also(turn: Turn, outcome: Outcome) -> list[object]:
-            return unseen_steps(request, asked, captured, turn, outcome)
-
-        await stream_turn(request, input, session_id, key, events, captured=captured, also=also, run_id=run_id)
+async def _stream(request: Request, asked: AskedTurn, writer: StreamWriter, run_id: str) -> None:
+    async with turn_session(request, asked) as (claim, input):
+        events = _ChatEvents(request, asked, writer, claim.headers(run_id))
+        hooks = TurnHooks(also=lambda turn, outcome: unseen_steps(request, asked, outcome)) if asked.tools else NO_HOOKS
+        await stream_turn(request, claim, input, events, hooks, run_id=run_id)
 
 
 class _ChatEvents:
@@ -711,13 +675,11 @@ class _ChatEvents:
 
 async def stream_turn(
     request: Request,
+    claim: SessionClaim,
     input: TurnInput,
-    session_id: str,
-    key: str,
     events: TurnEvents,
+    hooks: TurnHooks = NO_HOOKS,
     *,
-    captured: Captured | None = None,
-    also: Callable[[Turn, Outcome], Sequence[object]] | None = None,
     run_id: str = "",
 ) -> None:
     """Run a turn and write its events while it runs. What refuses the turn is raised before the stream is opened.
@@ -734,26 +696,19 @@ async def stream_turn(
         events.take(event)
         bell.ring()
 
+    def start(turn: Turn) -> None:
+        admitted.set()
+
     async def run() -> None:
         nonlocal outcome, refusal
         try:
             if run_id:
-                run = await request.front.turns.start(
-                    request.caller, input, session_id, key, run_id=run_id, captured=captured, also=also
-                )
+                run = await request.front.turns.start(claim, input, hooks, run_id=run_id)
                 admitted.set()
                 outcome = await _follow(run, sink)
                 return
-            outcome = await request.front.turns.run(
-                request.caller,
-                input,
-                session_id,
-                key,
-                sink=sink,
-                captured=captured,
-                also=also,
-                on_start=lambda turn: admitted.set(),
-            )
+            own = msgspec.structs.replace(hooks, sink=sink, on_start=start)
+            outcome = await request.front.turns.run(claim, input, own)
         except Exception as error:  # handed to the writing task, which raises it outside of the nursery
             refusal = error
         finally:

@@ -17,7 +17,7 @@ from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.client_calls import split_results
 from hermes_trio.http.content import Content, flat_text, has_content, normalise, text_of
 from hermes_trio.http.errors import ApiError, anthropic_error_type
-from hermes_trio.http.inputs import detaches, loose_bool, session_key_header
+from hermes_trio.http.inputs import detaches, loose_bool
 from hermes_trio.http.parameters import (
     MESSAGES_PARAMETERS,
     check_parameters,
@@ -32,17 +32,15 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route
 from hermes_trio.http.schemas import ON_DISCONNECT, LooseBool
 from hermes_trio.http.streams import StreamWriter, named_event
-from hermes_trio.http.turns import Captured
 from hermes_trio.runtime.outcome import Outcome, Usage
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
-from hermes_trio.runtime.turn import Turn
+from hermes_trio.runtime.turn import Turn, TurnHooks
 
 from .chat import (
     AskedTurn,
     failure_of,
     finish_reason_of,
-    run_detached,
-    session_headers,
+    run_here_or_detached,
     stream_turn,
     turn_session,
     unseen_steps,
@@ -310,25 +308,17 @@ async def create_message(request: Request) -> HandlerResult:
     body = await request.json(_decoder)
     check_parameters(MESSAGES_PARAMETERS, body)
     asked = _read(body, request.front.public_model)
-    key = session_key_header(request)
     run_id = request.front.ids.make("run_") if detaches(request) else ""
     message_id = request.front.ids.make("msg_", 24)
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, message_id, writer, run_id))
     await refuse_repetition(request)
-    captured = Captured()
-    async with turn_session(request, asked) as (session_id, input):
+    async with turn_session(request, asked) as (claim, input):
 
         def also(turn: Turn, outcome: Outcome) -> list[object]:
-            steps = unseen_steps(request, asked, captured, turn, outcome)
-            return steps + note_departure(request, turn, outcome)
+            return unseen_steps(request, asked, outcome) + note_departure(request, turn, outcome)
 
-        if run_id:
-            outcome = await run_detached(request, input, session_id, key, run_id, captured=captured, also=also)
-        else:
-            outcome = await request.front.turns.run(
-                request.caller, input, session_id, key, captured=captured, also=also
-            )
+        outcome = await run_here_or_detached(request, claim, input, TurnHooks(also=also), run_id)
     failure = _failure(outcome)
     if failure is not None:
         raise failure
@@ -341,7 +331,7 @@ async def create_message(request: Request) -> HandlerResult:
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)} for call in outcome.calls
     ]
     answer = MessagesBody(message_id, asked.model, content, _usage(outcome.usage), _stop_reason(outcome))
-    return Response.of(answer, headers=session_headers(session_id, key, run_id))
+    return Response.of(answer, headers=claim.headers(run_id))
 
 
 def _failure(outcome: Outcome) -> ApiError | None:
@@ -364,16 +354,11 @@ def _arguments(call: ToolCall) -> Any:
 
 
 async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: StreamWriter, run_id: str) -> None:
-    key = session_key_header(request)
-    captured = Captured()
-    async with turn_session(request, asked) as (session_id, input):
-
-        def also(turn: Turn, outcome: Outcome) -> list[object]:
-            return unseen_steps(request, asked, captured, turn, outcome)
-
+    async with turn_session(request, asked) as (claim, input):
         start = MessagesBody(message_id, asked.model, [], MessageUsage(0, 0))
-        events = _MessageEvents(start, writer, session_headers(session_id, key, run_id))
-        await stream_turn(request, input, session_id, key, events, captured=captured, also=also, run_id=run_id)
+        events = _MessageEvents(start, writer, claim.headers(run_id))
+        hooks = TurnHooks(also=lambda turn, outcome: unseen_steps(request, asked, outcome))
+        await stream_turn(request, claim, input, events, hooks, run_id=run_id)
 
 
 class _MessageEvents:

@@ -47,14 +47,14 @@ from hermes_trio.http.schemas import (
     TurnInputs,
 )
 from hermes_trio.http.streams import StreamWriter
-from hermes_trio.http.turns import Captured
+from hermes_trio.http.turns import SessionClaim
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
 from hermes_trio.runtime.ports import Message, ToolCall, TurnInput
 from hermes_trio.runtime.run import Run
-from hermes_trio.runtime.turn import Turn
+from hermes_trio.runtime.turn import Turn, TurnHooks
 from hermes_trio.store import ConversationMoved, RunRow, StoredResponse
 
-from .chat import failure_of, run_detached, session_headers, stream_turn
+from .chat import failure_of, run_here_or_detached, stream_turn
 from .response_input import input_items_of, read_items
 from .response_items import Items, OutputItem
 from .run_events import TERMINAL, follow
@@ -422,11 +422,12 @@ def _status(outcome: Outcome, *, background: bool = False) -> str:
 class _Writing:
     """One response while its turn runs: its items, its body, and what is stored of it."""
 
-    def __init__(self, request: Request, asked: _Asked) -> None:
+    def __init__(self, request: Request, asked: _Asked, claim: SessionClaim) -> None:
         self.asked = asked
-        self.captured = Captured()
         self.items = Items(asked.id, mcp=asked.mcp)
         self.tenant = request.caller.tenant
+        self.claim = claim
+        self.hooks = TurnHooks(sink=self.items.take, also=self.stored)
         self.final: ResponseBody | None = None
 
     def input(self) -> TurnInput:
@@ -447,10 +448,10 @@ class _Writing:
         status = _status(outcome, background=self.asked.background)
         self.final = _body(self.asked, status, self.items.output, outcome)
         opening = opening_of(self.asked.history, text_of(self.asked.prompt))
-        unseen = kept_steps(self.tenant, opening, self.captured.messages(turn, outcome), outcome.calls)
+        unseen = kept_steps(self.tenant, opening, outcome.messages, outcome.calls)
         if not self.asked.store:
             return unseen
-        transcript = [*self.asked.history, *self.captured.messages(turn, outcome)]
+        transcript = [*self.asked.history, *outcome.messages]
         moved = self.asked.conversation and self.final.status != "failed"
         return [
             *unseen,
@@ -520,8 +521,12 @@ async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIter
 @asynccontextmanager
 async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> AsyncIterator[_Writing]:
     """One response while it is being made: it can be read as `in_progress` meanwhile. One that a run makes can be, until the run has ended."""
+    key = session_key_header(request)
     async with _in_conversation(request, body) as asked:
-        writing = _Writing(request, asked)
+        claim = request.front.turns.own(request.caller, asked.session_id, key)
+        if asked.chained:
+            claim = await request.front.turns.named(request.caller, asked.session_id, key, resumes=True)
+        writing = _Writing(request, asked, claim)
         live = request.front.live_responses
         live[asked.id] = (writing.tenant, writing.in_progress)
 
@@ -529,14 +534,9 @@ async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> Asy
             live.pop(asked.id, None)
 
         if run:
-            writing.captured.tap = writing.items.take
-            writing.captured.on_end = forget
+            writing.hooks = msgspec.structs.replace(writing.hooks, on_end=forget)
         try:
-            if asked.chained:
-                async with request.front.turns.named(request.caller, asked.session_id, resumes=True):
-                    yield writing
-            else:
-                yield writing
+            yield writing
         finally:
             if request.front.host.stateless.runs.find(asked.run_id) is None:
                 live.pop(asked.id, None)
@@ -550,7 +550,7 @@ async def create_response(request: Request) -> HandlerResult:
     background = loose_bool(body.background, False)
     run = background or detaches(request)
     if loose_bool(body.stream, False):
-        return EventStream(lambda writer: _stream(request, body, key, writer, run=run))
+        return EventStream(lambda writer: _stream(request, body, writer, run=run))
     await refuse_repetition(request)
     once_key = idempotency_key(request)
     tenant = request.caller.tenant
@@ -559,58 +559,31 @@ async def create_response(request: Request) -> HandlerResult:
             return once.replayed
         async with _writing(request, body, run=run) as writing:
             asked = writing.asked
-            headers = session_headers(asked.session_id, key, asked.run_id if run else "")
+            run_id = asked.run_id if run else ""
+            headers = writing.claim.headers(run_id)
             if background:
-                return await _start_background(request, writing, key, headers)
+                return await _start_background(request, writing, headers)
 
             def also(turn: Turn, outcome: Outcome) -> list[object]:
                 records = writing.stored(turn, outcome)
                 records += once.record(_answer(writing, outcome, headers))
                 return records + note_departure(request, turn, outcome)
 
-            if run:
-                outcome = await run_detached(
-                    request,
-                    writing.input(),
-                    asked.session_id,
-                    key,
-                    asked.run_id,
-                    captured=writing.captured,
-                    also=also,
-                )
-            else:
-                outcome = await request.front.turns.run(
-                    request.caller,
-                    writing.input(),
-                    asked.session_id,
-                    key,
-                    sink=writing.items.take,
-                    captured=writing.captured,
-                    also=also,
-                )
+            hooks = msgspec.structs.replace(writing.hooks, also=also)
+            outcome = await run_here_or_detached(request, writing.claim, writing.input(), hooks, run_id)
     moved = await _has_moved(request, writing.asked, outcome)
     if moved is not None:
         raise moved
     return _answer(writing, outcome, headers)
 
 
-async def _start_background(
-    request: Request, writing: _Writing, key: str, headers: list[tuple[bytes, bytes]]
-) -> Response:
+async def _start_background(request: Request, writing: _Writing, headers: list[tuple[bytes, bytes]]) -> Response:
     """Start the run that makes a response. Response and run are durable when this returns."""
     store, asked = request.front.store, writing.asked
     await store.put_response(writing.snapshot())
     refusal: Exception | None = None
     try:
-        await request.front.turns.start(
-            request.caller,
-            writing.input(),
-            asked.session_id,
-            key,
-            run_id=asked.run_id,
-            captured=writing.captured,
-            also=writing.stored,
-        )
+        await request.front.turns.start(writing.claim, writing.input(), writing.hooks, run_id=asked.run_id)
     except Exception as error:
         refusal = error
     if refusal is not None:
@@ -630,23 +603,16 @@ def _answer(writing: _Writing, outcome: Outcome, headers: list[tuple[bytes, byte
 # -- streaming -------------------------------------------------------------------------------------------------------------------
 
 
-async def _stream(request: Request, body: ResponseRequest, key: str, writer: StreamWriter, *, run: bool) -> None:
+async def _stream(request: Request, body: ResponseRequest, writer: StreamWriter, *, run: bool) -> None:
     async with _writing(request, body, run=run) as writing:
         asked = writing.asked
-        headers = session_headers(asked.session_id, key, asked.run_id if run else "")
+        run_id = asked.run_id if run else ""
+        headers = writing.claim.headers(run_id)
         if asked.background:
-            await _start_background(request, writing, key, headers)
+            await _start_background(request, writing, headers)
         else:
-            await stream_turn(
-                request,
-                writing.input(),
-                asked.session_id,
-                key,
-                _ResponseEvents(writing, writer, headers, own=run),
-                captured=writing.captured,
-                also=writing.stored,
-                run_id=asked.run_id if run else "",
-            )
+            events = _ResponseEvents(writing, writer, headers, own=run)
+            await stream_turn(request, writing.claim, writing.input(), events, writing.hooks, run_id=run_id)
             return
     await _replay(request, asked.id, writer, -1)
 

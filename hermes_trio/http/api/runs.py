@@ -5,7 +5,6 @@ A live run answers for itself; one that has settled is answered for by the store
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -293,32 +292,25 @@ async def start_run(request: Request) -> HandlerResult:
         session_id = session_id or chain.session_id
         instructions = instructions or chain.instructions
     history = history or tuple(earlier)
-    async with AsyncExitStack() as stack:
-        if session_id:
-            resumes = not body.session_id
-            claim = await stack.enter_async_context(front.turns.named(request.caller, session_id, resumes=resumes))
-            # A named session brings its own transcript, unless the client brings one.
-            history = history or None
-            instructions = "\n".join(text for text in (claim.prompt, instructions) if text)
-        try:
-            run = await front.turns.start(
-                request.caller,
-                TurnInput(
-                    text=text_of(prompt),
-                    content="" if isinstance(prompt, str) else prompt,
-                    history=history,
-                    instructions=instructions,
-                    model=body.model or "",
-                ),
-                session_id or run_id,
-                key,
-                run_id=run_id,
-                idempotency_key=once,
-                fingerprint=fingerprint_of(await request.body()) if once else "",
-            )
-            started = run.id
-        except AlreadyStarted as known:
-            started = known.run_id
+    claim = front.turns.own(request.caller, run_id, key)
+    if session_id:
+        claim = await front.turns.named(request.caller, session_id, key, resumes=not body.session_id)
+        # A named session brings its own transcript, unless the client brings one.
+        history = history or None
+        instructions = "\n".join(text for text in (claim.prompt, instructions) if text)
+    input = TurnInput(
+        text=text_of(prompt),
+        content="" if isinstance(prompt, str) else prompt,
+        history=history,
+        instructions=instructions,
+        model=body.model or "",
+    )
+    fingerprint = fingerprint_of(await request.body()) if once else ""
+    try:
+        run = await front.turns.start(claim, input, run_id=run_id, idempotency_key=once, fingerprint=fingerprint)
+        started = run.id
+    except AlreadyStarted as known:
+        started = known.run_id
     headers = [(b"location", b"/v1/runs/%b" % started.encode())]
     if key:
         headers.append((b"x-hermes-session-key", key.encode("latin-1", "replace")))

@@ -19,13 +19,13 @@ from hermes_trio.http.requests import EventStream, HandlerResult, Request, Respo
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.schemas import LOOSE_FLAG, LOOSE_NUMBER, Deleted, MessageContent, OptionalText, UsageBody
 from hermes_trio.http.streams import StreamWriter
-from hermes_trio.http.turns import PLATFORM, Captured
+from hermes_trio.http.turns import PLATFORM, SessionClaim
 from hermes_trio.runtime.outcome import CancelCause, Cause, Outcome, TurnState
-from hermes_trio.runtime.ports import Message, TurnInput
+from hermes_trio.runtime.ports import TurnInput
 from hermes_trio.store import NewSession, Page, SessionExists, SessionFilter, SessionRow, StoredMessage
 from hermes_trio.store.records import SearchHit, SearchOrder, SearchQuery
 
-from .chat import failure_of, incomplete_of, session_headers, stream_turn
+from .chat import failure_of, incomplete_of, stream_turn
 
 __all__ = ["session_routes"]
 
@@ -279,7 +279,7 @@ async def create_session(request: Request) -> HandlerResult:
             model=body.model or "",
             title=_text(body.title, "title", "invalid_title", 10_000),
             system_prompt=_text(body.system_prompt, "system_prompt", "invalid_system_prompt", PROMPT_LENGTH),
-            routing=request.front.turns.bound(request.caller.tenant, session_id),
+            routing=SessionClaim(session_id, request.caller.tenant).context(),
         )
     )
     return Response.of(SessionEnvelope(_body(record)), 201)
@@ -395,9 +395,9 @@ async def session_chat(request: Request) -> HandlerResult:
     """One message to a session, one answer."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
-    async with request.front.turns.named(request.caller, record.id):
-        outcome = await request.front.turns.run(request.caller, input, record.id, key)
-    headers = session_headers(record.id, key)
+    claim = request.front.turns.own(request.caller, record.id, key, record.tenant)
+    outcome = await request.front.turns.run(claim, input)
+    headers = claim.headers()
     failure = failure_of(outcome)
     if failure is not None:
         return Response(failure.body(), failure.status, [*headers, *failure.headers])
@@ -423,9 +423,9 @@ async def session_chat_stream(request: Request) -> HandlerResult:
 
 
 async def _stream(request: Request, record: SessionRow, input: TurnInput, key: str, writer: StreamWriter) -> None:
-    events = _SessionEvents(request, record, input, writer, session_headers(record.id, key))
-    async with request.front.turns.named(request.caller, record.id):
-        await stream_turn(request, input, record.id, key, events, captured=events.captured)
+    claim = request.front.turns.own(request.caller, record.id, key, record.tenant)
+    events = _SessionEvents(request, record, input, writer, claim.headers())
+    await stream_turn(request, claim, input, events)
 
 
 _TOOLS: Final = {"tool.started": "tool.started", "tool.completed": "tool.completed"}
@@ -442,7 +442,6 @@ class _SessionEvents:
         writer: StreamWriter,
         headers: list[tuple[bytes, bytes]],
     ) -> None:
-        self.captured = Captured()
         self._session_id = record.id
         self._writer = writer
         self._headers = headers
@@ -533,14 +532,12 @@ class _SessionEvents:
                     interrupted=outcome.state is TurnState.CANCELLED,
                 )
             )
-            said = self.captured.reply
-            messages: tuple[Message, ...] = () if said is None else said.messages
             writer.put(
                 self._encode(
                     "run.completed",
                     message_id=self._message_id,
                     completed=completed,
-                    messages=[{"role": message.role, "content": message.content} for message in messages],
+                    messages=[{"role": message.role, "content": message.content} for message in outcome.messages],
                     usage=_usage(outcome),
                 )
             )

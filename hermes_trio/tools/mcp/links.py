@@ -36,7 +36,7 @@ class McpLinks(msgspec.Struct, frozen=True):
         A server acts with its own profile, so a turn that is confined to a workspace uses only those that name its tenant or platform.
         """
         for link in self.links.values():
-            if not profile.confines_files or not {turn.plan.tenant, turn.context.platform}.isdisjoint(link.allowed):
+            if not profile.confines_files or not {turn.spec.tenant, turn.context.platform}.isdisjoint(link.allowed):
                 yield from link.tools
 
 
