@@ -68,7 +68,8 @@ async def test_a_notice_is_no_answer_to_a_question(
 
     async def ask(turn: Turn) -> str:
         assert isinstance(turn, DeliveringTurn)
-        turn.spec = msgspec.structs.replace(turn.spec, hooks=TurnHooks(asks=lambda event: None))
+        hooks = msgspec.structs.replace(turn.spec.hooks, asks=lambda event: None)
+        turn.spec = msgspec.structs.replace(turn.spec, hooks=hooks)
         await turn.core.supervisor.start_watched(fake_job(5), turn.owner, turn.channel)
         answers.append(await approvals.ask(turn, Question(shown="x", description="y")))
         return "asked"
