@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import trio
 
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
 from hermes_trio.runtime.errors import Fenced, SessionHeld
 from hermes_trio.runtime.ports import Message, NewReply, NodeRequest
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page

@@ -1,0 +1,270 @@
+"""The store on PostgreSQL: the published contracts, the schema beside SQLite's, and a database that breaks under load."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
+from hermes_trio.runtime.ports import Message, inbox_topic
+from hermes_trio.store import NewSession, Store, StoreError
+from hermes_trio.store.errors import StoreUnavailable
+from hermes_trio.store.postgres.blocking import connect_blocking
+from hermes_trio.store.postgres.copying import TABLES
+from hermes_trio.store.postgres.database import encode, translated
+from hermes_trio.store.postgres.errors import without_secrets
+from hermes_trio.store.postgres.hearing import Hearing
+from hermes_trio.store.postgres.locks import lock_numbers
+from hermes_trio.store.postgres.store import open_postgres, parse_address
+from hermes_trio.store.postgres.words import text_query, text_words
+from hermes_trio.store.sqlite import sessions
+from hermes_trio.store.sqlite.files import connect
+from hermes_trio.store.sqlite.schema import migrate
+from hermes_trio.testing.contracts import GatewayStoreContract
+from hermes_trio.testing.contracts.gateway_store import NodeStoreContract
+from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
+
+from .turns import KEY, message
+
+
+@pytest.mark.slow
+class TestPostgresStore(GatewayStoreContract):
+    """The contract of everything that a gateway keeps."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+    def open_store(self, path: Path) -> AbstractAsyncContextManager[Store]:
+        return open_postgres(self.url, maintenance=False)
+
+
+@pytest.mark.slow
+class TestPostgresNodes(NodeStoreContract):
+    """The contract of nodes that share a store."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_url: str) -> None:
+        self.url = postgres_url
+
+    @asynccontextmanager
+    async def open_nodes(self, path: Path) -> AsyncIterator[tuple[Store, Store]]:
+        async with (
+            open_postgres(self.url, maintenance=False, node_name="a", lease_seconds=60) as one,
+            open_postgres(self.url, maintenance=False, node_name="b", lease_seconds=60) as two,
+        ):
+            yield one, two
+
+
+@pytest.mark.slow
+def test_both_backends_have_the_same_tables_and_columns(postgres: PostgresServer) -> None:
+    """A column that is added to one is added to the other: the verbs are the same code, and a store can be moved."""
+    file = connect(":memory:")
+    migrate(file, ":memory:")
+    names = [
+        name
+        for (name,) in file.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'message\\_%' ESCAPE '\\'"
+        ).fetchall()
+    ]
+    here = {name: {row[1] for row in file.execute(f"PRAGMA table_info({name})").fetchall()} for name in names}
+    file.close()
+    own = {"units": {"incarnation", "slot", "number"}, "schema_version": {"version", "made_at"}}
+    there: dict[str, set[str]] = {}
+    with connect_blocking(postgres.url("prepared")) as db:
+        sql = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'hermes_trio'"
+        for table, column in db.execute(sql).fetchall():
+            there.setdefault(table, set()).add(column)
+    assert set(there) - set(here) == set(own)
+    for name, columns in here.items():
+        assert there[name] - columns <= {"rowid", "words"}, name
+        assert columns <= there[name], name
+    assert set(TABLES) == set(here) - {"nodes", "leases", "node_requests"}
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL that this test alone may kill."""
+    with postgres_server() as server:
+        yield server
+
+
+async def _make(url: str) -> None:
+    from hermes_trio.store.postgres.link import open_link
+    from hermes_trio.store.postgres.schema import migrate_schema
+
+    async with open_link(url, "it") as link:
+        await migrate_schema(link, "it")
+
+
+@pytest.mark.slow
+async def test_a_database_that_is_killed_ten_times_loses_nothing(own_server: PostgresServer) -> None:
+    """Under load, killed and started again, with backends ended at random between: what was acknowledged is there once, what was refused at most once."""
+    url = own_server.url(own_server.new_database())
+    await _make(url)
+    acknowledged: list[str] = []
+    uncertain: list[str] = []
+    refused = 0
+    over = trio.Event()
+    async with open_postgres(url, maintenance=False) as store:
+        for worker in range(6):
+            await store.create_session(NewSession(id=f"s{worker}", source="api"))
+
+        async def write(worker: int) -> None:
+            nonlocal refused
+            number = 0
+            while not over.is_set():
+                number += 1
+                text = f"{worker}-{number}"
+                try:
+                    await store.append_messages(f"s{worker}", [Message(role="user", content=text)])
+                    acknowledged.append(text)
+                except StoreUnavailable:
+                    refused += 1
+                except StoreError:
+                    uncertain.append(text)
+                await trio.sleep(0.002)
+
+        async def disturb() -> None:
+            for _ in range(10):
+                await trio.sleep(0.3)
+                sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper' AND random() < 0.5"
+                await trio.to_thread.run_sync(own_server.execute, sql)
+                await trio.sleep(0.3)
+                await trio.to_thread.run_sync(own_server.stop, signal.SIGKILL)
+                await trio.sleep(random.uniform(0.0, 0.3))
+                await trio.to_thread.run_sync(own_server.start)
+            await trio.sleep(2)
+            over.set()
+
+        async with trio.open_nursery() as nursery:
+            for worker in range(6):
+                nursery.start_soon(write, worker)
+            nursery.start_soon(disturb)
+        found = Counter[str]()
+        for worker in range(6):
+            found.update(entry.text for entry in await store.load_history(f"s{worker}"))
+    assert len(acknowledged) > 100
+    assert [text for text in acknowledged if found[text] != 1] == []
+    assert [text for text, count in found.items() if count > 1] == []
+    assert set(found) <= {*acknowledged, *uncertain}
+
+
+@pytest.mark.slow
+async def test_what_was_not_notified_is_found_by_looking(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that dies before it sends its signals leaves nobody waiting: the others look at the rows. Without the look they wait."""
+    monkeypatch.setattr(Hearing, "tell", lambda self, signals: None)
+    for poll, found in ((0.2, True), (3600.0, False)):
+        async with (
+            open_postgres(postgres_url, maintenance=False) as one,
+            open_postgres(postgres_url, maintenance=False, poll_seconds=poll) as two,
+        ):
+            await trio.sleep(0.5)
+            woken = trio.Event()
+            with two.subscribe(inbox_topic("telegram"), lambda key, woken=woken: woken.set(), KEY):
+                number = await one.accept_message(message())
+                with trio.move_on_after(3):
+                    await woken.wait()
+            assert woken.is_set() is found
+            assert number is not None
+            await two.take_inbox("telegram", KEY)
+            await two.acknowledge([number])
+
+
+@pytest.mark.slow
+async def test_a_hundred_callers_that_leave_do_not_disturb_the_others(postgres_url: str) -> None:
+    """A caller that is cancelled abandons its wait, never the write; answers stay in step for everybody else."""
+    async with open_postgres(postgres_url, maintenance=False) as store:
+        await store.create_session(NewSession(id="s", source="api"))
+
+        async def write(number: int) -> None:
+            with trio.move_on_after(random.uniform(0, 0.02)):
+                await store.append_messages("s", [Message(role="user", content=f"{number}")])
+                await store.load_history("s")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(write, number)
+        await store.set_meta("after", "all")
+        texts = [entry.text for entry in await store.load_history("s")]
+        assert len(set(texts)) == len(texts)
+        for number in range(50):
+            await store.set_meta(f"key {number}", f"{number}")
+            assert await store.get_meta(f"key {number}") == f"{number}"
+
+
+@pytest.mark.slow
+async def test_one_verb_that_fails_takes_no_other_with_it(postgres_url: str) -> None:
+    """Verbs that share a unit fail alone: the others of it are written."""
+    async with open_postgres(postgres_url, maintenance=False) as store:
+        await store.create_session(NewSession(id="taken", source="api"))
+        failed: list[int] = []
+
+        async def make(number: int) -> None:
+            name = "taken" if number % 3 == 0 else f"s{number}"
+            try:
+                await store.create_session(NewSession(id=name, source="api"))
+            except StoreError:
+                failed.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(make, number)
+        assert sorted(failed) == list(range(0, 60, 3))
+        assert store.statistics().largest_batch > 1
+        for number in range(60):
+            assert (await store.get_session(f"s{number}") is None) is (number % 3 == 0)
+
+
+def test_parameters_and_text_are_what_postgres_takes() -> None:
+    """Placeholders are numbered outside of strings; NUL and half surrogates are replaced."""
+    assert (
+        translated("SELECT '?', ? WHERE a = ?2 AND b = ?2 LIMIT -1")
+        == "SELECT '?', $1 WHERE a = $2 AND b = $2 LIMIT ALL"
+    )
+    assert (encode("a\0b"), encode("\ud800"), encode(True), encode(0.1), encode(None)) == (
+        "a\ufffdb".encode(),
+        b"?",
+        b"1",
+        b"0.1",
+        None,
+    )
+
+
+def test_an_address_is_named_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors and logs name host and database; a password is replaced wherever it may stand."""
+    caplog.set_level(logging.DEBUG)
+    _, where = parse_address(f"postgresql://keeper:{PASSWORD.replace(' ', '%20')}@db.example:5433/store")
+    assert where == "store at db.example:5433"
+    for text in ("password='it is secret' host=x", "password=secret host=x", "postgresql://a:secret@h/d"):
+        assert "secret" not in without_secrets(text)
+    with pytest.raises(StoreError) as caught:
+        parse_address("postgresql://a:se%zzcret@h/d")
+    assert "cret" not in str(caught.value)
+
+
+def test_locks_come_in_one_order() -> None:
+    """Whoever needs two names takes them in the same order as everybody else; a verb without a name needs none."""
+    one = lock_numbers([(sessions.end_session, (0.0, "a", "x")), (sessions.end_session, (0.0, "b", "x"))])
+    two = lock_numbers([(sessions.end_session, (0.0, "b", "x")), (sessions.end_session, (0.0, "a", "x"))])
+    assert one == two == sorted(one)
+    assert len(one) == 2
+    assert lock_numbers([(sessions.get_session, ("a",))]) == []
+
+
+def test_words_and_queries_are_literals_for_any_text() -> None:
+    """Whatever a text holds, its words and its query are well-formed: quotes and backslashes are escaped, what means nothing is empty."""
+    assert text_words("It's a C:\\path, it's") == "'it':1,6 's':2,7 'a':3 'c':4 'path':5"
+    assert text_query("Crème brûlée")[0] == "'creme' & 'brulee'"
+    assert text_query('"new york" OR paris*')[0] == "(('new' <1> 'york') | 'paris':*)"
+    assert text_query("東京") == ("'東京'", ("東京",))
+    assert text_query(' " \0 \ud800 && || !! ')[0] == ""
