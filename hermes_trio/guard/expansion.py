@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .arithmetic import evaluate
 from .braces import expand_braces
 from .marks import HOLE, PRIVATE, QUOTED, REMOTE, SOLID, SPLIT
 from .parameters import apply_operator
@@ -191,7 +190,7 @@ def _element(value: Value, index: str) -> list[Value]:
 
 
 def _number(text: str) -> str:
-    result = evaluate(text)
-    if result is not None:
-        return str(result)
+    """What arithmetic gives: the number that stands there, or one that is not computed."""
+    if re.fullmatch(r"\s*\d{1,12}\s*", text):
+        return text.strip()
     return SOLID if REMOTE not in text else REMOTE + SOLID

@@ -51,14 +51,11 @@ _TABLE: tuple[tuple[str, Rule], ...] = (
     ("echo", text.echo),
     ("printf", text.printf),
     ("cat gcat bat pv tail head", text.cat),
-    ("uniq paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
+    ("uniq cut tac paste fold fmt column nl strings iconv dos2unix grep egrep fgrep zcat gunzip gzip bunzip2 bzcat xz xzcat "
      "zstd gzcat jq yq uniq shuf od hexdump less more", text.transform),
     (" ".join(exec_options.NAMES), exec_options.with_exec_options),
-    ("rev", text.reverse),
-    ("cut", text.cut),
+    ("rev tr gtr", text.scramble),
     ("realpath readlink yes", text.prints_operands),
-    ("tac", text.tac),
-    ("tr gtr", text.translate),
     ("base64 gbase64 base32 xxd openssl uudecode basenc", text.decode),
     ("which type whereis", text.which),
     ("hash", builtins.remember_path),

@@ -9,7 +9,7 @@ import pytest
 from hermes_trio.guard import BlockCategory, inspect_command
 
 from .blocked_corpus import OTHERS, ROOT_DELETE
-from .evasion_corpus import EVASIONS
+from .evasion_corpus import COMPUTED, EVASIONS
 
 CASES = [(BlockCategory.ROOT_DELETE, name, command) for name, command in ROOT_DELETE.items()]
 CASES += [(category, name, command) for category, group in OTHERS.items() for name, command in group.items()]
@@ -34,6 +34,13 @@ def test_evasion_is_blocked(command: str, cwd: str) -> None:
     if not cwd and re.search(r"cd \.\.|pwd|PWD|~+|self/cwd", command):
         cwd = "/srv"
     assert inspect_command(command, home="/home/dev", cwd=cwd).blocked is not None
+
+
+@pytest.mark.parametrize("command", COMPUTED)
+@pytest.mark.parametrize("confined", [True, False], ids=["confined", "free"])
+def test_what_a_shell_would_compute_is_asked_about(command: str, confined: bool) -> None:
+    """Ciphers, arithmetic and substrings are not followed; nothing that they could hide passes without a question."""
+    assert not inspect_command(command, home="/home/dev", cwd="/home/dev/project", confined=confined).clean
 
 
 def test_corpus_is_large_enough() -> None:

@@ -140,8 +140,10 @@ def kill(call: Call) -> str:
             call.flag(Category.PROCESS_KILL, "kills whatever processes a search finds")
             if _GATEWAY.search(target):
                 call.flag(Category.GATEWAY_CONTROL, "stops this gateway")
-        elif target in ("0", "1") or target.startswith("-" + HOLE) or target == "-" + SOLID:
-            call.flag(Category.PROCESS_KILL, "kills a whole process group or the first process")
+        elif target in ("0", "1", SOLID) or target.startswith(("-" + HOLE, "-" + SOLID)):
+            call.flag(
+                Category.PROCESS_KILL, "kills a whole process group, the first process, or one whose number is computed"
+            )
     if call.shell.bulk and signal.upper().removeprefix("SIG") in ("9", "KILL"):
         call.flag(Category.PROCESS_KILL, "kills whatever processes a search finds")
     return ""

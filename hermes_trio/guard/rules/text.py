@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_DECODED = 128_000
 _CONVERSION = re.compile(r"%(?:%|[-+ #0]*(\*|\d{0,4})(?:\.(?:\*|\d{0,4}))?([bcdiouxXsqfeEgG])|\([^)]*\)T)")
-_RANGES = re.compile(r"(.)-(.)", re.DOTALL)
-_CLASSES = {
-    "[:lower:]": "abcdefghijklmnopqrstuvwxyz",
-    "[:upper:]": "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "[:digit:]": "0123456789",
-    "[:space:]": " \t\n\r\v\f",
-    "[:blank:]": " \t",
-}
 
 
 def echo(call: Call) -> str:
@@ -112,48 +104,9 @@ def transform(call: Call) -> str:
     return (HOLE + "\n" + call.stdin)[:_MAX_DECODED]
 
 
-def reverse(call: Call) -> str:
-    """rev turns every line around."""
-    if call.stdin is None:
-        return HOLE
-    return DECODED + "\n".join(line[::-1] for line in plain(call.stdin).split("\n"))
-
-
-def tac(call: Call) -> str:
-    """tac turns the order of lines around."""
-    if call.stdin is None:
-        return HOLE
-    return "\n".join(reversed(call.stdin.rstrip("\n").split("\n"))) + "\n"
-
-
-def translate(call: Call) -> str:
-    """tr as a cipher; what it cannot follow stays unknown."""
-    if call.stdin is None:
-        return DECODED + HOLE
-    options = scan(call.arguments)
-    text = plain(call.stdin)
-    sets = [_characters(operand) for operand in options.operands]
-    if options.has("-c", "-C", "--complement") or not sets or any(is_dynamic(operand) for operand in options.operands):
-        return DECODED + HOLE
-    if options.has("-d", "--delete"):
-        return DECODED + text.translate(dict.fromkeys(map(ord, sets[0])))
-    if len(sets) == 2 and sets[1]:
-        source, target = sets
-        padded = target + target[-1] * max(0, len(source) - len(target))
-        return DECODED + text.translate({ord(old): new for old, new in zip(source, padded, strict=False)})
-    return DECODED + text
-
-
-def _characters(text: str) -> str:
-    text = unescape(text)
-    for name, members in _CLASSES.items():
-        text = text.replace(name, members)
-
-    def spread(match: re.Match[str]) -> str:
-        low, high = ord(match.group(1)), ord(match.group(2))
-        return "".join(map(chr, range(low, min(high, low + 256) + 1)))
-
-    return _RANGES.sub(spread, text)
+def scramble(call: Call) -> str:
+    """rev, tr and their kin make another text of their input, which is not computed."""
+    return DECODED + HOLE
 
 
 def decode(call: Call) -> str:
@@ -220,17 +173,6 @@ def prints_operands(call: Call) -> str:
     if call.name == "yes":
         return " ".join(call.raw) + "\n"
     return "\n".join(scan(call.raw).operands) + "\n"
-
-
-def cut(call: Call) -> str:
-    """cut -c with one range is followed, everything else is unknown."""
-    match = re.search(r"(?:^| )-c ?(\d{1,4})(-?)(\d{0,4})(?: |$)", " ".join(call.arguments))
-    if call.stdin is None or match is None:
-        return transform(call)
-    first, dash, last = match.groups()
-    start = max(0, int(first) - 1)
-    stop = start + 1 if not dash else int(last) if last else None
-    return DECODED + "\n".join(line[start:stop] for line in plain(call.stdin).split("\n"))
 
 
 def basename(call: Call) -> str:

@@ -1,6 +1,7 @@
 """Programs judged by their words alone: one row says which words of which programs are worth a question, and as what.
 
 A pattern is searched in the arguments joined by blanks, and in the arguments behind the global options, so that `^push` finds `git -C . push`.
+`^< ` finds those of a program that is given something to read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _ROWS: Final = (
     # the machine
     ("service rc-service supervisorctl launchctl pm2 initctl", _SERVICE, Category.SERVICE_CONTROL, "stops, restarts or disables a service"),
     ("iptables ip6tables ufw nft", r"-[FXP]\b|\b(?:disable|reset|flush|delete)\b", Category.SERVICE_CONTROL, "opens the firewall"),
+    ("userdel deluser groupdel delgroup", r"", Category.DATA_LOSS, "removes an account"),
     ("swapoff umount rmmod insmod", r"", Category.SERVICE_CONTROL, "changes the running system"),
     ("mount sysctl modprobe", r"remount|-\w*[wr]\b|=", Category.SERVICE_CONTROL, "changes the running system"),
     # git and other histories
@@ -64,7 +66,8 @@ _ROWS: Final = (
     ("docker podman nerdctl",
      r"^(?:run|exec|create)\b.* (?:--privileged|--pid[= ]host|(?:-v|--volume)[= ]/:|\S*docker\.sock|(?:-\w*u|--user)[= ]?(?:0|root)\b)",
      Category.PRIVILEGE, "gives a container the rights of this machine"),
-    ("gdb strace ltrace gcore", r"(?:^| )(?:-p|--pid|--attach)\b|^[^ a-z-]+$", Category.PRIVILEGE, "looks into another process"),
+    ("gcore", r"", Category.PRIVILEGE, "looks into another process"),
+    ("gdb strace ltrace", r"(?:^| )(?:-p|--pid|--attach)\b|^[^ a-z-]+$", Category.PRIVILEGE, "looks into another process"),
     # credentials
     ("gpg gpg2", r"--export-secret", Category.CREDENTIAL_READ, "prints private keys"),
     ("ssh-keygen", r"(?:^| )-y", Category.CREDENTIAL_READ, "reads a private key"),
@@ -73,6 +76,9 @@ _ROWS: Final = (
     ("kubectl oc", r"^(?:get|describe) secrets?\b|/serviceaccount/token", Category.CREDENTIAL_READ, "prints a secret"),
     ("vault pass op bw security secret-tool", r"^(?:kv get|read|show|item get|get|find-|dump|export|lookup|search|token)",
      Category.CREDENTIAL_READ, "prints a secret"),
+    ("grep egrep fgrep rg ag ack",
+     r"(?i)(?:passw|secret|token|api.?key|credential|private.key)\S* (?:.* )?(?:~|/home/\w+|/root|/etc|/)(?:/\.\S*|/?$)",
+     Category.CREDENTIAL_READ, "searches for secrets outside of the project"),
     ("printenv", r"(?i)token|secret|passw|key", Category.CREDENTIAL_READ, "prints a secret"),
     ("git", r"^credential(?:-\w+)? (?:fill|get)", Category.CREDENTIAL_READ, "prints a password"),
     # data that leaves
@@ -82,6 +88,10 @@ _ROWS: Final = (
     ("gh", r"^gist create", Category.UPLOAD, "publishes files"),
     ("npm yarn pnpm twine cargo gem poetry docker podman", r"^(?:publish|upload|push)\b", Category.UPLOAD, "publishes a package or an image"),
     ("mutt mailx mail", r"(?:^| )-[aA] ", Category.UPLOAD, "mails a file"),
+    ("mutt mailx mail sendmail ssh sftp ftp", r"^< ", Category.UPLOAD, "sends what it is given to another host or person"),
+    ("openssl", r"^< .*\bs_client", Category.UPLOAD, "sends what it is given to another host"),
+    ("scp", r"(?:^| )-\w*r.* (?!/|\.)[\w.@-]+:\S*$", Category.UPLOAD, "sends a folder to another host"),
+    ("rsync", r"(?:^| )(?!-)[^ :]+ (?:(?!/|\.)[\w.@-]+::?|rsync://)\S*$", Category.UPLOAD, "sends files to another host"),
     ("ssh autossh", r"(?:^| )-\w*R", Category.UPLOAD, "opens this machine to another host"),
     ("ngrok bore localtunnel", r"", Category.UPLOAD, "opens this machine to the internet"),
     ("cloudflared", r"^tunnel", Category.UPLOAD, "opens this machine to the internet"),
@@ -131,9 +141,11 @@ for _names, _pattern, _category, _description in _ROWS:
 def judge_words(call: Call) -> None:
     """Flag what the rows of this program find."""
     rows = _WORDS.get(call.name)
-    if rows is None or call.arguments[:1] in (["--help"], ["--version"], ["-h"]):
+    if rows is None or call.arguments in (["--help"], ["--version"], ["-h"]):
         return
-    texts = (" ".join(call.arguments), " ".join(scan(call.arguments, _GLOBAL, permute=False).operands))
+    texts = [" ".join(call.arguments), " ".join(scan(call.arguments, _GLOBAL, permute=False).operands)]
+    if call.stdin is not None:
+        texts.append(f"< {texts[0]}")
     for pattern, category, description in rows:
         if any(map(pattern.search, texts)):
             call.flag(category, description)
