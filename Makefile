@@ -11,7 +11,7 @@ QUICKFLAG := $(if $(QUICK),--quick,)
 WORKERS ?= 2
 PYTEST := $(PY) -m pytest
 
-.PHONY: help install serve chat test test-slow test-pythons test-crash test-growth test-orphans soak check format \
+.PHONY: help install serve chat test test-slow test-pythons test-crash simulate test-growth test-orphans soak check format \
 	bench bench-isolation bench-runtime bench-store bench-stop bench-spawn bench-model bench-serve bench-sse bench-readers bench-start bench-growth bench-embed bench-console screenshots \
 	bench-reference requirements clean
 
@@ -96,6 +96,9 @@ test-pythons: $(VENV)/.installed-dev ## Run a part of the tests on each supporte
 
 test-crash: $(VENV)/.installed-dev ## Kill a writer 100 times, and a runtime whose store fails 200 times, at random points
 	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
+
+simulate: $(VENV)/.installed-dev ## Simulate 10,000 gateways with faults (SEEDS=10000) and judge them
+	@$(VENV)/bin/hermes-trio simulate --seeds $(or $(SEEDS),10000) --workers $(WORKERS) $(ARGS)
 
 test-growth: $(VENV)/.installed-dev ## Create, end and prune 100,000 sessions (SESSIONS=1000000 for more)
 	@$(PYTEST) -q -m slow tests/store/test_growth.py $(ARGS)

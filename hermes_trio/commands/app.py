@@ -60,6 +60,11 @@ app.command(
     help="Look at the database: integrity, sizes, what is stuck, what retention will remove; and at the MCP servers.",
 )
 app.command(
+    "hermes_trio.commands.simulate:simulate",
+    name="simulate",
+    help="Simulate whole gateways on virtual time, with faults, and judge what they promised.",
+)
+app.command(
     "hermes_trio.commands.tools:tools", name="tools", help="The tools that the agent has, and where each comes from."
 )
 

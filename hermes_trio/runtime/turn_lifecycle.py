@@ -18,7 +18,7 @@ from .core import SUBAGENT, RuntimeCore
 from .ends import End
 from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
-from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, Reply, TurnFinish, TurnStart
+from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, NewReply, Reply, TurnFinish, TurnStart
 from .tree import Node, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
@@ -306,12 +306,13 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
     waited = not turn.locked and bool(turn.context.session_id)
 
     def reduced(outcome: Outcome) -> TurnFinish:
-        """The state and the error, without anything that the store may have refused."""
+        """The state and the error, without anything that the store may have refused. Whoever waits for an answer is told of the error."""
         return TurnFinish(
             start=start,
             state=outcome.state,
             error=outcome.error,
             error_code=outcome.error_code,
+            outbox=_apology(turn, outcome),
             acknowledged=told,
             events=_NO_EVENTS if turn.origin.run is None else (core.journal.last(turn, outcome),),
             end_session=spec.one_shot,
@@ -368,6 +369,17 @@ def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> 
     if turn.origin.run is not None:
         written = outcome if end.written and not end.was_reduced else _unstored(outcome, end.error)
         core.journal.ended(turn, msgspec.structs.replace(written, committed=end.written))
+
+
+def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
+    """What is said in the place of an answer that is not kept; nothing, if that cannot be composed either."""
+    if turn.plan.replies is None:
+        return ()
+    try:
+        return tuple(turn.plan.replies(turn, msgspec.structs.replace(outcome, text="")))
+    except Exception:
+        logger.exception("the sender of turn %s cannot be told that it failed", turn.id)
+        return ()
 
 
 def _unstored(outcome: Outcome, error: Exception | None) -> Outcome:

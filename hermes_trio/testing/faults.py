@@ -137,12 +137,14 @@ class StoreFaults:
     """Which verbs of a store fail, when and how. Rules may be added and taken back at any time, also while a runtime is open.
 
     The rules are asked in the order in which they were added, and the first that applies to a call decides. `seed` makes the rules with
-    a `chance` repeatable. `calls` counts the calls of each verb; `injected` lists the faults that were injected, in order.
+    a `chance` repeatable. `calls` counts the calls of each verb; `injected` lists the faults that were injected, in order, and `told` is called
+    with each of them.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
         self.calls: Counter[str] = Counter()
         self.injected: list[InjectedFault] = []
+        self.told: Callable[[InjectedFault], None] | None = None
         self._rules: list[_Rule] = []
         self._random: random.Random = random.Random(seed)
 
@@ -193,6 +195,8 @@ class StoreFaults:
         for rule in self._rules:
             if rule.take(verb, self._random):
                 self.injected.append(InjectedFault(verb, rule.kind))
+                if self.told is not None:
+                    self.told(self.injected[-1])
                 return rule
         return None
 

@@ -28,6 +28,7 @@ from hermes_trio import (
 )
 from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
 from hermes_trio.runtime.turn import EventSink
 from hermes_trio.store import InboxState, open_store
@@ -273,6 +274,27 @@ async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(vi
             await stateless.run_turn(TurnSpec(input=TurnInput(text="b"), context=where, source="x"))
         ).state is TurnState.COMPLETED
         assert [m.text for m in await runtime.store.load_history("s")] == ["b", "second"]
+
+
+async def test_the_sender_of_a_turn_whose_end_is_reduced_is_told(virtual_clock: object) -> None:
+    """The answer could not be kept, and the message counts as handled: whoever wrote it is told that it failed, once."""
+
+    class Telling(FakeAdapter):
+        def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
+            return [NewReply(platform="fake", target={"chat_id": "1"}, text=outcome.text or outcome.error)]
+
+    faults = StoreFaults()
+    faults.fail("finish_turn", times=5)
+    async with (
+        Runtime(agent=ScriptedAgent("the answer"), store=faults.around(open_store(None))) as runtime,
+        Telling().connect(runtime) as adapter,
+    ):
+        await adapter.say("go")
+        await trio.sleep(60)
+        store: Any = runtime.store
+        (reply,) = await store.claim_outbox("fake")
+        assert reply.text.startswith("the turn's end could not be stored")
+        assert await store.list_inbox(InboxState.TAKEN) == []
 
 
 @pytest.mark.parametrize("method", ["prepare", "budget", "sink", "session_for"])

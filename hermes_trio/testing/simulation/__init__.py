@@ -10,22 +10,32 @@ Loading this package loads the gateway; `hermes_trio.testing` itself does not.
 from __future__ import annotations
 
 from .boundary import SimulationBreach
-from .program import FAULT_KINDS, Program, Step, make_program
-from .runner import SeedResult, run_program, run_seed
+from .coverage import Coverage
+from .judge import INVARIANTS, Invariant, judge
+from .program import FAULT_KINDS, Program, Step, make_program, shrink
+from .runner import SeedResult, SimulationReport, run_program, run_seed, run_seeds, shrink_failure
 from .trace import Moment, Trace
 from .world import World, WorldSettings
 
 __all__ = [
     "FAULT_KINDS",
+    "INVARIANTS",
+    "Coverage",
+    "Invariant",
     "Moment",
     "Program",
     "SeedResult",
     "SimulationBreach",
+    "SimulationReport",
     "Step",
     "Trace",
     "World",
     "WorldSettings",
+    "judge",
     "make_program",
     "run_program",
     "run_seed",
+    "run_seeds",
+    "shrink",
+    "shrink_failure",
 ]

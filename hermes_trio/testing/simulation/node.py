@@ -117,7 +117,13 @@ class Node:
         self._trace.note("crash", f"{self.name}, for {down:g} s")
         self.alive = False
         self._life.power_off()
+        self.ended.set()
         self.on_crash(down)
+
+    @property
+    def draining(self) -> bool:
+        """Whether it was asked to end."""
+        return self._life is not None and self._life.asked.is_set()
 
     def drain(self) -> None:
         """Ask it to end as a signal does."""
@@ -207,6 +213,7 @@ class _Life:
             node.failure = error
         self.dead = True
         node.alive = False
+        node.ended.set()
         node.on_crash(RESTART_SECONDS)
 
     async def _serve(self) -> None:

@@ -1,22 +1,30 @@
-"""Running worlds: one seed, one result."""
+"""Running worlds: one seed and its result, or thousands of them in several processes."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import attrs
 
+from .coverage import Coverage
 from .judge import INVARIANTS, Invariant, judge
-from .program import FAULT_KINDS, Program, make_program
+from .program import FAULT_KINDS, Program, make_program, shrink
 from .trace import Trace
 from .world import World, WorldSettings
 
-__all__ = ["SeedResult", "run_program", "run_seed"]
+__all__ = ["SeedResult", "SimulationReport", "run_program", "run_seed", "run_seeds", "shrink_failure"]
+
+SHRINK_ATTEMPTS = 60
+CHUNK = 10
+"""Seeds that a process is given at a time."""
 
 
 class _Heap:
@@ -35,12 +43,37 @@ class SeedResult:
     trace: Trace
     seconds: float
     """Simulated ones."""
+    coverage: Coverage
+
+    @property
+    def invariants(self) -> set[str]:
+        """The names of what was broken."""
+        return {text.partition(":")[0] for text in self.violations}
 
     def story(self, last: int = 40) -> str:
         """The program, the last moments, and what was wrong: for people."""
         lines = [f"seed {self.program.seed}, {len(self.program.steps)} steps:", *map(str, self.program.steps), ""]
         lines += [*self.trace.story(last), "", *self.violations]
         return "\n".join(lines)
+
+
+@attrs.define
+class SimulationReport:
+    """What many seeds came to."""
+
+    seeds: int = 0
+    simulated: float = 0.0
+    cpu: float = 0.0
+    coverage: Coverage = attrs.Factory(Coverage)
+    failures: dict[int, tuple[str, ...]] = attrs.Factory(dict[int, "tuple[str, ...]"])
+
+    def add(self, other: SimulationReport) -> None:
+        """Count another part."""
+        self.seeds += other.seeds
+        self.simulated += other.simulated
+        self.cpu += other.cpu
+        self.coverage.add(other.coverage)
+        self.failures |= other.failures
 
 
 async def _note(violations: list[str], found: list[str]) -> None:
@@ -68,11 +101,13 @@ def run_program(
         logging.disable(before)
     violations += [f"left the simulation: {text}" for text in world.boundary.breaches]
     violations += [
-        f"{node.name} ended with {describe(node.failure)}" for node in world.nodes if node.failure is not None
+        f"the server ended: {node.name} with {describe(node.failure)}"
+        for node in world.nodes
+        if node.failure is not None
     ]
     moments = list(world.trace)
-    gc.collect()
-    return SeedResult(program, tuple(violations), world.trace, moments[-1].at if moments else 0.0)
+    seconds = moments[-1].at if moments else 0.0
+    return SeedResult(program, tuple(violations), world.trace, seconds, world.coverage)
 
 
 def run_seed(
@@ -84,6 +119,62 @@ def run_seed(
 ) -> SeedResult:
     """Make the program of a seed and play it."""
     return run_program(make_program(seed, minutes=minutes, faults=faults), settings)
+
+
+def shrink_failure(result: SeedResult) -> SeedResult:
+    """A shorter program that breaks one of the same promises, and what became of it."""
+    wanted = result.invariants
+
+    def fails(program: Program) -> bool:
+        return bool(run_program(program).invariants & wanted)
+
+    shorter = shrink(result.program, fails, attempts=SHRINK_ATTEMPTS)
+    again = run_program(shorter)
+    return again if again.violations else result
+
+
+def _run_some(seeds: Sequence[int], minutes: float, faults: Sequence[str]) -> SimulationReport:
+    began = time.process_time()
+    report = SimulationReport(seeds=len(seeds))
+    for seed in seeds:
+        result = run_seed(seed, minutes=minutes, faults=faults)
+        report.simulated += result.seconds
+        report.coverage.add(result.coverage)
+        if result.violations:
+            report.failures[seed] = result.violations
+        gc.collect()
+    report.cpu = time.process_time() - began
+    return report
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    minutes: float = 3.0,
+    faults: Sequence[str] = FAULT_KINDS,
+    workers: int = 1,
+    progress: Callable[[SimulationReport], None] | None = None,
+) -> SimulationReport:
+    """Run many seeds, in `workers` processes, and count. `progress` is called after each part with what there is so far."""
+    wanted = list(seeds)
+    parts = [wanted[at : at + CHUNK] for at in range(0, len(wanted), CHUNK)]
+    work = partial(_run_some, minutes=minutes, faults=tuple(faults))
+    total = SimulationReport()
+    for part in _results(work, parts, workers):
+        total.add(part)
+        if progress is not None:
+            progress(total)
+    return total
+
+
+def _results(
+    work: Callable[[Sequence[int]], SimulationReport], parts: Sequence[Sequence[int]], workers: int
+) -> Iterator[SimulationReport]:
+    if workers <= 1:
+        yield from map(work, parts)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(work, parts)
 
 
 def describe(error: BaseException) -> str:

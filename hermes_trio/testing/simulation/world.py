@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.store import Runner, SqliteStore, open_store
 from hermes_trio.store.errors import StoreBusy
 from hermes_trio.testing.clock import virtual_clock
-from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.faults import InjectedFault, StoreFaults
 from hermes_trio.testing.model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
 from hermes_trio.testing.model_server.script import Fault as ModelFault
 from hermes_trio.testing.model_server.script import ScriptedCall
@@ -33,6 +32,7 @@ from hermes_trio.testing.platforms.telegram import FakeTelegram
 
 from . import script
 from .boundary import EPOCH, Boundary
+from .coverage import STATES_SQL, Coverage
 from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
 from .node import ADMIN_KEY, CrashPoint, Node, current_node
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
@@ -40,6 +40,9 @@ from .program import PEOPLE, TENANTS, Program, Step
 from .trace import Trace
 
 __all__ = ["Seen", "World", "WorldSettings"]
+
+DRAIN_SECONDS: Final = 60.0
+"""Within which a node has ended that was asked to drain: its drain time, the grace of its server, and some."""
 
 TELEGRAM_TOKEN: Final = "123456:simulated-token"
 
@@ -84,9 +87,10 @@ class World:
         self.boundary = Boundary(program.seed, self.clock, self)
         self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
         self.faults = StoreFaults(seed=program.seed)
+        self.faults.told = self._injected
         self.nodes: list[Node] = []
         self.seen = Seen()
-        self.coverage: Counter[tuple[str, str]] = Counter()
+        self.coverage = Coverage()
         self.store: SqliteStore
         self.telegram = FakeTelegram(TELEGRAM_TOKEN, "simulated_bot", 1.0)
         self.model = ModelServer(otherwise=self._model_answer)
@@ -96,6 +100,8 @@ class World:
         self.started_at = EPOCH
         self.held: list[str] = []
         """What was still held at the end of the calm, before the drain."""
+        self.late: list[str] = []
+        """What took longer than it may."""
         self.undead: list[str] = []
         """What still lived that should not."""
         self.failure: BaseException | None = None
@@ -110,6 +116,7 @@ class World:
         """Play the program to its end. `after` is called before the store closes: the judge reads rows there."""
         with self.boundary:
             trio.run(self._live, after, clock=self.clock)
+        self.coverage.calls.update(self.faults.calls)
         if self.boundary.breaches:
             self.trace.note("breach", self.boundary.breaches[0])
 
@@ -159,7 +166,7 @@ class World:
                 config=self._config(),
             )
             node.alone = self.settings.nodes == 1
-            node.on_crash = partial(self._restart_later, node)
+            node.on_crash = partial(self._crashed, node)
             self.nodes.append(node)
             node.start()
 
@@ -215,6 +222,8 @@ class World:
             await trio.sleep_until(EPOCH + step.at)
             if step.is_fault:
                 self._fail(step)
+            elif step.kind == "restart":
+                self._nursery.start_soon(self._restart, self.nodes[0])
             else:
                 people.act(step)
         await trio.sleep_until(EPOCH + self.program.seconds)
@@ -230,6 +239,19 @@ class World:
                     await node.ended.wait()
         await trio.sleep(60)
         self.trace.note("over", "")
+
+    async def _restart(self, node: Node) -> None:
+        """The operator restarts a node: it drains, ends, and is started again."""
+        if not node.alive or node.draining:
+            return
+        began = trio.current_time()
+        ended = node.ended
+        node.drain()
+        await ended.wait()
+        if trio.current_time() - began > DRAIN_SECONDS:
+            self.late.append(f"{node.name} took {trio.current_time() - began:.0f} s to end after it was asked to drain")
+        if not node.alive:
+            node.start()
 
     async def _until_ready(self) -> None:
         with trio.fail_after(120):
@@ -249,7 +271,8 @@ class World:
     def _restart_later(self, node: Node, down: float) -> None:
         async def restart() -> None:
             await trio.sleep(down)
-            node.start()
+            if not node.alive:
+                node.start()
 
         self._nursery.start_soon(restart)
 
@@ -259,6 +282,9 @@ class World:
         words = step.words.split()
         options = script.options_of(step.words)
         self.trace.note("fault", f"{step.kind} {step.words}")
+        if step.kind not in ("store", "crash"):
+            how = "step" if step.kind == "clock" else words[1] if step.kind == "telegram" else words[0]
+            self._cover(f"{step.kind} {how}")
         match step.kind:
             case "store":
                 self._store_fault(words[0], words[1], int(options.get("times", 1)), int(options.get("skip", 0)))
@@ -280,19 +306,36 @@ class World:
             case _:
                 self.nodes[0].wake_faults.extend([words[0]] * int(options["times"]))
 
+    def _injected(self, fault: InjectedFault) -> None:
+        self.trace.note("injected", f"{fault.verb} {fault.kind.value}")
+        self.coverage.verbs[fault.verb, fault.kind.value] += 1
+        self._cover(f"store {fault.kind.value}")
+
+    def _crashed(self, node: Node, down: float) -> None:
+        failed = [one.text for one in self.trace if one.kind == "power fails"]
+        if failed:
+            when, verb = failed[-1].split()
+            self.coverage.verbs[verb, f"crash {when}"] += 1
+        self._cover("crash")
+        self._restart_later(node, down)
+
+    def _cover(self, fault: str) -> None:
+        """Something goes wrong now: count what is going on."""
+        for (state,) in self.rows(STATES_SQL):
+            self.coverage.states[fault, state] += 1
+
     def _store_fault(self, verb: str, how: str, times: int, skip: int) -> None:
         verbs = () if verb == "*" else (verb,)
+        chance = 0.15 if verb == "*" else 1.0
         match how:
             case "full":
                 self.faults.full(*verbs, times=times, skip=skip)
             case "slow":
                 self.faults.slow(*verbs, seconds=12.0, times=times, skip=skip)
             case "busy":
-                self.faults.fail(
-                    *verbs, times=times, skip=skip, error=lambda name: StoreBusy(f"injected: {name} is busy")
-                )
+                self.faults.fail(*verbs, times=times, skip=skip, chance=chance, error=_busy)
             case _:
-                self.faults.fail(*verbs, times=times, skip=skip, after_commit=how == "after")
+                self.faults.fail(*verbs, times=times, skip=skip, chance=chance, after_commit=how == "after")
 
     def _repeat_update(self) -> None:
         """The platform gives an update out again that was confirmed before, as a new poll after a broken one may."""
@@ -348,6 +391,10 @@ _PLATFORM_FAULTS: Final[dict[str, Fault]] = {
     "garbage": ServerError(),
     "delay": Delay(90.0),
 }
+
+
+def _busy(verb: str) -> StoreBusy:
+    return StoreBusy(f"injected: {verb} is busy")
 
 
 @functools.cache

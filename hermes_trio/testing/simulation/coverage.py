@@ -1,0 +1,130 @@
+"""What was tried: which verbs of the store failed and how, and what was going on while something went wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Final
+
+import attrs
+
+from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS
+
+__all__ = ["Coverage"]
+
+KINDS: Final = ("before", "after", "slow", "full", "crash before", "crash after")
+
+STATES: Final[Mapping[str, Sequence[str]]] = {
+    "turn": ("waiting", "taken", "open"),
+    "run": ("queued", "running", "completed", "failed", "cancelled"),
+    "job": ("starting", "running", "exited", "failed", "killed", "lost"),
+    "delivery": ("pending", "attempting", "sent", "dead"),
+    "approval": ("pending", "approved", "denied", "expired"),
+    "slot": ("claimed", "running", "completed", "failed", "missed"),
+}
+"""What may be going on, by what it is."""
+
+STATES_SQL: Final = (
+    "SELECT 'run ' || status FROM runs UNION SELECT 'job ' || state FROM jobs UNION SELECT 'delivery ' || state FROM outbox"
+    " UNION SELECT 'approval ' || state FROM approvals UNION SELECT 'slot ' || state FROM cron_executions"
+    " UNION SELECT CASE state WHEN 'pending' THEN 'turn waiting' ELSE 'turn taken' END FROM inbox WHERE settled_at IS NULL"
+    " UNION SELECT 'turn open' FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''"
+)
+"""The states that rows are in at a moment."""
+
+
+@attrs.define
+class Coverage:
+    """Counts, over any number of worlds. `calls` are the calls of each verb."""
+
+    verbs: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
+    states: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
+    calls: Counter[str] = attrs.Factory(Counter[str])
+
+    def add(self, other: Coverage) -> None:
+        """Count what another world has tried, too."""
+        self.verbs.update(other.verbs)
+        self.states.update(other.states)
+        self.calls.update(other.calls)
+
+    def table(self) -> str:
+        """Two tables for people: verbs by fault, and faults by state."""
+        return f"{self._verb_table()}\n\n{self._state_table()}"
+
+    def missing(self) -> list[str]:
+        """Verbs that were called and never failed, by kind of fault; and verbs that were never called."""
+        found: list[str] = []
+        called = [verb for verb in sorted(STORE_VERBS) if self.calls[verb]]
+        for kind in KINDS:
+            wanted = [verb for verb in called if verb not in READ_VERBS or kind in ("before", "slow")]
+            never = [verb for verb in wanted if not self.verbs[verb, kind]]
+            if never:
+                found.append(f"never {kind}: {', '.join(never)}")
+        idle = [verb for verb in sorted(STORE_VERBS) if not self.calls[verb]]
+        if idle:
+            found.append(f"never called by these worlds: {', '.join(idle)}")
+        return found
+
+    def _verb_table(self) -> str:
+        rows = [
+            [verb, str(self.calls[verb]), *(self._cell(verb, kind) for kind in KINDS)]
+            for verb in sorted(STORE_VERBS)
+            if self.calls[verb]
+        ]
+        return _table(["verb of the store", "calls", *KINDS], rows)
+
+    def _cell(self, verb: str, kind: str) -> str:
+        if verb in READ_VERBS and kind not in ("before", "slow"):
+            return "-"  # a read commits nothing: it fails or it answers
+        return str(self.verbs[verb, kind] or ".")
+
+    def _state_table(self) -> str:
+        faults = sorted({fault for fault, _ in self.states})
+        columns = [f"{what} {state}" for what, states in STATES.items() for state in states]
+        rows = [[column, *(str(self.states[fault, column] or ".") for fault in faults)] for column in columns]
+        return _table(["while there was", *faults], rows)
+
+    def picture(self) -> str:
+        """The same as an SVG: one field for each pair, the darker the more often."""
+        verbs = [verb for verb in sorted(STORE_VERBS) if self.calls[verb]]
+        faults = sorted({fault for fault, _ in self.states})
+        columns = [f"{what} {state}" for what, states in STATES.items() for state in states]
+        first = [(verb, [self.verbs[verb, kind] for kind in KINDS]) for verb in verbs]
+        second = [(column, [self.states[fault, column] for fault in faults]) for column in columns]
+        left = _grid("store verb x fault", KINDS, first, 0)
+        right = _grid("state x fault", faults, second, 190 + 26 * len(KINDS))
+        width = 400 + 26 * (len(KINDS) + len(faults))
+        height = 150 + 13 * max(len(first), len(second))
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="10">'
+            f'<rect width="100%" height="100%" fill="white"/>{left}{right}</svg>\n'
+        )
+
+
+def _grid(title: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]], x: int) -> str:
+    parts = [f'<text x="{x + 10}" y="16" font-size="13">{escape(title)}</text>']
+    for index, head in enumerate(heads):
+        at = x + 178 + 26 * index
+        parts.append(f'<text transform="translate({at},118) rotate(-60)">{escape(head)}</text>')
+    for number, (name, counts) in enumerate(rows):
+        y = 128 + 13 * number
+        parts.append(f'<text x="{x + 160}" y="{y + 9}" text-anchor="end">{escape(name)}</text>')
+        for index, count in enumerate(counts):
+            shade = "#f4f4f4" if not count else f"hsl(210,70%,{max(25, 85 - 8 * count.bit_length())}%)"
+            parts.append(
+                f'<rect x="{x + 168 + 26 * index}" y="{y}" width="24" height="11" fill="{shade}"><title>{count}</title></rect>'
+            )
+    return "".join(parts)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[index]) for row in (heads, *rows)) for index in range(len(heads))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index == 0 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (heads, *rows)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
