@@ -7,6 +7,8 @@ transaction, together with whatever of that run was still waiting.
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -28,6 +30,9 @@ COALESCE_SECONDS: Final = 0.05
 
 RETRY_SECONDS: Final = 1.0
 
+REFUSALS: Final = 3
+"""So often the events of one run are tried while the store takes those of others; one refusal may be the store's own trouble."""
+
 
 class EventWriter:
     """Collects events of live runs; `run` is its one task, ended by the runtime after the last run."""
@@ -41,6 +46,8 @@ class EventWriter:
         """The last batch was refused: the next is written run by run, so that one run's events cannot hold up the others'."""
         self._statuses: dict[str, RunStatus] = {}
         """What the rows of live runs do not say yet, where several nodes share the store and read them."""
+        self._refusals: Counter[str] = Counter()
+        """How often a run's events were refused while those of others were taken."""
         self._wake = trio.Event()
 
     def open(self, run: Run) -> None:
@@ -66,6 +73,18 @@ class EventWriter:
         """A run holds back text that is to be coalesced."""
         self._dirty.add(run)
         self._wake.set()
+
+    def give_back(self, rows: Sequence[EventRow]) -> None:
+        """Events that could not be written wait again, before what came after them."""
+        for row in reversed(rows):
+            self._waiting.setdefault(row.run_id, []).insert(0, row)
+        if rows:
+            self._wake.set()
+
+    def _is_hopeless(self, run_id: str) -> bool:
+        """Whether the store, which takes other events, has refused those of this run often enough."""
+        self._refusals[run_id] += 1
+        return self._refusals[run_id] >= REFUSALS
 
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
         """The rows that must commit with the end of this turn: what waits of its run, and the terminal event."""
@@ -126,14 +145,15 @@ class EventWriter:
             except Exception as error:
                 refused.append((rows, error))
         self._failed = bool(refused)
+        if not refused:
+            self._refusals.clear()
         for rows, error in refused:
-            if len(refused) < len(batches):
-                # The store works, and refuses these: they stay in the live log alone.
+            if len(refused) < len(batches) and self._is_hopeless(rows[0].run_id):
+                # The store works, and refuses these again and again: they stay in the live log alone.
                 logger.error("%d events of run %s are not kept: %s", len(rows), rows[0].run_id, error)
                 continue
             logger.warning("%d events could not be written down, trying again: %s", len(rows), error)
-            for row in reversed(rows):
-                self._waiting.setdefault(row.run_id, []).insert(0, row)
+            self.give_back(rows)
         if self._waiting and refused:
             await trio.sleep(RETRY_SECONDS)
             self._wake.set()

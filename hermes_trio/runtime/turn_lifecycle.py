@@ -305,8 +305,16 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
 
     waited = not turn.locked and bool(turn.context.session_id)
 
+    lost: tuple[EventRow, ...] = _NO_EVENTS
+
     def reduced(outcome: Outcome) -> TurnFinish:
-        """The state and the error, without anything that the store may have refused. Whoever waits for an answer is told of the error."""
+        """The state and the error, without anything that the store may have refused. Whoever waits for an answer is told of the error.
+
+        The events before the last one are written on their own.
+        """
+        nonlocal lost
+        core.journal.give_back(lost)
+        lost = _NO_EVENTS
         return TurnFinish(
             start=start,
             state=outcome.state,
@@ -342,6 +350,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
             waited=waited,
             also=() if spec.hooks.also is None else tuple(spec.hooks.also(turn, outcome)),
         )
+        lost = finish.events[:-1]
     except Exception as error:
         logger.exception("what turn %s leaves behind could not be composed; its state and error are written", turn.id)
         outcome = _unstored(outcome, error)

@@ -22,7 +22,7 @@ from hermes_trio.adapters.cron.scheduler import CRON_COMPLETE, CronScheduler
 from hermes_trio.http.api import jobs as http_jobs
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
-from hermes_trio.store import CronExecution, CronState, Page, SessionFilter
+from hermes_trio.store import CommitUncertain, CronExecution, CronState, Page, SessionFilter
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, open_world, scripted, starts_job, works
@@ -106,6 +106,26 @@ async def test_a_slot_runs_once_and_its_answer_goes_to_the_home_channel() -> Non
         assert view is not None
         assert (view["state"], view["last_status"], view["next_run_at"]) == ("completed", "ok", None)
         assert await cron.world.store.prune_sessions(-1, source="cron") == 1
+
+
+@pytest.mark.parametrize("verb", ["claim_cron_slot", "accept_message"])
+async def test_a_slot_whose_claim_is_uncertain_runs_once(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit was made and not heard of: the scheduler asks again, and the slot is neither left behind nor called failed."""
+    async with open_cron(scripted("all quiet")) as cron:
+        real, failures = getattr(cron.world.store, verb), ["once"]
+
+        async def uncertain(*args: Any, **named: Any) -> Any:
+            value = await real(*args, **named)
+            if failures:
+                raise CommitUncertain(failures.pop())
+            return value
+
+        monkeypatch.setattr(cron.world.store, verb, uncertain)
+        job = await cron.add("30m")
+        await cron.chat.wait_sent(1)
+        await cron.world.idle()
+        assert (await cron.states(job), failures) == (["completed"], [])
+        assert len(cron.chat.sent) == 1
 
 
 @pytest.mark.parametrize("how", ["failure", "deadline", "silence", "nothing"])

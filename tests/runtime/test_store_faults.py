@@ -95,6 +95,45 @@ async def test_events_of_a_run_that_was_removed_do_not_stop_the_events_of_others
         await other.ended.wait()
 
 
+async def test_the_log_of_a_run_whose_end_is_reduced_has_no_gap():
+    """The end was to bring the last events along; refused with them, it is written alone, and they are written by themselves."""
+
+    async def emits(turn: Turn) -> str:
+        turn.emit("tool.started", tool="good")
+        turn.emit("tool.completed", tool="good")
+        return "done"
+
+    world = World(ScriptedAgent(emits))
+    async with world.runtime as runtime:
+        world.faults.fail("finish_turn", times=5)
+        run = await runtime.stateless.start_run(TurnInput(text="hi"), WHERE)
+        await run.settled.wait()
+        await trio.sleep(5)
+        kept = [(row.number, row.event["event"]) for row in await world.store.events_after(run.id)]
+        assert kept == list(enumerate(["tool.started", "tool.completed", "run.failed", "run.settled"], 1))
+
+
+async def test_a_refusal_that_passes_costs_no_events_while_others_are_taken():
+    """The store refuses the events of one run once and takes those of another: the first are written a moment later."""
+    hold = trio.Event()
+
+    async def emits(turn: Turn) -> str:
+        turn.emit("tool.started", tool=turn.input.text)
+        await hold.wait()
+        return "done"
+
+    world = World(ScriptedAgent(emits, emits))
+    async with world.runtime as runtime:
+        # The batch of both, and then one of the two that are tried apart.
+        world.faults.fail("append_events", times=2)
+        places = [SessionContext(session_id=name, session_key=name) for name in "ab"]
+        runs = [await runtime.stateless.start_run(TurnInput(text="hi"), place) for place in places]
+        await trio.sleep(30)
+        for run in runs:
+            assert [row.event["event"] for row in await world.store.events_after(run.id)] == ["tool.started"]
+        hold.set()
+
+
 async def test_an_event_that_comes_while_the_end_is_written_has_a_number_of_its_own():
     """The terminal event's number is taken before it is committed; what a background approval says meanwhile comes after it, in the log and in the store."""
     world = World()

@@ -29,11 +29,11 @@ from .boundary import socket_pair
 from .processes import SimulatedKernel
 from .trace import Trace
 
-__all__ = ["ADMIN_KEY", "CrashPoint", "Node", "PowerLost", "current_node"]
+__all__ = ["ADMIN_KEY", "CrashPoint", "PowerLost", "SimulatedNode", "current_node"]
 
 ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
-current_node: ContextVar[Node | None] = ContextVar("simulated_node", default=None)
+current_node: ContextVar[SimulatedNode | None] = ContextVar("simulated_node", default=None)
 """The node that this task belongs to; None for people, platforms and models."""
 
 
@@ -62,7 +62,7 @@ class CrashPoint:
         self.down = down
 
 
-class Node:
+class SimulatedNode:
     """See the module. `starts` counts how often it was started."""
 
     def __init__(
@@ -170,7 +170,7 @@ _life: ContextVar[_Life | None] = ContextVar("simulated_life", default=None)
 class _Life:
     """One start of a node, to its end or its loss of power."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self.node = node
         self.dead = False
         self.over = False

@@ -34,7 +34,7 @@ from . import script
 from .boundary import EPOCH, Boundary
 from .coverage import STATES_SQL, Coverage
 from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
-from .node import ADMIN_KEY, CrashPoint, Node, current_node
+from .node import ADMIN_KEY, CrashPoint, SimulatedNode, current_node
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
 from .program import PEOPLE, TENANTS, Program, Step
 from .trace import Trace
@@ -88,7 +88,7 @@ class World:
         self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
         self.faults = StoreFaults(seed=program.seed)
         self.faults.told = self._injected
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self.seen = Seen()
         self.coverage = Coverage()
         self.store: SqliteStore
@@ -157,7 +157,7 @@ class World:
                 new_job(fields, id="c10c10c10c10", tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
             )
         for number in range(self.settings.nodes):
-            node = Node(
+            node = SimulatedNode(
                 f"node{number}",
                 store=self.store,
                 faults=self.faults,
@@ -240,7 +240,7 @@ class World:
         await trio.sleep(60)
         self.trace.note("over", "")
 
-    async def _restart(self, node: Node) -> None:
+    async def _restart(self, node: SimulatedNode) -> None:
         """The operator restarts a node: it drains, ends, and is started again."""
         if not node.alive or node.draining:
             return
@@ -268,7 +268,7 @@ class World:
             node.crash_points.clear()
             node.wake_faults.clear()
 
-    def _restart_later(self, node: Node, down: float) -> None:
+    def _restart_later(self, node: SimulatedNode, down: float) -> None:
         async def restart() -> None:
             await trio.sleep(down)
             if not node.alive:
@@ -311,7 +311,7 @@ class World:
         self.coverage.verbs[fault.verb, fault.kind.value] += 1
         self._cover(f"store {fault.kind.value}")
 
-    def _crashed(self, node: Node, down: float) -> None:
+    def _crashed(self, node: SimulatedNode, down: float) -> None:
         failed = [one.text for one in self.trace if one.kind == "power fails"]
         if failed:
             when, verb = failed[-1].split()
