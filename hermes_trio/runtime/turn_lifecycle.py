@@ -382,10 +382,11 @@ def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> 
 
 def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
     """What is said in the place of an answer that is not kept; nothing, if that cannot be composed either."""
-    if turn.plan.replies is None:
+    replies = turn.spec.hooks.replies
+    if replies is None:
         return ()
     try:
-        return tuple(turn.plan.replies(turn, msgspec.structs.replace(outcome, text="")))
+        return tuple(replies(turn, msgspec.structs.replace(outcome, text="")))
     except Exception:
         logger.exception("the sender of turn %s cannot be told that it failed", turn.id)
         return ()
