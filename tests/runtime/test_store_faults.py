@@ -106,7 +106,7 @@ async def test_the_log_of_a_run_whose_end_is_reduced_has_no_gap():
     world = World(ScriptedAgent(emits))
     async with world.runtime as runtime:
         world.faults.fail("finish_turn", times=5)
-        run = await runtime.stateless.start_run(TurnInput(text="hi"), WHERE)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
         await run.settled.wait()
         await trio.sleep(5)
         kept = [(row.number, row.event["event"]) for row in await world.store.events_after(run.id)]
@@ -127,7 +127,9 @@ async def test_a_refusal_that_passes_costs_no_events_while_others_are_taken():
         # The batch of both, and then one of the two that are tried apart.
         world.faults.fail("append_events", times=2)
         places = [SessionContext(session_id=name, session_key=name) for name in "ab"]
-        runs = [await runtime.stateless.start_run(TurnInput(text="hi"), place) for place in places]
+        runs = [
+            await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=place)) for place in places
+        ]
         await trio.sleep(30)
         for run in runs:
             assert [row.event["event"] for row in await world.store.events_after(run.id)] == ["tool.started"]
