@@ -35,6 +35,9 @@ CODE_SECONDS: Final = 600.0
 
 MOST_SESSIONS: Final = 200
 MOST_CODES: Final = 100
+WRITE_SECONDS: Final = 10.0
+"""How long somebody who signs in waits for the file of browser sessions."""
+
 SESSION_FILE: Final = "console_sessions.json"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
@@ -181,11 +184,14 @@ class SignIn:
             return
         async with self._writing:
             body = msgspec.json.encode(_Kept(self._sessions or {}))
-            with trio.CancelScope(shield=True), waiting("the file of browser sessions"):
+            problem: object = f"the disk did not answer within {WRITE_SECONDS:g} s"
+            with trio.move_on_after(WRITE_SECONDS, shield=True), waiting("the file of browser sessions"):
                 try:
-                    await trio.to_thread.run_sync(_write, path, body)
+                    await trio.to_thread.run_sync(_write, path, body, abandon_on_cancel=True)
+                    return
                 except OSError as error:
-                    logger.warning("could not write %s; browsers must sign in again after a restart: %s", path, error)
+                    problem = error
+            logger.warning("could not write %s; browsers must sign in again after a restart: %s", path, problem)
 
 
 def _read(path: Path) -> _Kept | None:

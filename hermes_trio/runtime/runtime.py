@@ -214,7 +214,8 @@ class Runtime:
             nursery.start_soon(self.core.journal.run)
             yield
             nursery.cancel_scope.cancel()
-        await self.core.journal.flush()
+        with trio.move_on_after(self.settings.finish_seconds):
+            await self.core.journal.flush()
 
     def _watch(self) -> Watchdog | nullcontext[None]:
         if self.settings.watchdog_seconds <= 0 or virtual_clock_of(trio.lowlevel.current_clock()) is not None:
@@ -393,8 +394,10 @@ class Runtime:
         began = trio.current_time()
         core.draining = True
         cut_before = len(self._cut_off)
-        for starting in list(core.starting):
-            await starting.wait()
+        # A store that does not answer holds up no drain: what it has not answered for is reported as a turn that may begin.
+        with trio.move_on_after(max(seconds, core.settings.finish_seconds)):
+            for starting in list(core.starting):
+                await starting.wait()
         spared = _family(core, asking)
 
         def others() -> list[Turn]:
@@ -415,7 +418,7 @@ class Runtime:
             await self._lanes.let_go()
         stopped = len(await core.supervisor.stop_all(why))
         report = DrainReport(
-            turns=len(others()),
+            turns=len(others()) + len(core.starting),
             stopped_jobs=stopped,
             jobs=len(core.supervisor),
             threads=sum(node.kind == "thread" for node in core.tree.abandoned.children or ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
 from importlib.metadata import entry_points
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["ObservableStore", "Tracing", "TracingProblem", "configured_tracing"]
 
 EXPORTERS: Final = "opentelemetry_traces_exporter"
+SHUTDOWN_SECONDS: Final = 30.0
+"""How long the end of a runtime waits for its last spans to be sent."""
+
+logger: Final = logging.getLogger("hermes_trio.tracing")
 """The entry-point group in which the packages of OpenTelemetry name their exporters."""
 
 
@@ -76,9 +81,11 @@ def configured_tracing(settings: TracingSettings) -> Callable[[Runtime], Abstrac
             async with Tracing(provider, content=settings.content)(runtime):
                 yield
         finally:
-            # Blocks until the exporter has sent what it has, within its own time limit.
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(provider.shutdown)
+            # Blocks until the exporter has sent what it has, within its own time limit, or ours.
+            with trio.move_on_after(SHUTDOWN_SECONDS, shield=True) as bound:
+                await trio.to_thread.run_sync(provider.shutdown, abandon_on_cancel=True)
+            if bound.cancelled_caught:
+                logger.error("the last spans could not be sent within %g s and are lost", SHUTDOWN_SECONDS)
 
     return stage
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 from hermes_trio.testing.platforms import FakeTelegram, open_fake_telegram
 from tests.adapters.webhook_requests import SECRET
 from tests.tools.bench_of_tools import running, until
 
-from .served_gateway import Served, open_served
+from .pseudo_terminal import piped
+from .served_gateway import KEY, Served, open_served
 
 
 def config(telegram: FakeTelegram, linger: float = 30) -> str:
@@ -60,6 +64,13 @@ async def until_ended(home: Path, count: int) -> None:
     with trio.fail_after(30):
         while ends(home) != ["webhook_complete"] * count:  # noqa: ASYNC110 - another process changes it
             await trio.sleep(0.05)
+
+
+async def health(served: Served) -> dict[str, Any]:
+    """The checks of the health report, whatever its status code."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = await served.client.get(f"{served.url}/health/detailed", headers=headers)
+    return answer.json()["readiness"]["checks"]
 
 
 async def accepted(served: Served, text: str, **options: str) -> None:
@@ -170,3 +181,57 @@ async def test_a_signal_ends_a_route_that_waits_for_its_process_and_the_chat_is_
             await trio.sleep(1)
         assert len(telegram.messages) == before + 1
         assert ends(tmp_path) == ["webhook_complete"]
+
+
+@pytest.mark.slow
+async def test_ends_that_find_the_database_locked_are_written_when_it_is_free(tmp_path: Path) -> None:
+    """Another process keeps the database locked for longer than the server waits, while a turn, a job and a reply end: the health report names what
+    waits, and as soon as the lock is gone everything is written and told, once, without a restart."""
+    async with open_fake_telegram() as telegram, open_served(tmp_path, config(telegram)) as served:
+        telegram.add_private_chat(42)
+        await accepted(served, "!bg sleep 1; echo built-it")
+        await accepted(served, "!sleep 1")
+        await telegram.wait_for_message(chat_id=42, containing="process started")
+        with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with trio.fail_after(30):
+                while not (waiting := await health(served)).get("ends"):  # noqa: ASYNC110 - another process reports it
+                    await trio.sleep(0.2)
+            assert waiting["ends"]["status"] == "degraded"
+            other.execute("ROLLBACK")
+        await telegram.wait_for_message(chat_id=42, containing="built-it", timeout=30)
+        await until_ended(tmp_path, 2)
+        texts = [message.text for message in telegram.messages if "built-it" in message.text]
+        assert len(texts) == 1, texts
+        with closing(sqlite3.connect(tmp_path / "state.db")) as db:
+            assert db.execute("SELECT count(*) FROM jobs WHERE ended_at IS NULL").fetchone() == (0,)
+            assert db.execute("SELECT count(*) FROM inbox WHERE settled_at IS NULL").fetchone() == (0,)
+        assert "ends" not in await health(served)
+
+
+@pytest.mark.slow
+async def test_a_dead_letter_is_listed_and_let_in_again(tmp_path: Path) -> None:
+    """`hermes-trio inbox list` shows what could not be handled and why; `inbox retry` lets it wait, and the next server answers it."""
+    async with open_fake_telegram() as telegram:
+        telegram.add_private_chat(42)
+        async with open_served(tmp_path, config(telegram)) as served:
+            await accepted(served, "hello again")
+            await telegram.wait_for_message(chat_id=42, containing="hello again")
+            await until_ended(tmp_path, 1)
+            assert await served.stop() == 0
+        with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as db:
+            db.execute("UPDATE inbox SET state = 'dead', reason = 'ValueError: no', attempts = 3")
+            ((number,),) = db.execute("SELECT id FROM inbox").fetchall()
+        listed = (await trio.to_thread.run_sync(piped, ["inbox", "list"], tmp_path)).stdout
+        assert f"{number} " in listed
+        assert "3 attempts  ValueError: no  hello again" in listed
+        wrong = await trio.to_thread.run_sync(piped, ["inbox", "retry", str(number + 1)], tmp_path)
+        assert (wrong.returncode, "is not a dead letter" in wrong.stderr) == (1, True)
+        again = await trio.to_thread.run_sync(piped, ["inbox", "retry", str(number)], tmp_path)
+        assert again.stdout == f"{number} waits again.\n", again.stderr
+        before = len(telegram.messages)
+        async with open_served(tmp_path, config(telegram)):
+            with trio.fail_after(20):
+                while len(telegram.messages) == before:  # noqa: ASYNC110 - another process sends it
+                    await trio.sleep(0.05)
+        assert "hello again" in telegram.messages[-1].text

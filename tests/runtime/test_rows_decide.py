@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from hermes_trio import (
     TurnState,
 )
 from hermes_trio.runtime.core import RuntimeCore
-from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.errors import Fenced, OutcomeUnknown
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
 from hermes_trio.runtime.turn import EventSink
@@ -225,6 +226,50 @@ async def test_a_drain_does_not_fail_for_its_report(virtual_clock: object) -> No
         faults.fail("backlog", times=None)
         report = await runtime.drain(1)
         assert (report.ok, report.backlog) == (True, {})
+
+
+@pytest.mark.parametrize(
+    "verb", ["begin_turn", "finish_turn", "append_events", "finish_job", "backlog", "release_inbox"]
+)
+async def test_a_store_that_does_not_answer_holds_up_no_drain(virtual_clock: object, verb: str) -> None:
+    """A verb hangs for a day: a drain and the close of the runtime end within bounds, and what may still begin is not called ended."""
+    faults = StoreFaults()
+
+    async def agent(turn: Turn) -> str:
+        turn.emit("tool.started", tool="x")
+        await turn.core.supervisor.start(fake_job(5), turn.owner)
+        await trio.sleep(5)
+        return "done"
+
+    over: list[float] = []
+
+    @asynccontextmanager
+    async def stage(runtime: Runtime) -> AsyncIterator[None]:
+        yield
+        over.append(trio.current_time())
+
+    async with Runtime(agent=agent, store=faults.around(open_store(None)), stages=[stage]) as runtime:
+        async with trio.open_nursery() as nursery, FakeAdapter().connect(runtime) as adapter:
+            nursery.start_soon(adapter.say, "message")
+            if verb != "begin_turn":
+                await trio.sleep(1)
+            faults.slow(verb, seconds=86_400, times=None)
+            if verb == "begin_turn":
+
+                async def start() -> None:
+                    with pytest.raises(OutcomeUnknown):
+                        await runtime.stateless.start_run(
+                            TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="r"))
+                        )
+
+                nursery.start_soon(start)
+                await trio.sleep(1)
+            began = trio.current_time()
+            report = await runtime.drain(1)
+            assert trio.current_time() - began < 120
+            assert report.ok is (verb != "begin_turn")
+        began = trio.current_time()
+    assert over[0] - began < 120, "the store itself is waited for, and nothing else"
 
 
 async def test_an_end_is_reduced_only_if_it_is_refused_beside_a_write_that_succeeds(virtual_clock: object) -> None:
@@ -560,8 +605,6 @@ async def test_a_zombie_is_fenced_and_what_it_held_is_handed_over(virtual_clock:
 
 
 def _opened(store: Any) -> Any:
-    from contextlib import asynccontextmanager
-
     @asynccontextmanager
     async def opened():  # type: ignore[no-untyped-def]
         yield store

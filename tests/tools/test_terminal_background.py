@@ -410,3 +410,20 @@ async def test_what_survives_sigkill_is_remaining_until_it_has_ended(monkeypatch
         await record.process.kill(0)
         assert (await bench.runtime.drain(0)).remaining == ()
         assert (await record.job.stop()).ok
+
+
+async def test_a_store_that_is_slow_keeps_no_output_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last output of a process cannot be written down for a while: its end comes in time, and the notice has all that it said."""
+    async with open_bench() as bench:
+        asked = trio.Event()
+
+        class Slow:
+            async def note_job_output(self, job_id: str, tail: str) -> None:
+                asked.set()
+                await trio.sleep(4)
+
+        monkeypatch.setattr(bench.box.processes, "_log", Slow())
+        await bench.run("echo begun; sleep 1.5; echo said-$((6*7))", background=True, notify_on_complete=True)
+        notice = await next_notice(bench)
+        assert "said-42" in notice.text
+        assert asked.is_set()

@@ -44,6 +44,9 @@ SETTLE_SECONDS: Final = 0.5
 END_OF_OUTPUT_SECONDS: Final = 0.3
 """How long the end of the output may take once no process of the job is left."""
 
+SCRIBE_SECONDS: Final = 5.0
+"""How long the end of a process waits until what was found in its output is written down."""
+
 SEE_OFF_LIMIT: Final = 120.0
 """The bound of the shield in which a job is ended: far above every grace, for a machine that is nearly stuck."""
 
@@ -276,9 +279,10 @@ class Processes:
             job.details["pid"] = process.pid
             job.started(record)
             by_itself = False
-            reading, hurry = trio.CancelScope(shield=True), _Hurry()
+            reading, hurry, scribe = trio.CancelScope(shield=True), _Hurry(), _Scribe()
             # In the job's own nursery: one around the wait would raise a cancellation that comes after the exit, and call an exit a kill.
-            job.nursery.start_soon(self._read, record, reading)
+            job.nursery.start_soon(self._read, record, reading, scribe)
+            job.nursery.start_soon(self._write_down, record, scribe)
             job.nursery.start_soon(hurry.wait_for_cancellation)
             try:
                 with waiting(f"process {process.pid}"):
@@ -289,6 +293,9 @@ class Processes:
                     await self._see_off(record, process, by_itself, hurry)
                 reading.cancel()
                 hurry.scope.cancel()
+                with trio.move_on_after(SCRIBE_SECONDS, shield=True):
+                    await scribe.finish()
+                scribe.scope.cancel()
                 with trio.move_on_after(SEE_OFF_LIMIT, shield=True):
                     await self._conclude(record, by_itself)
             return JobState.LOST if process.status is not None and process.status.lost else JobState.EXITED
@@ -345,12 +352,10 @@ class Processes:
 
     # -- output ------------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, record: BackgroundProcess, reading: trio.CancelScope) -> None:
-        """The one reader of the output, until nobody holds its other end or it is told that nothing more will come."""
+    async def _read(self, record: BackgroundProcess, reading: trio.CancelScope, scribe: _Scribe) -> None:
+        """The one reader of the output, until nobody holds its other end or it is told that nothing more will come. It never waits for the store."""
         assert record.process is not None
-        decoder, escapes = OutputDecoder(), AnsiFilter()
-        noted = -1
-        note_at = self._clock() + SETTLE_SECONDS
+        decoder, escapes, watch = OutputDecoder(), AnsiFilter(), record.watch
         with reading:
             while True:
                 data: bytes | None = None
@@ -359,20 +364,34 @@ class Processes:
                         data = await record.process.output.receive_some()
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
                         data = b""
+                if data is None:
+                    scribe.add(() if watch is None else watch.settle())
+                    continue
+                text = escapes.feed(decoder.feed(data) if data else decoder.finish())
+                record.output.append(text)
                 if data:
-                    text = escapes.feed(decoder.feed(data))
-                    record.output.append(text)
-                    await self._tell(record, [] if record.watch is None else record.watch.feed(text))
-                elif data is None:
-                    await self._tell(record, [] if record.watch is None else record.watch.settle())
-                if record.job.watched and record.output.total != noted and (data == b"" or self._clock() >= note_at):
+                    scribe.add(() if watch is None else watch.feed(text))
+                    continue
+                scribe.add(() if watch is None else watch.finish())
+                record.end_of_output.set()
+                return
+
+    async def _write_down(self, record: BackgroundProcess, scribe: _Scribe) -> None:
+        """Write down what was found in the output, and now and then the end of it, for as long as there is something to come."""
+        noted, note_at = -1, self._clock() + SETTLE_SECONDS
+        with scribe.scope:
+            while True:
+                await scribe.wait()
+                over = scribe.closed
+                await self._tell(record, scribe.take())
+                if record.job.watched and record.output.total != noted and (over or self._clock() >= note_at):
                     noted, note_at = record.output.total, self._clock() + NOTE_SECONDS
                     await self._note(record)
-                if data == b"":
-                    record.output.append(escapes.feed(decoder.finish()))
-                    await self._tell(record, [] if record.watch is None else record.watch.finish())
-                    record.end_of_output.set()
+                if over:
+                    scribe.over.set()
                     return
+        if scribe.take():
+            record.notify = True  # what could not be told in time is told when it ends
 
     async def _note(self, record: BackgroundProcess) -> None:
         if self._log is None:
@@ -392,6 +411,9 @@ class Processes:
                 # What could not be told now is told when it ends.
                 logger.exception("a match in the output of %s could not be written down", record.id)
                 record.notify = True
+            except trio.Cancelled:
+                record.notify = True
+                raise
 
     # -- forgetting --------------------------------------------------------------------------------------------------------------
 
@@ -406,6 +428,39 @@ class Processes:
 
 
 _KINDS: Final[dict[type[object], NoticeKind]] = {Match: NoticeKind.WATCH_MATCH, Disabled: NoticeKind.WATCH_DISABLED}
+
+
+class _Scribe:
+    """What the reader of a process hands to the task that writes it down: a store that is slow must not keep output from being read."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope(shield=True)
+        self.closed = False
+        self.over = trio.Event()
+        self._events: list[WatchEvent] = []
+        self._woken = trio.Event()
+
+    def add(self, events: Sequence[WatchEvent]) -> None:
+        """The reader has looked: there may be more output, and these were found."""
+        self._events.extend(events)
+        self._woken.set()
+
+    def take(self) -> list[WatchEvent]:
+        """What was found and is not written down."""
+        events, self._events = self._events, []
+        return events
+
+    async def wait(self) -> None:
+        """Wait until the reader has looked again."""
+        await self._woken.wait()
+        if not self.closed:
+            self._woken = trio.Event()
+
+    async def finish(self) -> None:
+        """Nothing more will come: wait until it is written down."""
+        self.closed = True
+        self._woken.set()
+        await self.over.wait()
 
 
 class _Hurry:
