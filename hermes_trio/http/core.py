@@ -16,6 +16,7 @@ import trio
 from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
+from hermes_trio.runtime.membership import Membership
 from hermes_trio.runtime.neighbours import Neighbours
 from hermes_trio.runtime.outcome import Cause, StopReceipt
 from hermes_trio.runtime.ports import KEY_TOPIC
@@ -56,6 +57,9 @@ class RuntimePort(Protocol):
 
     @property
     def supervisor(self) -> Supervisor: ...
+
+    @property
+    def membership(self) -> Membership: ...
 
     @property
     def neighbours(self) -> Neighbours: ...
@@ -184,7 +188,7 @@ class ApiCore:
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
         self.readers = ReaderLimit(limits.event_readers)
         self.turns = ApiTurns(host.stateless, store, limits)
-        self.replies = IdempotentReplies(store)
+        self.replies = IdempotentReplies(store, host.membership)
         self.metrics = Metrics(host)
         self.drain = DrainControl(host)
         self.conversations = SessionLocks()

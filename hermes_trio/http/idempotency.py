@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 import trio
 
+from hermes_trio.runtime.membership import Membership
 from hermes_trio.store import IdempotencyConflict, IdempotentReply
 
 from .requests import Response
@@ -62,8 +63,9 @@ class IdempotentUse(msgspec.Struct, frozen=True):
 class IdempotentReplies:
     """Who is working on which key now."""
 
-    def __init__(self, store: ReplyStore) -> None:
+    def __init__(self, store: ReplyStore, membership: Membership) -> None:
         self._store = store
+        self._membership = membership
         self._working: dict[tuple[str, str, str], tuple[str, trio.Event]] = {}
 
     @asynccontextmanager
@@ -88,13 +90,15 @@ class IdempotentReplies:
             event = trio.Event()
             self._working[name] = (fingerprint, event)
             try:
-                found = await self._store.get_reply(tenant, route, key, fingerprint)
-                if found is not None:
-                    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers]
-                    headers.append((b"idempotent-replayed", b"true"))
-                    yield msgspec.structs.replace(mine, replayed=Response(found.body, found.status, headers))
-                else:
-                    yield mine
+                # Another node may be working on the same key: its reply is written before it lets go.
+                async with self._membership.holding(f"idempotency {fingerprint_of(repr(name).encode())}"):
+                    found = await self._store.get_reply(tenant, route, key, fingerprint)
+                    if found is not None:
+                        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in found.headers]
+                        headers.append((b"idempotent-replayed", b"true"))
+                        yield msgspec.structs.replace(mine, replayed=Response(found.body, found.status, headers))
+                    else:
+                        yield mine
             finally:
                 del self._working[name]
                 event.set()

@@ -54,6 +54,8 @@ class Membership:
         self._after_reap: list[Callable[[], Awaitable[object]]] = []
         self._beat = trio.Event()
         self.lost: str = ""
+        self.configuration: str = ""
+        """A fingerprint of this node's configuration: its neighbours should have the same."""
 
     def joining(self) -> None:
         """The node is about to be written down: its lease counts from now."""
@@ -145,6 +147,7 @@ class Membership:
             "turns": len(core.live_turns),
             "jobs": len(core.supervisor),
             "draining": core.draining,
+            "configuration": self.configuration,
         }
 
     def _lose(self, reason: str) -> None:
@@ -190,12 +193,21 @@ class Membership:
 
         It is cancelled with whoever calls this; losing the lease of the node ends the tree, and so ends it, too.
         """
-        if not self._core.shared:
+        async with self.holding(name):
             await function()
+
+    @asynccontextmanager
+    async def holding(self, name: str) -> AsyncIterator[None]:
+        """Be the one node that holds `name`, for the body of the `async with`; waits for another one that does. Where a store has one owner, nothing is held.
+
+        It is no lock inside this process: claiming again what this node holds succeeds.
+        """
+        if not self._core.shared:
+            yield
             return
         await self._claim(name)
         try:
-            await function()
+            yield
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds):
                 try:

@@ -248,6 +248,11 @@ class Runtime:
         return self.core.supervisor
 
     @property
+    def membership(self) -> Membership:
+        """The lease of this node, and what only one node does."""
+        return self.core.membership
+
+    @property
     def neighbours(self) -> Neighbours:
         """What runs on other nodes that share the store."""
         return self.core.neighbours

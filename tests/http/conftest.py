@@ -6,7 +6,19 @@ import pytest
 
 from tests.node_mode import parametrize_nodes, set_nodes
 
-NODE_MODULES = frozenset({"test_runs", "test_run_events", "test_run_approvals"})
+NODE_MODULES = frozenset(
+    {
+        "test_chat_completions",
+        "test_detached",
+        "test_keys_and_tenants",
+        "test_repeated_requests",
+        "test_responses_api",
+        "test_run_approvals",
+        "test_run_events",
+        "test_runs",
+        "test_sessions_api",
+    }
+)
 """Modules whose tests run a second time, with the long ones: on three nodes, with request after request to another of them."""
 
 

@@ -63,6 +63,11 @@ class Gateway:
     runtimes: Sequence[Runtime] = ()
     """All of them, if there are several."""
 
+    @property
+    def jobs(self) -> int:
+        """How many jobs run, on all nodes."""
+        return sum(len(runtime.supervisor) for runtime in self.runtimes or (self.runtime,))
+
     async def key(self, *scopes: str, name: str = "tenant", tenant: str = "") -> dict[str, str]:
         """The headers of a new key with these scopes."""
         _, secret = await self.front.store.create_api_key(name, scopes=scopes, tenant=tenant)

@@ -167,6 +167,7 @@ async def test_a_named_session_brings_its_own_transcript() -> None:
         assert [message.text for message in histories[1]] == ["one", "answer 1"]
 
 
+@pytest.mark.one_node
 async def test_derived_sessions_do_not_queue_behind_each_other() -> None:
     """Two conversations that open alike and run at once get sessions of their own; one after the other they share one."""
     release = trio.Event()

@@ -193,6 +193,7 @@ def test_loopback_addresses() -> None:
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org"))
 
 
+@pytest.mark.one_node
 async def test_refused_keys_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Ten lines a minute say who was refused; the rest is counted."""
     async with open_gateway() as gateway:

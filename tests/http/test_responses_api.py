@@ -246,6 +246,7 @@ async def test_failed_turns_say_failed() -> None:
         assert found[-1].data["response"]["error"]["message"].startswith("no model")
 
 
+@pytest.mark.one_node
 async def test_a_client_that_leaves_leaves_an_incomplete_response(fast_path: bool) -> None:
     """Meanwhile the response reads in_progress; after its client left it is incomplete, with the text so far, and chainable."""
     ended = trio.Event()

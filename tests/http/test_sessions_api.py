@@ -346,7 +346,7 @@ async def test_the_end_of_a_session_stops_its_jobs(how: str) -> None:
     async with open_gateway(agent) as gateway:
         await gateway.http.post("/api/sessions", json={"id": "s"})
         await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})
-        assert len(gateway.runtime.supervisor) == 1
+        assert gateway.jobs == 1
         match how:
             case "end":
                 answer = await gateway.http.patch("/api/sessions/s", json={"end_reason": "done"})
@@ -355,7 +355,7 @@ async def test_the_end_of_a_session_stops_its_jobs(how: str) -> None:
             case _:
                 answer = await gateway.http.post("/api/sessions/s/fork")
         assert answer.status_code < 300
-        assert len(gateway.runtime.supervisor) == 0
+        assert gateway.jobs == 0
 
 
 async def test_deleting_a_session_in_use_stops_its_turn_first() -> None:
@@ -376,6 +376,7 @@ async def test_deleting_a_session_in_use_stops_its_turn_first() -> None:
         assert (run["status"], run["error_code"]) == ("cancelled", "session_ended")
 
 
+@pytest.mark.one_node
 async def test_the_tree_shows_what_runs() -> None:
     """The tree, its parts and its differences: a turn is seen to open and to close."""
     go = trio.Event()

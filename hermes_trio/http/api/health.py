@@ -78,6 +78,16 @@ async def detailed_health(request: Request) -> HandlerResult:
     if servers:
         lost = [name for name, server in servers.items() if server["state"] != "ready"]
         checks["mcp"] = {"status": "degraded", "detail": f"not ready: {', '.join(lost)}"} if lost else {"status": "ok"}
+    nodes = await _nodes(request) if front.shared else []
+    if nodes:
+        expired = [node["name"] for node in nodes if node["lease_seconds"] <= 0]
+        configurations = {node["configuration"] for node in nodes}
+        if expired:
+            checks["nodes"] = {"status": "degraded", "detail": f"not renewed: {', '.join(expired)}"}
+        elif len(configurations) > 1:
+            checks["nodes"] = {"status": "degraded", "detail": "the nodes have different configurations"}
+        else:
+            checks["nodes"] = {"status": "ok", "count": len(nodes)}
     runs = host.stateless.runs.all()
     checks["background_queues"] = {
         "status": "ok",
@@ -104,9 +114,30 @@ async def detailed_health(request: Request) -> HandlerResult:
             "started_at": front.started_at,
             "tree_nodes": host.tree.size,
             "pid": os.getpid(),
+            **({"nodes": nodes} if nodes else {}),
         },
         code,
     )
+
+
+async def _nodes(request: Request) -> list[dict[str, Any]]:
+    """The nodes that share the store, as each has described itself with its last heartbeat."""
+    store, now = request.front.store, time.time()
+    return [
+        {
+            "name": node.name,
+            "incarnation": node.incarnation,
+            "here": node.incarnation == store.owner,
+            "age_seconds": round(now - node.started_at, 1),
+            "lease_seconds": round(node.expires_at - now, 1),
+            "turns": node.info.get("turns", 0),
+            "jobs": node.info.get("jobs", 0),
+            "draining": node.info.get("draining", False),
+            "configuration": node.info.get("configuration", ""),
+            "runs": list(node.leases),
+        }
+        for node in await store.list_nodes()
+    ]
 
 
 def _disk(home: Path | None) -> dict[str, Any]:

@@ -513,7 +513,8 @@ async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIter
     locks, lock = request.front.conversations, f"{request.caller.tenant} {name}"
     await locks.acquire(lock, "a response")
     try:
-        yield await _read(request, body)
+        async with request.front.host.membership.holding(f"conversation {lock}"):
+            yield await _read(request, body)
     finally:
         locks.release(lock)
 
@@ -765,7 +766,7 @@ async def _body_of(request: Request, response_id: str) -> bytes:
     if b'"status":"queued"' not in stored.body[:200]:
         return stored.body
     body: dict[str, Any] = msgspec.json.decode(stored.body)
-    if request.front.host.stateless.runs.find(run_of(response_id)) is not None:
+    if await _is_made(request, run_of(response_id)):
         return encode_json({**body, "status": "in_progress"})
     error = {
         "code": "interrupted",
@@ -773,6 +774,15 @@ async def _body_of(request: Request, response_id: str) -> bytes:
         "type": "server_error",
     }
     return encode_json({**body, "status": "failed", "error": error})
+
+
+async def _is_made(request: Request, run_id: str) -> bool:
+    """Whether the run of a response goes on, here or on another node."""
+    front = request.front
+    if front.host.stateless.runs.find(run_id) is not None:
+        return True
+    row = await front.store.get_run(run_id) if front.shared else None
+    return row is not None and not row.status.terminal
 
 
 async def _run_behind(request: Request, response_id: str, verb: str) -> Run | RunRow:
@@ -804,9 +814,12 @@ async def cancel_response(request: Request) -> HandlerResult:
     """Stop the run that makes a response, and answer with the response as it is then. One that has ended stays as it is."""
     response_id = request.params["response_id"]
     run = await _run_behind(request, response_id, "cancelled")
+    cause = Cause(CancelCause.STOP, "the response was cancelled")
     if isinstance(run, Run) and not run.ended.is_set():
-        run.request_stop(Cause(CancelCause.STOP, "the response was cancelled"))
+        run.request_stop(cause)
         await run.ended.wait()
+    elif isinstance(run, RunRow) and request.front.shared and not run.status.terminal:
+        await request.front.host.neighbours.stop_run(run.run_id, run.owner, cause)
     return Response(await _body_of(request, response_id))
 
 

@@ -36,14 +36,24 @@ STOP_SECONDS: Final = 30.0
 LONGEST_STOP: Final = 600.0
 
 
+class TreeElsewhere(msgspec.Struct):
+    """The tree of another node that shares the store; null if that node did not answer in time."""
+
+    node: str
+    incarnation: str
+    expires_at: float
+    tree: NodeView | None
+
+
 class TreeBody(msgspec.Struct):
-    """The tree, as it was in one moment."""
+    """The tree of this node, as it was in one moment, and those of the others that share its store."""
 
     size: int
     tree: NodeView
     epoch: str = ""
     version: int = 0
     object: str = "hermes.tree"
+    others: list[TreeElsewhere] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RunTree(msgspec.Struct):
@@ -76,7 +86,15 @@ async def get_tree(request: Request) -> HandlerResult:
     session = request.query("session")
     if session:
         found, size = _only(found, session)
-    return Response.of(TreeBody(size, found, tree.epoch, tree.version))
+    body = TreeBody(size, found, tree.epoch, tree.version)
+    if request.front.shared:
+        body.others = []
+        for node, told in await request.front.host.neighbours.trees(request.caller.sees):
+            shown = None if told is None else msgspec.convert(told, NodeView)
+            if session and shown is not None:
+                shown = _only(shown, session)[0]
+            body.others.append(TreeElsewhere(node.name, node.incarnation, node.expires_at, shown))
+    return Response.of(body)
 
 
 def _only(tree: NodeView, session: str) -> tuple[NodeView, int]:

@@ -37,12 +37,13 @@ ON CONFLICT (id) DO UPDATE SET
     one_shot = CASE WHEN sessions.one_shot > excluded.one_shot THEN sessions.one_shot ELSE excluded.one_shot END,
     last_active = excluded.last_active,
     model = CASE sessions.model WHEN '' THEN excluded.model ELSE sessions.model END,
-    end_reason = CASE WHEN sessions.one_shot = 1 AND excluded.one_shot = 1 THEN sessions.end_reason END,
-    ended_at = CASE WHEN sessions.one_shot = 1 AND excluded.one_shot = 1 THEN sessions.ended_at END
+    end_reason = CASE WHEN ?15 = 0 OR (sessions.one_shot = 1 AND excluded.one_shot = 1) THEN sessions.end_reason END,
+    ended_at = CASE WHEN ?15 = 0 OR (sessions.one_shot = 1 AND excluded.one_shot = 1) THEN sessions.ended_at END
 WHERE sessions.tenant = excluded.tenant
     AND (?14 = 0 OR coalesce(sessions.open_turn, '') = '' OR sessions.owner = excluded.owner)
 """
-"""A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too."""
+"""A begin without a turn is a promise, and takes nothing from the turn that is open. With `hold` (?14), that of another owner is left alone, too.
+A turn that only takes the lock, and of which nothing was promised, does not open a session again (?15): its end decides."""
 
 _FINISH: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -133,6 +134,7 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             now,
             owner,
             start.hold,
+            not start.hold or start.one_shot or start.run is not None or bool(start.inbox_ids),
         ),
     )
     if not begun:

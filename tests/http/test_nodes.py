@@ -1,0 +1,116 @@
+"""Requests to several nodes on one store: what one has started, another one shows, follows, answers and stops."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from hermes_trio.runtime.turn import Turn
+
+from .gateway import Gateway, eventually, open_gateway
+
+
+@pytest.fixture(autouse=True)
+def three(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """Three nodes in every test of this module."""
+    monkeypatch.setattr("tests.node_mode.NODES", 3)
+
+
+async def patient(turn: Turn) -> str:
+    """Waits to be stopped."""
+    turn.emit("tool.started", tool="x", preview="")
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def holders(gateway: Gateway, run_id: str) -> list[int]:
+    """The nodes on which a run lives."""
+    return [number for number, one in enumerate(gateway.runtimes) if one.stateless.runs.find(run_id) is not None]
+
+
+async def test_a_run_is_seen_followed_and_stopped_from_another_node() -> None:
+    """The run lives on one node; the list, the status, the events, the tree and the stop with its receipt come from the others."""
+    async with open_gateway(patient) as gateway:
+        run_id = await gateway.start()
+        assert await holders(gateway, run_id) == [0]
+
+        async def running() -> bool:
+            return (await gateway.http.get("/v1/runs", params={"status": "running"})).json()["data"] != []
+
+        await eventually(running)
+        async with gateway.events(f"/v1/runs/{run_id}/events") as events:
+            first = await events.next()
+            assert first is not None
+            assert first.data["event"] == "tool.started"
+        for _ in range(3):
+            tree = (await gateway.http.get(f"/v1/runs/{run_id}/tree")).json()
+            assert (tree["live"], len(tree["nodes"])) == (True, 1)
+            whole = (await gateway.http.get("/v1/tree")).json()
+            assert sorted(other["node"] for other in whole["others"]) in (
+                ["node-0", "node-1"],
+                ["node-0", "node-2"],
+                ["node-1", "node-2"],
+            )
+        async with gateway.events(
+            f"/v1/runs/{run_id}/events", headers={**gateway.http.headers, "Last-Event-ID": first.id}
+        ) as events:
+            stopped = await gateway.http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})
+            rest = await events.all()
+        assert [event.data["event"] for event in rest if event.data] == ["run.cancelled"]
+        assert (stopped.json()["status"], stopped.json()["receipt"]["ok"]) == ("cancelled", True)
+        assert [line["kind"] for line in stopped.json()["receipt"]["lines"]] == ["turn"]
+
+
+async def test_a_revoked_key_is_refused_by_every_node() -> None:
+    """The other nodes have seen the key, and would have trusted it for a minute."""
+    async with open_gateway() as gateway:
+        headers = await gateway.key("runs", name="short")
+        for _ in range(3):
+            assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 200
+        [key] = await gateway.front.store.list_api_keys()
+        assert await gateway.front.store.revoke_api_key(key.id)
+        for _ in range(3):
+            assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_one_idempotency_key_on_two_nodes_is_one_turn() -> None:
+    """Two requests with one key at once, on two nodes: one is worked on, and the other one gets its answer."""
+    turns: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        turns.append(turn.input.text)
+        await trio.sleep(0.05)
+        return "once"
+
+    answers: list[str] = []
+    async with open_gateway(agent) as gateway:
+
+        async def ask() -> None:
+            answer = await gateway.chat("x", headers={"Idempotency-Key": "k1"})
+            answers.append(answer.json()["choices"][0]["message"]["content"])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        runs = {(await gateway.http.post("/v1/runs", json={"input": "r"}, headers={"Idempotency-Key": "k2"})).text}
+        for _ in range(2):
+            again = await gateway.http.post("/v1/runs", json={"input": "r"}, headers={"Idempotency-Key": "k2"})
+            runs.add(again.text)
+        assert len(runs) == 1
+        await gateway.idle()
+    assert (turns, answers) == (["x", "r"], ["once"] * 3)
+
+
+async def test_the_health_report_names_every_node() -> None:
+    """Name, age, lease and load of each, and which of them answered the request."""
+    async with open_gateway(patient) as gateway:
+        await gateway.start()
+
+        async def counted() -> bool:
+            body = (await gateway.http.get("/health/detailed")).json()
+            return [node["name"] for node in body["nodes"]] == ["node-0", "node-1", "node-2"]
+
+        await eventually(counted)
+        body = (await gateway.http.get("/health/detailed")).json()
+        assert [node["here"] for node in body["nodes"]].count(True) == 1
+        assert all(0 < node["lease_seconds"] <= 15 for node in body["nodes"])
