@@ -118,3 +118,17 @@ def test_stored_markup_is_text_wherever_it_is_shown(
             page.get_by_text("<b>bold</b>").first.wait_for()
             assert page.locator("main img[src='x'], main b:text('bold'), main script").count() == 0
             assert "owned" not in page.title()
+
+
+def test_a_page_that_nobody_touches_asks_the_server_nothing(
+    browser: Browser, server: ServerProcess, http: httpx2.Client
+) -> None:
+    """The tree is told what changes; while nothing does, no request is made."""
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.get_by_role("treegrid").wait_for()
+        page.wait_for_timeout(1500)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(4000)
+        assert asked == []

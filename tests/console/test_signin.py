@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -210,3 +211,23 @@ def test_every_file_of_the_page_is_its_own() -> None:
             assert "<style" not in text
             assert " style=" not in text
             assert text.count("<script") == text.count('<script type="module" src=')
+
+
+def test_every_exported_function_of_the_page_says_its_types() -> None:
+    """JSDoc before each export, with a type for each parameter and for what comes back."""
+    folder = Path(__file__).parents[2] / "hermes_trio" / "console" / "static" / "js"
+    exported = 0
+    for file in sorted(folder.rglob("*.js")):
+        text = file.read_text(encoding="utf-8")
+        for found in re.finditer(
+            r"^export (?:async )?(function|class|const) (\w+)(?: = (?:async )?)?\(?([^\n]*)", text, re.M
+        ):
+            exported += 1
+            before = text[: found.start()].rstrip()
+            doc = before[before.rfind("/**") :] if before.endswith("*/") else ""
+            where = f"{file.name}: {found[2]}"
+            assert doc, f"{where} has no JSDoc"
+            arguments = found[3].startswith((")", " ")) is False and (found[1] == "function" or ") =>" in found[3])
+            if arguments and not found[3].startswith(")"):
+                assert "@param {" in doc, f"{where} has parameters without types"
+    assert exported > 45

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import trio
+from trio.testing import MockClock
 
 from hermes_trio import Turn, working
+from hermes_trio.http.api.tree import _follow
+from hermes_trio.runtime.tree import Tree
 
 from .gateway import Event, Events, eventually, open_gateway
 
@@ -104,3 +108,66 @@ async def test_the_events_of_the_tree_resume(fast_path: bool) -> None:
                 again = await following(events)
                 assert again.name == "snapshot"
         node.close()
+
+
+class _Quiet:
+    """A writer that counts what it is given."""
+
+    def __init__(self) -> None:
+        self.put_events = 0
+        self.flushed = 0
+        self.comments = 0
+
+    async def open(self, first: bytes = b"") -> None:
+        await trio.lowlevel.checkpoint()
+
+    def put(self, piece: bytes) -> None:
+        self.put_events += 1
+
+    async def flush(self) -> None:
+        self.flushed += 1
+        await trio.lowlevel.checkpoint()
+
+    async def comment(self, text: str) -> None:
+        self.comments += 1
+        await trio.lowlevel.checkpoint()
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts how often a task runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += task.name == "the viewer"
+
+
+async def test_an_idle_viewer_costs_nothing_and_a_busy_one_ten_messages_a_second(autojump_clock: MockClock) -> None:
+    """An hour without a change is one sign of life every 15 s and nothing else; a thousand changes a second are coalesced to ten messages."""
+    tree, writer, steps = Tree("e"), _Quiet(), _Steps()
+
+    async def yes(request: object) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    request: Any = SimpleNamespace(
+        front=SimpleNamespace(host=SimpleNamespace(tree=tree), signin=SimpleNamespace(still_signed_in=yes)),
+        caller=SimpleNamespace(sees=None),
+        header=lambda name: None,
+        query=lambda name: "",
+    )
+    node = tree.root.open("turn", "t")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_follow, request, writer, name="the viewer")
+        await trio.sleep(1)
+        trio.lowlevel.add_instrument(steps)
+        await trio.sleep(3600)
+        assert (writer.put_events, writer.flushed, writer.comments) == (0, 0, 240)
+        assert steps.count <= 5 * 240
+        for _ in range(1000):
+            node.note = f"{trio.current_time()}"
+            await trio.sleep(0.001)
+        assert 8 <= writer.put_events <= 11
+        trio.lowlevel.remove_instrument(steps)
+        nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 /** An error that the server answered with, in its own words. */
 export class Problem extends Error {
+  /** @param {number} status @param {string} code @param {string} message */
   constructor(status, code, message) {
     super(message);
     this.status = status;
@@ -18,7 +19,10 @@ async function problemOf(answer) {
   }
 }
 
-/** Ask for JSON. Throws `Problem`, or a TypeError when there is no server. */
+/**
+ * Ask for JSON. Throws `Problem`, or a TypeError when there is no server.
+ * @param {string} method @param {string} path @param {object} [body] @returns {Promise<any>}
+ */
 export async function ask(method, path, body) {
   const options = { method, headers: {}, cache: "no-store" };
   if (body !== undefined) {
@@ -29,18 +33,24 @@ export async function ask(method, path, body) {
   if (!answer.ok) throw await problemOf(answer);
   return answer.json();
 }
+/** @param {string} path @returns {Promise<any>} */
 export const get = (path) => ask("GET", path);
+/** @param {string} path @param {object} [body] @returns {Promise<any>} */
 export const post = (path, body) => ask("POST", path, body);
+/** @param {string} path @returns {Promise<any>} */
 export const del = (path) => ask("DELETE", path);
+/** @param {string} path @param {object} [body] @returns {Promise<any>} */
 export const patch = (path, body) => ask("PATCH", path, body);
 
 /** Split the text of an event stream into events. Feed it pieces; it calls `hear({name, id, data})` for each whole event. */
 export class EventParser {
+  /** @param {(event: {name: string, id: string, data: any}) => void} hear */
   constructor(hear) {
     this.hear = hear;
     this.rest = "";
   }
 
+  /** @param {string} text The next piece. */
   feed(text) {
     const blocks = (this.rest + text).split("\n\n");
     this.rest = blocks.pop();
@@ -61,7 +71,12 @@ export class EventParser {
   }
 }
 
-/** Read one event stream to its end. `hear` gets each event; `open` is called with the first byte. */
+/**
+ * Read one event stream to its end. `hear` gets each event; `open` is called with the first byte.
+ * @param {string} path
+ * @param {{method?: string, body?: object, last?: string, signal?: AbortSignal, hear: Function, open?: () => void}} options
+ * @returns {Promise<void>}
+ */
 export async function stream(path, { method = "GET", body, last = "", signal, hear, open = () => {} }) {
   const headers = { Accept: "text/event-stream" };
   if (last) headers["Last-Event-ID"] = last;
@@ -84,6 +99,7 @@ const WAITS = [0.5, 1, 2, 4, 8]; // seconds between two attempts
  * "live", "lost" (with the seconds to the next attempt), "refused" (with the problem) or "over".
  */
 export class Follower {
+  /** @param {string} path @param {{hear: Function, state?: Function, finished?: (problem: Error|null) => boolean}} options */
   constructor(path, { hear, state = () => {}, finished = () => false }) {
     Object.assign(this, { path, hear, state, finished, last: "", tries: 0, closed: false, abort: null, wake: null });
     this.run();
@@ -126,7 +142,10 @@ export class Follower {
   }
 }
 
-/** Stop the work of a node. `line` gets each line of the receipt as it comes; returns the receipt. */
+/**
+ * Stop the work of a node. `line` gets each line of the receipt as it comes; returns the receipt.
+ * @param {number} key @param {(line: object) => void} line @returns {Promise<object|null>}
+ */
 export async function stopNode(key, line) {
   let receipt = null;
   await stream(`/v1/tree/${key}/stop`, { method: "POST", hear: ({ name, data }) => { if (name === "line") line(data); else if (name === "receipt") receipt = data; } });

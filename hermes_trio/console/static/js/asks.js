@@ -2,6 +2,7 @@
 
 import { get, post } from "./api.js";
 
+/** What waits for a person, and what was answered lately. */
 export class Asks {
   constructor() {
     this.pending = [];
@@ -12,7 +13,7 @@ export class Asks {
     this.busy = false;
   }
 
-  /** Fetch again if the ids of what waits are others than those that are known. */
+  /** Fetch again if the ids of what waits are others than those that are known. @param {string[]} ids */
   follow(ids) {
     const mark = ids.join();
     if (!this.enabled || this.busy || mark === this.known) return;
@@ -20,6 +21,7 @@ export class Asks {
     this.load();
   }
 
+  /** Fetch both lists. */
   async load() {
     this.busy = true;
     try {
@@ -34,7 +36,7 @@ export class Asks {
     }
   }
 
-  /** Answer one. Whoever was faster has answered it: then it is fetched again. */
+  /** Answer one. Whoever was faster has answered it: then it is fetched again. @param {string} id @param {string} choice */
   async answer(id, choice) {
     try {
       await post(`/v1/approvals/${encodeURIComponent(id)}`, { choice });

@@ -14,10 +14,12 @@ function fill(el, props, children) {
   return el;
 }
 
+/** An element. Texts become text nodes, `on…` listeners. @param {string} tag @param {object|null} props @param {...any} children @returns {HTMLElement} */
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+/** The same in SVG. @param {string} tag @param {object|null} props @param {...any} children @returns {SVGElement} */
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-/** Write text only when it changed: a row that stands still costs no layout. */
+/** Write text only when it changed: a row that stands still costs no layout. @param {HTMLElement} el @param {string} text */
 export function put(el, text) {
   if (el.lastText === text) return;
   el.lastText = text;
@@ -39,20 +41,22 @@ const PATHS = {
 };
 const SOLID = new Set(["turn", "model", "tool", "stop"]);
 
+/** The picture of a kind, a view or an action. @param {string} name @param {string} [kind] @returns {SVGElement} */
 export function glyph(name, kind = "") {
   const path = PATHS[name] ?? PATHS.group;
   return s("svg", { class: `glyph ${SOLID.has(name) ? "solid" : ""} ${kind}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, s("path", { d: path }));
 }
 
-/** Change the glyph of a recycled row without making a new element. */
+/** Change the glyph of a recycled row without making a new element. @param {SVGElement} el @param {string} name @param {string} kind */
 export function reglyph(el, name, kind) {
   el.setAttribute("class", `glyph ${SOLID.has(name) ? "solid" : ""} ${kind}`);
   el.firstChild.setAttribute("d", PATHS[name] ?? PATHS.group);
 }
 
+/** Seconds since the page was opened. @returns {number} */
 export const now = () => performance.now() / 1000;
 
-/** 0.42 s, 3.1 s, 58 s, 4 m 08, 2 h 14, 3 d 04: never more than six characters, so that columns stand still. */
+/** 0.42 s, 3.1 s, 58 s, 4 m 08, 2 h 14, 3 d 04: never more than six characters, so that columns stand still. @param {number} seconds @returns {string} */
 export function span(seconds) {
   const t = Math.abs(seconds), sign = seconds < 0 ? "−" : "";
   if (t < 1) return `${sign}${t.toFixed(2)} s`;
@@ -63,16 +67,21 @@ export function span(seconds) {
   if (t < 86400) return two(3600, 60, "h", "");
   return two(86400, 3600, "d", "");
 }
+/** Milliseconds in words. @param {number} value @returns {string} */
 export const ms = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en")) + " ms";
+/** The time of day. @param {Date} date @returns {string} */
 export const clock = (date) => date.toTimeString().slice(0, 8);
+/** A number of things. @param {number} n @param {string} word @param {string} [more] @returns {string} */
 export const count = (n, word, more = word + "s") => `${n.toLocaleString("en")} ${n === 1 ? word : more}`;
 
-/** agent:main:telegram:dm:42 becomes ["telegram", "dm 42"], api:acme:run_1 becomes ["acme", "run_1"]; what has no platform is shown as it is. */
+/** agent:main:telegram:dm:42 becomes ["telegram", "dm 42"], api:acme:run_1 becomes ["acme", "run_1"]; what has no platform is shown as it is. @param {string} owner @returns {string[]} */
 export function place(owner) {
   const parts = owner.split(":");
   if (parts[0] === "api" && parts.length > 2) return [parts[1] || "api", parts.slice(2).join(" ")];
   return parts[0] === "agent" && parts.length > 3 ? [parts[2], parts.slice(3).join(" ")] : ["", owner];
 }
 
+/** Whether motion is not wanted. */
 export const still = matchMedia("(prefers-reduced-motion: reduce)");
+/** Whether the page is as narrow as a phone. */
 export const narrow = matchMedia("(max-width: 760px)");

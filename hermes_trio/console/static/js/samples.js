@@ -4,7 +4,7 @@ import { now } from "./dom.js";
 
 const EVERY = 2, KEPT = 180;
 
-/** The values of some series in the text that Prometheus reads; labels are summed up. */
+/** The values of some series in the text that Prometheus reads; labels are summed up. @param {string} text @param {string[]} names @returns {Record<string, number>} */
 export function readMetrics(text, names) {
   const found = Object.fromEntries(names.map((name) => [name, 0]));
   for (const line of text.split("\n")) {
@@ -15,7 +15,9 @@ export function readMetrics(text, names) {
   return found;
 }
 
+/** The load of the last minutes. */
 export class Samples {
+  /** @param {import("./store.js").TreeStore} store */
   constructor(store) {
     this.store = store;
     this.all = [];
@@ -24,6 +26,7 @@ export class Samples {
     this.metrics = null;
   }
 
+  /** Take a sample, if it is time for one. */
   take() {
     const at = now();
     if (at < this.next) return;

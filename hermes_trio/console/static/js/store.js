@@ -7,6 +7,7 @@ const LINGER = 1.2; // seconds for which an ended node stays visible, with how i
 const CALM = 2000; // above so many nodes nothing lingers
 const TURNS = 60; // turns whose spans are remembered
 
+/** See above. Reads `snapshot` and `difference` events; `rows()` is what a list shows. */
 export class TreeStore {
   constructor() {
     this.nodes = new Map();
@@ -28,6 +29,7 @@ export class TreeStore {
 
   get size() { return this.nodes.size; }
 
+  /** Take an event of the stream. @param {{name: string, data: any}} event */
   apply({ name, data }) {
     this.changed += 1;
     if (name === "snapshot") this._snapshot(data);
@@ -192,6 +194,7 @@ export class TreeStore {
     while (this.leaving.length > 0 && this.leaving[0].closedAt + LINGER < at) this._remove(this.leaving.shift());
   }
 
+  /** How many nodes live below one. @param {import("./types.js").TreeNode} node @returns {number} */
   below(node) {
     let n = 0;
     const pending = [...node.children];
@@ -203,7 +206,7 @@ export class TreeStore {
     return n;
   }
 
-  /** Every node that gives a warning, grouped. */
+  /** Every node that gives a warning, grouped. @returns {Map<string, import("./types.js").TreeNode[]>} */
   warnings() {
     const at = this.now(), found = new Map();
     for (const node of this.nodes.values()) {
@@ -213,7 +216,7 @@ export class TreeStore {
     return found;
   }
 
-  /** The ids of the approvals that something in the tree waits for. */
+  /** The ids of the approvals that something in the tree waits for. @returns {string[]} */
   approvals() {
     const found = [];
     for (const node of this.nodes.values()) {
@@ -236,7 +239,7 @@ export class TreeStore {
     return Boolean(text || kinds.size > 0 || owner || warning);
   }
 
-  /** The rows to show, parents first. With a filter: what matches, and the way to it (`faded`). */
+  /** The rows to show, parents first. With a filter: what matches, and the way to it (`faded`). @returns {import("./types.js").TreeNode[]} */
   rows() {
     const rows = [], filtering = this.filtering, at = this.now();
     if (this.root === null) return rows;

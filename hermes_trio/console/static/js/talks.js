@@ -25,6 +25,7 @@ const name = () => Array.from(crypto.getRandomValues(new Uint8Array(6)), (byte) 
 const pathOf = (talk) => `/v1/web/conversations/${encodeURIComponent(talk.id)}`;
 const fresh = (id) => ({ id, title: "", count: 0, at: Date.now() / 1000, unread: 0, mark: "", messages: [], live: [], asks: [], loaded: false, busy: false });
 
+/** All conversations of this key's tenant, and the stream of what happens in them. */
 export class Talks {
   /** @param {object} ctx What the views share. */
   constructor(ctx) {

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 
 const ARMED = 4000; // milliseconds in which a second press means it
 
+/** @param {string} words @param {string} sure What it says when armed. @param {() => void} act @returns {HTMLElement} */
 export function twice(words, sure, act) {
   let timer = 0;
   const calm = () => { clearTimeout(timer); timer = 0; el.classList.remove("armed"); el.replaceChildren(words); };

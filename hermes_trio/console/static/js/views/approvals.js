@@ -6,7 +6,10 @@ const CHOICES = [["once", "Allow once", "o", "primary"], ["session", "For this s
 const SAID = { once: "Allowed once", session: "Allowed for the session", always: "Always allowed", deny: "Denied", expired: "Nobody answered: refused" };
 const wall = () => Date.now() / 1000;
 
-/** The card of one question; also used, small, by the chat. */
+/**
+ * The card of one question; also used by the chat.
+ * @param {import("../types.js").Approval} approval @param {(approval: object, choice: string) => void} answer @returns {HTMLElement}
+ */
 export function card(approval, answer) {
   const left = h("span", { class: "num" }), meter = h("i", { class: "meter" }), [where, chat] = place(approval.session_key || approval.run_id);
   const offered = CHOICES.filter(([choice]) => approval.choices.includes(choice));
@@ -30,6 +33,7 @@ export function card(approval, answer) {
   return el;
 }
 
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function approvals({ asks, head, body, announce, fail }) {
   const sum = h("span", { class: "sum" }), waiting = h("div", { class: "cards" }), past = h("ol", { class: "answered" });
   head.append(sum);

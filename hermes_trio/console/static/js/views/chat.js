@@ -24,7 +24,7 @@ const attached = (files) => (files?.length ? h("ul", { class: "files", "aria-lab
   file.url && file.media.startsWith("image/") ? h("a", { href: file.url, target: "_blank", rel: "noopener" }, h("img", { src: file.url, alt: file.name, loading: "lazy" })) : null,
   file.url ? h("a", { class: "cut", href: file.url, download: file.name }, file.name) : h("span", { class: "cut" }, file.name), h("span", { class: "num faint" }, size(file.bytes))))) : null);
 
-/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain: () => void, leave: () => void}} */
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function chat({ talks, head, body, rest, go, announce }) {
   let open = talks.find(rest[0]) ?? null, drawn = "", wanted = rest[0] ?? "", files = [];
   const people = h("ol", { class: "talks scroll", "aria-label": "Conversations" }), flow = h("ol", { class: "flow", "aria-label": "Messages", role: "log" });

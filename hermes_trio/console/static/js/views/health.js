@@ -52,7 +52,7 @@ function wordsOf(name, check) {
   return check.detail ?? (check.status === "ok" ? "well" : check.status);
 }
 
-/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain?: () => void, leave?: () => void}} */
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function health({ samples, store, me, head, body, go, announce, fail }) {
   samples.wanted = true;
   const whole = (n) => String(Math.round(n));

@@ -12,7 +12,7 @@ const when = (text) => {
 
 const STATE = { claimed: "", running: "", completed: "good", failed: "bad", cancelled: "bad", skipped: "warn", missed: "warn", interrupted: "bad" };
 
-/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain: () => void}} */
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function jobs({ head, body, announce, fail }) {
   const sum = h("span", { class: "sum" });
   head.append(sum);

@@ -6,6 +6,7 @@ import { twice } from "../twice.js";
 
 const SCOPES = ["chat", "runs", "sessions", "admin"];
 
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function keys({ head, body, me, announce, fail, tell }) {
   const sum = h("span", { class: "sum" }), list = h("ol", { class: "plain-rows" }), fresh = h("div", { class: "fresh-key", role: "status" });
   head.append(sum);

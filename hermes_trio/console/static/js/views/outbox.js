@@ -11,7 +11,7 @@ const EMPTY = {
   inbox: ["Everything was handled", "A message or notice that could not become a turn after three attempts is kept here, and can be let in again."],
 };
 
-/** @param {object} ctx What the views share, and where this one is drawn. @returns {{tick: () => void, regain: () => void}} */
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function outbox({ head, body, announce, fail }) {
   const sum = h("span", { class: "sum" });
   let state = "pending", rows = [];

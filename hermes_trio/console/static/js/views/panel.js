@@ -25,7 +25,9 @@ export class Receipt {
   }
 }
 
+/** What is known of the chosen node, its history, and the stop with its receipts. */
 export class Panel {
+  /** @param {import("../types.js").Context} ctx @param {HTMLElement} body @param {object} acts */
   constructor(ctx, body, acts) {
     Object.assign(this, { ctx, body, acts, node: null, el: null, receipts: new Map(), armed: 0 });
   }

@@ -9,6 +9,7 @@ import { Receipt } from "./panel.js";
 
 const STATUS = { queued: "", running: "", stopping: "warn", waiting_for_approval: "warn", completed: "good", cancelled: "bad", failed: "bad" };
 
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function runs({ head, body, rest, asks, store, go, announce, fail }) {
   const pick = h("select", { class: "field", "aria-label": "Status", onchange: () => load() }, ["", "running", "waiting_for_approval", "completed", "failed", "cancelled"].map((one) => h("option", { value: one }, one ? one.replaceAll("_", " ") : "all runs")));
   const sum = h("span", { class: "sum" });

@@ -9,14 +9,14 @@ const ago = (at) => `${span(Math.max(1, Date.now() / 1000 - at))} ago`;
 /** A snippet of a search as nodes: what matched stands between >>> and <<<. @param {string} text */
 const marked = (text) => text.split(/(>>>.*?<<<)/s).map((part) => (part.startsWith(">>>") && part.endsWith("<<<") ? h("mark", null, part.slice(3, -3)) : part));
 
-/** The text of a message, whatever its parts are. */
+/** The text of a message, whatever its parts are. @param {string|object[]} content @returns {string} */
 export function textOf(content) {
   if (typeof content === "string") return content;
   if (!Array.isArray(content)) return "";
   return content.map((part) => part.text ?? `[${part.type ?? "part"}]`).join("\n");
 }
 
-/** One line of a transcript; a tool's result is folded. */
+/** One line of a transcript; a tool's result is folded. @param {object} one @returns {HTMLElement|null} */
 export function message(one) {
   if (one.role === "tool") {
     const terminal = one.tool_name === "terminal";
@@ -28,7 +28,7 @@ export function message(one) {
 
 const PAUSE = 250; // milliseconds without a key before the server is asked
 
-/** @param {object} ctx What the views share, and where this one is drawn. @returns {{regain: () => void, key: (event: KeyboardEvent) => boolean}} */
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function sessions({ head, body, rest, store, me, go, announce, fail, tell }) {
   const search = h("input", { class: "field", type: "search", placeholder: "Search messages   /", "aria-label": "Search sessions and messages", oninput: () => { draw(); clearTimeout(timer); timer = setTimeout(find, PAUSE); } }), sum = h("span", { class: "sum" });
   head.append(sum, h("span", { class: "push" }), search);

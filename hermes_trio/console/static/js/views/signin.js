@@ -2,6 +2,7 @@
 
 import { glyph, h, put } from "../dom.js";
 
+/** The way in: a key, or how to get a link. @param {string} problem What was wrong before. @param {(key: string) => Promise<void>} enter @returns {HTMLElement} */
 export function signIn(problem, enter) {
   const said = h("p", { class: "problem", role: "alert" }, problem);
   const key = h("input", { class: "field", type: "password", name: "key", autocomplete: "off", spellcheck: "false", "aria-label": "API key", placeholder: "ht-…", required: true });

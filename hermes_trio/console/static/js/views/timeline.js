@@ -10,6 +10,7 @@ const STATUS = { running: "", queued: "", waiting_for_approval: "warn", complete
 const WORDS = { model: "model", process: "processes", person: "waits for a person", thread: "threads" };
 const KEYS = { model: "model", process: "process", wait: "person", thread: "thread" };
 
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function timeline(ctx) {
   const { store, head, body, rest, fail } = ctx;
   let work = null, drawn = "", stored = [], follower = null, asked = "";

@@ -12,6 +12,7 @@ function bar(el, part) {
   if (el.wide !== wide) el.style.transform = `scaleX(${(el.wide = wide)})`;
 }
 
+/** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function tree(ctx) {
   const { store, head, body } = ctx;
   store.filter = { text: "", kinds: new Set(), owner: "", warning: "" }; // a filter lasts as long as the view that shows it
