@@ -176,13 +176,13 @@ async def test_a_message_that_waits_is_shown_until_its_own_turn_has_ended(tmp_pa
     """The end of the turn before it does not take it off a page, and it is not shown twice."""
 
     def said(found: dict[str, Any]) -> list[str]:
-        ids = {one["said"]["text"] for one in found["live"] if one.get("said")}
-        return [*texts(found, "user"), *ids | {one["text"] for one in found["live"] if one["event"] == "said"}]
+        live = [one["said"] if one["event"] == "turn.started" else one for one in found["live"]]
+        return [*texts(found, "user"), *{one["id"]: one["text"] for one in live if one.get("text")}.values()]
 
     async with open_chat(tmp_path) as (_, http):
         path = f"{BASE}/a/messages"
         await http.post(path, json={"text": "!sleep 0.3", "id": "1"})
-        await http.post(path, json={"text": "!sleep 0.4", "id": "2"})
+        await http.post(path, json={"text": "!sleep 0.4"})
         while True:
             found = (await http.get(path)).json()
             assert sorted(said(found)) == ["!sleep 0.3", "!sleep 0.4"]

@@ -384,7 +384,9 @@ class WebAdapter(Adapter):
             # Whoever writes wants to hear the answer: from here on it is counted.
             await self._advance(request.caller, chat, WebMark())
         event_id = f"{chat}:{said.id}" if said.id else ""
-        payload: dict[str, Any] = {"id": said.id}
+        # A page knows by the id that what was said and what a turn begins with are one message; without one, it is given one.
+        id = said.id or self._ids.make("said_", 12)
+        payload: dict[str, Any] = {"id": id}
         if said.attachments:
             payload["content"] = content
         received = await self.gateway.receive(
@@ -392,8 +394,8 @@ class WebAdapter(Adapter):
         )
         if received.receipt is Disposition.REFUSED:
             raise MountProblem(429, "mailbox_full", "Too many messages wait in this conversation.")
-        if received.receipt is Disposition.ACCEPTED and not self._began(chat, said.id):
-            self._tell(chat, {"event": "said", **_said(said.text, said.id, content)})
+        if received.receipt is Disposition.ACCEPTED and not self._began(chat, id):
+            self._tell(chat, {"event": "said", **_said(said.text, id, content)})
         return MountResponse({"object": "hermes.web.received", "receipt": received.receipt.value}, 202)
 
     def _began(self, chat: str, id: str) -> bool:
