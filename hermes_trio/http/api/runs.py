@@ -71,7 +71,8 @@ class PendingApproval(msgspec.Struct):
 class RunBody(msgspec.Struct, omit_defaults=True):
     """A run as it is now. `settled` says that everything that it started has ended, too.
 
-    `model` is the one that answers, once that is known; before, the one that was asked for, or the default model's public name.
+    `input_preview` is the beginning of what was asked. `model` is the one that answers, once that is known; before, the one that was asked for, or the
+    default model's public name.
     """
 
     object: str
@@ -82,6 +83,7 @@ class RunBody(msgspec.Struct, omit_defaults=True):
     session_id: str
     model: str
     settled: bool
+    input_preview: str = ""
     last_event: str | None = None
     ended_at: float | None = None
     output: str | None = None
@@ -162,6 +164,7 @@ def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | 
         session_id=run.record.session_id,
         model=run.model or default_model,
         settled=run.settled.is_set(),
+        input_preview=run.record.input_preview,
         last_event=run.last_event or None,
         approvals=approvals or [],
     )
@@ -187,6 +190,7 @@ def _stored_body(
         session_id=row.session_id,
         model=row.model or default_model,
         settled=settled,
+        input_preview=row.input_preview,
         last_event=row.last_event or None,
         approvals=approvals or [],
         ended_at=row.ended_at,

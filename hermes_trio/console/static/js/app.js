@@ -141,7 +141,7 @@ function enter(me) {
 // -- the stream: snapshot, then differences. While it is lost, what is shown is the last thing known, and says so.
 function follow() {
   follower = new Follower("/v1/tree/events", {
-    hear: (event) => { store.apply(event); if (link.state === "connecting") { link.state = "live"; route(); } },
+    hear: (event) => { store.apply(event); if (link.state === "connecting") { link.state = "live"; if (view === null) route(); } }, // a view that is there may hold what was typed
     state: (name, more) => {
       if (name === "live" && link.state === "lost") regain();
       else if (name === "lost") lose(more);

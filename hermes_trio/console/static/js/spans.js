@@ -11,14 +11,14 @@ const ENDS = { "run.completed": "completed", "run.failed": "failed", "run.cancel
 export class RunSpans {
   /** @param {object} run The run as `GET /v1/runs/{id}` gives it. */
   constructor(run) {
-    Object.assign(this, { id: run.run_id, name: "", owner: run.session_id, start: run.created_at, end: run.ended_at ?? null, status: run.status, over: false, resets: 0 });
+    Object.assign(this, { id: run.run_id, name: "", owner: run.session_id === run.run_id ? "" : run.session_id, title: (run.input_preview || run.run_id).split("\n")[0], start: run.created_at, end: run.ended_at ?? null, status: run.status, over: false, resets: 0 });
     this._clear();
   }
 
   /** Begin anew: the server did not know the last event (it was not yet written when the server died), and tells all of them again. */
   _clear() {
     /** @type {Span[]} */
-    this.spans = [{ kind: "turn", label: this.id, id: this.id, start: this.start, end: this.end, depth: 0, how: "" }];
+    this.spans = [{ kind: "turn", label: this.title, id: this.id, start: this.start, end: this.end, depth: 0, how: "" }];
     Object.assign(this, { events: [], open: new Map(), output: "" });
     this.resets += 1;
   }

@@ -32,7 +32,7 @@ export function runs({ head, body, rest, asks, store, go, announce, fail }) {
   }
   function draw() {
     list.replaceChildren(...rows.map((run) => h("li", null, h("button", { class: "pick", "aria-current": run.run_id === open ? "true" : null, onclick: () => { open = run.run_id; draw(); show(); } },
-      h("span", { class: `dot ${run.ended_at ? "off" : run.status === "waiting_for_approval" ? "warn" : ""}` }), h("span", { class: "cut" }, (run.output ?? run.error ?? "").split("\n")[0] || run.run_id), h("code", { class: "faint cut" }, run.run_id), h("span", { class: "num faint" }, clock(new Date(1000 * run.created_at))), h("span", { class: `chip ${STATUS[run.status] ?? ""}` }, run.status.replaceAll("_", " "))))));
+      h("span", { class: `dot ${run.ended_at ? "off" : run.status === "waiting_for_approval" ? "warn" : ""}` }), h("span", { class: "cut" }, (run.input_preview || run.output || run.error || "").split("\n")[0] || run.run_id), h("code", { class: "faint cut" }, run.run_id), h("span", { class: "num faint" }, clock(new Date(1000 * run.created_at))), h("span", { class: `chip ${STATUS[run.status] ?? ""}` }, run.status.replaceAll("_", " "))))));
     if (rows.length === 0) list.append(h("li", { class: "empty" }, glyph("runs"), h("h2", null, "No runs"), h("p", null, "POST /v1/runs starts one; so does every client of the run API.")));
   }
   async function show() {

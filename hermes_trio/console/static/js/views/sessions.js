@@ -27,25 +27,29 @@ export function message(one) {
 }
 
 const PAUSE = 250; // milliseconds without a key before the server is asked
+const AGAIN = 3000; // and after which it is asked again: a message is found a moment after it was said
 
 /** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function sessions({ head, body, rest, store, me, go, announce, fail, tell }) {
-  const search = h("input", { class: "field", type: "search", placeholder: "Search messages   /", "aria-label": "Search sessions and messages", oninput: () => { draw(); clearTimeout(timer); timer = setTimeout(find, PAUSE); } }), sum = h("span", { class: "sum" });
+  const search = h("input", { class: "field", type: "search", placeholder: "Search messages   /", "aria-label": "Search sessions and messages", oninput: () => { draw(); clearTimeout(timer); timer = setTimeout(() => find(), PAUSE); } }), sum = h("span", { class: "sum" });
   head.append(sum, h("span", { class: "push" }), search);
   const list = h("ol", { class: "table scroll", "aria-label": "Sessions", "data-home": "", tabindex: "-1" }), text = h("section", { class: "script scroll", "aria-label": "Transcript", tabindex: "0" });
   body.append(list, text);
-  let rows = [], open = rest[0] ?? "", shown = "", more = false, hits = [], asked = "", timer = 0, wanted = null;
+  let rows = [], open = rest[0] ?? "", shown = "", more = false, hits = [], asked = "", timer = 0, wanted = null, later = 0;
 
   /** Ask for the messages that have the words. The answer to an older question is dropped. */
-  async function find() {
+  async function find(again = false) {
     const words = search.value.trim();
-    if (words === asked) return;
+    if (words === asked && !again) return;
     asked = words;
+    later = performance.now() + AGAIN;
     try {
       const { data } = words ? await get(`/api/search?q=${encodeURIComponent(words)}&limit=50`) : { data: [] };
       if (asked !== words) return;
+      // What is the same stays as it is, with the focus that it may have.
+      const same = data.length === hits.length && data.every((hit, i) => hit.message_id === hits[i].message_id);
       hits = data;
-      draw();
+      if (!same || !again) draw();
     } catch (error) {
       fail(error);
     }
@@ -108,6 +112,7 @@ export function sessions({ head, body, rest, store, me, go, announce, fail, tell
   load();
   return {
     regain: load,
+    tick: () => { if (asked && performance.now() > later) find(true); },
     key: (event) => {
       const by = { j: 1, k: -1, ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (!by || rows.length === 0) return false;

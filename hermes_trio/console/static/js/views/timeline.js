@@ -10,6 +10,9 @@ const STATUS = { running: "", queued: "", waiting_for_approval: "warn", complete
 const WORDS = { model: "model", process: "processes", person: "waits for a person", thread: "threads" };
 const KEYS = { model: "model", process: "process", wait: "person", thread: "thread" };
 
+/** What a run is about, in one line. */
+const titleOf = (run) => (run.input_preview || run.output || run.error || "").split("\n")[0];
+
 /** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
 export function timeline(ctx) {
   const { store, head, body, rest, fail } = ctx;
@@ -32,7 +35,7 @@ export function timeline(ctx) {
   async function loadRuns() {
     try {
       const { data } = await get("/v1/runs?limit=30");
-      stored = data.filter((one) => one.ended_at).map((run) => ({ stored: true, run, id: run.run_id, name: (run.output ?? run.error ?? "").split("\n")[0] || run.run_id, owner: run.session_id, start: run.created_at, end: run.ended_at, status: run.status, spans: [], events: [] }));
+      stored = data.filter((one) => one.ended_at).map((run) => ({ stored: true, run, id: run.run_id, name: titleOf(run) || run.run_id, owner: run.session_id, start: run.created_at, end: run.ended_at, status: run.status, spans: [], events: [] }));
       drawn = "";
       if (work === null) first();
     } catch (error) {
@@ -46,7 +49,7 @@ export function timeline(ctx) {
   }
   function openRun(run) {
     const one = Object.assign(new RunSpans(run), { stored: true, run });
-    one.name = (run.output ?? run.error ?? "").split("\n")[0] || run.run_id;
+    one.name = titleOf(run) || run.run_id;
     follower = new Follower(`/v1/runs/${encodeURIComponent(run.run_id)}/events`, {
       hear: ({ data }) => { one.take(data); drawn = ""; },
       finished: (problem) => one.over || (problem === null && run.ended_at),
