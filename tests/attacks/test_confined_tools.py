@@ -65,6 +65,27 @@ def test_no_key_from_memory(attacked: Attacked) -> None:
     assert "python" not in said
 
 
+def test_no_process_of_the_same_user_looks_into_the_server(attacked: Attacked) -> None:
+    """Also outside of any confinement: what the kernel tells about server, warden and keepers belongs to root, not to their user."""
+    if attacked.uid == 0:
+        pytest.skip("root looks into everything")
+    with httpx2.Client(base_url=attacked.server.url, headers=attacked.server.headers, timeout=60) as http:
+        name = f"3600.{os.getpid()}9"
+        started = http.post("/v1/runs", json={"input": f"!run sleep {name}", "session_id": "looked-at"})
+        eventually(lambda: running(f"sleep {name}"))
+        try:
+            own = [attacked.server.pid, *attacked.children()]
+            assert len(own) >= 3
+            assert {os.stat(f"/proc/{pid}/environ").st_uid for pid in own} == {0}
+            look = ["setpriv", f"--reuid={attacked.uid}", f"--regid={attacked.uid}", "--clear-groups", "cat"]
+            for pid in own:
+                for file in ("environ", "maps"):
+                    read = subprocess.run([*look, f"/proc/{pid}/{file}"], capture_output=True, check=False)
+                    assert read.stdout == b""
+        finally:
+            http.post(f"/v1/runs/{started.json()['run_id']}/stop", params={"wait": "true"})
+
+
 def test_no_key_from_files(attacked: Attacked) -> None:
     """The home is empty for commands by every path to it; as root its disk cannot be read around the file system either."""
     home, pid = attacked.home, attacked.server.pid

@@ -46,6 +46,27 @@ def environment(name: str) -> str:
 
 
 @server.tool()
+def read(path: str) -> str:
+    """What a file holds, or why it cannot be read."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError as error:
+        return f"refused: {error.strerror}"
+
+
+@server.tool()
+def write(path: str) -> str:
+    """Write a file, or say why it cannot be written."""
+    try:
+        with open(path, "w") as file:
+            file.write("written")
+    except OSError as error:
+        return f"refused: {error.strerror}"
+    return "written"
+
+
+@server.tool()
 def traced(context: Context) -> str:
     """The trace context that came with the call."""
     return str(context.request_context.meta)

@@ -8,15 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from hermes_trio import SessionContext
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.tools.mcp import LinkState, McpSettings, open_links
 from hermes_trio.tools.mcp import link as link_module
 from hermes_trio.tools.mcp.stdio import StdioServer
+from hermes_trio.tools.warden import Profile, Sandbox, SandboxPaths, probe_protections
 
 from .bench_of_tools import Bench, call, gone, open_bench, until
 
@@ -192,6 +195,48 @@ async def test_closing_while_a_connection_fails_raises_nothing(monkeypatch: pyte
             assert links.links["sample"].state is LinkState.READY
             started[0].ended.set()  # the owner's task raises in the same step in which its siblings are cancelled
         assert links.links["sample"].state is LinkState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("profile", "sees"), [pytest.param("off", True, marks=pytest.mark.slow), ("protect", False), ("workspace", False)]
+)
+async def test_a_server_has_a_profile_of_its_own(tmp_path: Path, profile: str, sees: bool) -> None:
+    """With `protect` it cannot see the gateway's home; with `workspace` it writes below its own folder only, and reads nothing of the account."""
+    offered = await probe_protections()
+    if not (offered.mount and offered.landlock):
+        pytest.skip(f"this machine does not offer full confinement: {offered.missing}")
+    home, work, other = (tmp_path / name for name in ("home", "work", "other"))
+    for folder in (home, work, other):
+        folder.mkdir()
+        (folder / "secret").write_text("of the gateway")
+    # The server's own program lies in the account: a workspace has to be told about it.
+    paths = SandboxPaths(home=str(home), readable=(str(Path(SERVER).parents[2]), sys.prefix, sys.base_prefix))
+    sandbox = Sandbox(paths, environment={}, protections=offered)
+    settings = stdio(profile=profile, cwd=str(work))
+    async with (
+        open_bench() as bench,
+        open_links(settings, bench.box.warden, {"HOME": str(tmp_path)}, sandbox) as links,
+    ):
+        link = links.links["sample"]
+        assert link.state is LinkState.READY, link.problem
+        assert ("of the gateway" in await link.call("read", {"path": str(home / "secret")})) is sees
+        assert ("refused" in await link.call("write", {"path": str(other / "new")})) is (profile == "workspace")
+        assert "written" in await link.call("write", {"path": str(work / "new")})
+
+
+async def test_a_tenant_in_a_workspace_uses_only_the_servers_that_are_named_for_it() -> None:
+    """A server acts with its own profile, so that it would be a way out: by default it is only for those who are not confined to a workspace."""
+    async with open_bench(mcp=stdio(allowed=["acme", "telegram"])) as bench:
+        for tenant, platform, profile, offered in (
+            ("", "api_server", Profile.PROTECT, True),
+            ("other", "api_server", Profile.PROTECT, True),
+            ("acme", "api_server", Profile.WORKSPACE, True),
+            ("other", "api_server", Profile.WORKSPACE, False),
+            ("other", "api_server", Profile.OFFLINE, False),
+            ("", "telegram", Profile.WORKSPACE, True),
+        ):
+            turn: Any = SimpleNamespace(spec=SimpleNamespace(tenant=tenant), context=SessionContext(platform=platform))
+            assert bool(list(bench.box.links.tools(turn, profile))) is offered, (tenant, platform, profile)
 
 
 async def test_a_command_that_does_not_exist_does_not_hold_up_the_start() -> None:
