@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from hermes_trio.http.app import make_app
-from hermes_trio.http.core import ApiCore
+from hermes_trio.http.core import ApiCore, ApiSettings
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.runtime import Runtime
@@ -67,7 +67,7 @@ async def _produce(turn: Turn) -> str:
 async def _serve(path: str) -> None:
     runtime = Runtime(agent=_produce, store=open_store(path), settings=RuntimeSettings(watchdog_seconds=0))
     async with runtime, trio.open_nursery() as nursery:
-        app = make_app(ApiCore(runtime, runtime.store, admin_key=KEY))  # pyright: ignore[reportArgumentType]
+        app = make_app(ApiCore(runtime, runtime.store, ApiSettings(admin_key=KEY)))  # pyright: ignore[reportArgumentType]
         config = hypercorn_config("127.0.0.1:0")
         config.errorlog = None
         config.graceful_timeout = 1.0

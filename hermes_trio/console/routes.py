@@ -117,7 +117,7 @@ _sign_in: Final = msgspec.json.Decoder(SignInRequest)
 
 async def _page(static: StaticFiles, path: str, request: Request) -> HandlerResult:
     """A page or a file of the console."""
-    request.front.signin.check_host(request)
+    request.core.signin.check_host(request)
     name = path or "/".join(request.params[part] for part in ("a", "b", "c") if part in request.params)
     found = await static.find(name)
     if found is None:
@@ -129,7 +129,7 @@ async def _page(static: StaticFiles, path: str, request: Request) -> HandlerResu
 
 
 def _caller(request: Request, session: BrowserSession | None) -> CallerBody:
-    front, caller = request.front, request.caller
+    core, caller = request.core, request.caller
     return CallerBody(
         name=caller.name,
         key_id=caller.key_id,
@@ -137,15 +137,15 @@ def _caller(request: Request, session: BrowserSession | None) -> CallerBody:
         scopes=sorted(caller.scopes),
         admin=caller.admin,
         expires_at=caller.expires_at if session is None else session.expires_at,
-        version=front.version,
-        epoch=front.host.tree.epoch,
-        features=sorted({route.tag for route in front.routes if route.tag}),
+        version=core.version,
+        epoch=core.runtime.tree.epoch,
+        features=sorted({route.tag for route in core.routes if route.tag}),
     )
 
 
 async def sign_in(request: Request) -> HandlerResult:
     """Open a session for a one-time code or a key; the answer sets its cookie."""
-    signin = request.front.signin
+    signin = request.core.signin
     signin.check_page(request)
     body = await request.json(_sign_in)
     if body.code:
@@ -157,7 +157,7 @@ async def sign_in(request: Request) -> HandlerResult:
                 code="invalid_code",
             )
     else:
-        caller = await request.front.keyring.find(body.key)
+        caller = await request.core.keyring.find(body.key)
         if caller is None:
             raise ApiError(401, "This key is not in force.", code="invalid_api_key")
     request.caller = caller
@@ -167,27 +167,27 @@ async def sign_in(request: Request) -> HandlerResult:
 
 async def who(request: Request) -> HandlerResult:
     """Who is signed in. Nobody is no error: a page asks before there is anybody."""
-    front = request.front
+    core = request.core
     if request.raw_header(b"authorization") is not None:
-        request.caller = await front.keyring.identify(request)
+        request.caller = await core.keyring.identify(request)
         return Response.of(_caller(request, None))
-    found = await front.signin.find(request)
+    found = await core.signin.find(request)
     if found is None:
         return Response.of({"signed_in": False, "object": "hermes.console.session"})
-    front.signin.check_page(request)
+    core.signin.check_page(request)
     request.caller = found[0]
     return Response.of(_caller(request, found[1]))
 
 
 async def sign_out(request: Request) -> HandlerResult:
     """End the session and take the cookie away."""
-    ended = await request.front.signin.close_session(request)
+    ended = await request.core.signin.close_session(request)
     return Response.of({"signed_out": ended}, 200, (set_cookie(request, "", 0),))
 
 
 async def new_code(request: Request) -> HandlerResult:
     """Make a one-time code that signs a browser in with the rights of this key."""
-    code = request.front.signin.make_code(request.caller)
+    code = request.core.signin.make_code(request.caller)
     return Response.of(CodeBody(code, sign_in_path(code)), 201)
 
 

@@ -17,7 +17,7 @@ from hermes_trio.config import Config
 from hermes_trio.console.routes import console_routes
 from hermes_trio.http.app import make_app
 from hermes_trio.http.auth import AdminKey
-from hermes_trio.http.core import ApiCore, ModelEntry
+from hermes_trio.http.core import ApiCore, ApiServices, ApiSettings, ModelEntry
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import RequiredScope, Route
 from hermes_trio.http.server import ASGIApp
@@ -77,17 +77,21 @@ async def open_api_gateway(
         api = ApiCore(
             gateway.runtime,
             gateway.store,
-            admin_key=key.value,
-            server=config.server,
-            limits=config.limits,
-            models=model_entries(config, gateway.routes),
-            approvals=gateway.approvals,
-            cron=gateway.adapters.cron,
-            platforms=gateway.adapters.hub.health,
-            confinement=gateway.toolbox.confinement.describe,
-            mcp=gateway.toolbox.links.health,
-            version=__version__,
-            home=config.home,
+            ApiSettings(
+                admin_key=key.value,
+                server=config.server,
+                limits=config.limits,
+                models=tuple(model_entries(config, gateway.routes)),
+                version=__version__,
+                home=config.home,
+            ),
+            ApiServices(
+                approvals=gateway.approvals,
+                cron=gateway.adapters.cron,
+                platforms=gateway.adapters.hub.health,
+                confinement=gateway.toolbox.confinement.describe,
+                mcp=gateway.toolbox.links.health,
+            ),
         )
         yield ApiGateway(
             config=config,

@@ -36,7 +36,7 @@ from hermes_trio.store.ports import Store
 from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
-from hermes_trio.tools.toolbox import Toolbox, open_toolbox
+from hermes_trio.tools.toolbox import CommandReview, Toolbox, open_toolbox
 from hermes_trio.tracing.stage import configured_tracing
 
 __all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
@@ -125,12 +125,14 @@ async def open_gateway(
             open_toolbox(
                 runtime,
                 tools,
-                approvals=broker,
-                consent=consent,
-                reviewer=ModelReviewer(routes.get),
+                review=CommandReview(
+                    approvals=broker,
+                    settings=consent,
+                    reviewer=ModelReviewer(routes.get),
+                    gateway_home=str(config.home),
+                ),
                 mcp=mcp,
                 environment=config.environment or None,
-                gateway_home=str(config.home),
                 confinement=confinement,
                 more=extensions,
             ) as toolbox,

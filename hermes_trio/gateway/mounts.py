@@ -105,6 +105,6 @@ async def _end_with_session(request: Request, scope: trio.CancelScope) -> None:
     """Cut a stream off when the browser session behind it is over."""
     while True:
         await trio.sleep(SESSION_CHECK_SECONDS)
-        if not await request.front.signin.still_signed_in(request):
+        if not await request.core.signin.still_signed_in(request):
             break
     scope.cancel()

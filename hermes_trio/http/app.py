@@ -57,7 +57,7 @@ __all__ = ["ApiApp", "make_app", "standard_routes"]
 logger: Final = logging.getLogger("hermes_trio.http")
 
 
-def standard_routes(front: ApiCore) -> list[Route]:
+def standard_routes(core: ApiCore) -> list[Route]:
     """All routes of the front end."""
     return [
         *health_routes(),
@@ -69,15 +69,15 @@ def standard_routes(front: ApiCore) -> list[Route]:
         *session_routes(),
         *tree_routes(),
         *approval_routes(),
-        *(job_routes() if front.cron is not None else ()),
+        *(job_routes() if core.services.cron is not None else ()),
         *admin_routes(),
         *openapi_routes(),
     ]
 
 
-def make_app(front: ApiCore, more: Sequence[Route] = ()) -> ASGIApp:
+def make_app(core: ApiCore, more: Sequence[Route] = ()) -> ASGIApp:
     """The ASGI application of a front end; `more` are routes of other interfaces, such as webhooks."""
-    return ApiApp(front, [*standard_routes(front), *more])
+    return ApiApp(core, [*standard_routes(core), *more])
 
 
 def internal_error() -> ApiError:
@@ -89,10 +89,10 @@ def internal_error() -> ApiError:
 class ApiApp:
     """Lets requests in: origins and preflights first, then the route's carrier."""
 
-    def __init__(self, front: ApiCore, routes: list[Route]) -> None:
-        self._front = front
-        front.routes = routes
-        self._cors = Cors(front.server.cors_origins)
+    def __init__(self, core: ApiCore, routes: list[Route]) -> None:
+        self._core = core
+        core.routes = routes
+        self._cors = Cors(core.server.cors_origins)
         self._routes = routes
         self._match = match_direct(routes)
         self._quart: RemediedQuartTrio | None = None
@@ -107,7 +107,7 @@ class ApiApp:
             from .quart_app import PASSED, make_quart
 
             self._passed = PASSED
-            self._quart = make_quart(self, self._front, self._routes)
+            self._quart = make_quart(self, self._core, self._routes)
         return self._quart
 
     async def _carry(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +124,7 @@ class ApiApp:
         if scope["type"] != "http":
             await self._carry(scope, receive, send)
             return
-        tracer = self._front.host.tree.tracer
+        tracer = self._core.runtime.tree.tracer
         if tracer is None:
             await self._admit(scope, receive, send)
         else:
@@ -141,7 +141,7 @@ class ApiApp:
             if origin is not None and scope["method"] != "OPTIONS" and self._is_own(scope, origin):
                 pass  # a page of this server: what it may do is for its cookie to say
             elif origin is None or not self._cors.allows(origin):
-                self._front.metrics.refused("origin")
+                self._core.metrics.refused("origin")
                 error = ApiError(403, "This origin is not allowed to use this server.", code="origin_not_allowed")
                 await _send(send, error_response(error))
                 return
@@ -161,25 +161,25 @@ class ApiApp:
     def _is_own(self, scope: Scope, origin: bytes) -> bool:
         """Whether a request comes from a page of this server, opened under one of its names."""
         host = next((value for name, value in scope["headers"] if name == b"host"), None)
-        return is_own_origin(origin, host) and self._front.signin.knows_host_header(host or b"")
+        return is_own_origin(origin, host) and self._core.signin.knows_host_header(host or b"")
 
     async def _identify(self, request: Request) -> Principal:
         """Who makes a request: by its bearer key, else by its cookie, which is good for the pages of this server alone."""
-        front = self._front
+        core = self._core
         if request.raw_header(b"authorization") is None and request.raw_header(b"cookie") is not None:
-            found = await front.signin.find(request)
+            found = await core.signin.find(request)
             if found is not None:
-                front.signin.check_page(request)
+                core.signin.check_page(request)
                 return found[0]
-        return await front.keyring.identify(request)
+        return await core.keyring.identify(request)
 
     async def _direct(
         self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer in this task; whoever serves us cancels it when the client leaves."""
         began = perf_counter()
-        front = self._front
-        request = Request(front, scope, partial(read_body, receive, front.limits.body_bytes), params)
+        core = self._core
+        request = Request(core, scope, partial(read_body, receive, core.limits.body_bytes), params)
         status = 0
         try:
             answer = await self.answer(route, request)
@@ -194,9 +194,9 @@ class ApiApp:
             return
         finally:
             if status:
-                front.metrics.answered(route.name, status, perf_counter() - began)
+                core.metrics.answered(route.name, status, perf_counter() - began)
             else:
-                front.metrics.left(route.name)
+                core.metrics.left(route.name)
 
     async def _watched(
         self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
@@ -244,9 +244,9 @@ class ApiApp:
 
     async def answer(self, route: Route, request: Request) -> HandlerResult:
         """Call a route's handler, after everything that comes before it; errors become answers."""
-        front = self._front
+        core = self._core
         try:
-            check_length(request, front.limits.body_bytes)
+            check_length(request, core.limits.body_bytes)
             if route.access is not RequiredScope.OPEN:
                 caller = request.caller = await self._identify(request)
                 if not caller.may(route.access):
@@ -256,9 +256,9 @@ class ApiApp:
                         code="insufficient_scope",
                     )
                 if not caller.admin:
-                    front.rate.check(caller.key_id)
+                    core.rate.check(caller.key_id)
             if route.turns:
-                front.check_intake()
+                core.check_intake()
             return await route.handler(request)
         except ClientLeft:
             raise

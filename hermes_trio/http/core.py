@@ -6,13 +6,14 @@ The host is what it sees of a Runtime: the stateless entry, the tree, the drain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 import trio
 
+from hermes_trio.base.structs import RedactedStruct
 from hermes_trio.runtime.admission import SessionLocks
 from hermes_trio.runtime.errors import Draining
 from hermes_trio.runtime.ids import Ids
@@ -35,7 +36,7 @@ from .settings import Limits, ServerSettings
 from .signin import SignIn
 from .turns import ApiTurns
 
-__all__ = ["ApiCore", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
+__all__ = ["ApiCore", "ApiServices", "ApiSettings", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
 
 
 class DrainProof(Protocol):
@@ -114,8 +115,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
 class DrainControl:
     """The one drain of this server: carried out by the first who asks, and waited for by everybody else."""
 
-    def __init__(self, host: RuntimePort) -> None:
-        self._host = host
+    def __init__(self, runtime: RuntimePort) -> None:
+        self._runtime = runtime
         self._attempt: trio.Event | None = None
         self.report: dict[str, Any] | None = None
         """What the drain found, once it has ended."""
@@ -131,49 +132,56 @@ class DrainControl:
                 continue
             attempt = self._attempt = trio.Event()
             try:
-                self.report = (await self._host.drain(seconds)).as_dict()
+                self.report = (await self._runtime.drain(seconds)).as_dict()
             finally:
                 self._attempt = None
                 attempt.set()
         return self.report
 
 
+class ApiSettings(RedactedStruct, frozen=True, kw_only=True):
+    """How the API of a server is set up."""
+
+    hidden: ClassVar[tuple[str, ...]] = ("admin_key",)
+    admin_key: str
+    server: ServerSettings = ServerSettings()
+    limits: Limits = Limits()
+    models: tuple[ModelEntry, ...] = ()
+    version: str = ""
+    home: Path | None = None
+
+
+class ApiServices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API asks of the rest of the gateway. What is None is not there, and its routes say so."""
+
+    approvals: ApprovalsPort | None = None
+    cron: CronPort | None = None
+    platforms: Callable[[], Mapping[str, Any]] | None = None
+    """How the adapters are, for the health report."""
+    confinement: Callable[[], Mapping[str, Any]] | None = None
+    """How commands are confined: `status` is ok or degraded."""
+    mcp: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
+    """How the MCP servers are, by name."""
+
+
+NO_SERVICES: Final = ApiServices()
+
+
 class ApiCore:
     """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
 
     def __init__(
-        self,
-        host: RuntimePort,
-        store: Store,
-        *,
-        admin_key: str,
-        server: ServerSettings | None = None,
-        limits: Limits | None = None,
-        models: Sequence[ModelEntry] = (),
-        approvals: ApprovalsPort | None = None,
-        cron: CronPort | None = None,
-        platforms: Callable[[], Mapping[str, Any]] | None = None,
-        confinement: Callable[[], Mapping[str, Any]] | None = None,
-        mcp: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None,
-        version: str = "",
-        home: Path | None = None,
+        self, runtime: RuntimePort, store: Store, settings: ApiSettings, services: ApiServices = NO_SERVICES
     ) -> None:
-        server = ServerSettings() if server is None else server
-        limits = Limits() if limits is None else limits
-        self.host = host
+        server, limits, home = settings.server, settings.limits, settings.home
+        self.runtime = runtime
         self.store = store
         self.server = server
         self.limits = limits
-        self.models = list(models) or [ModelEntry(server.model_name, server.model_name)]
-        self.approvals: ApprovalsPort = NoApprovals() if approvals is None else approvals
-        self.cron = cron
-        self.platforms = platforms
-        """How the adapters are, for the health report."""
-        self.confinement = confinement
-        """How commands are confined: `status` is ok or degraded."""
-        self.mcp = mcp
-        """How the MCP servers are, by name."""
-        self.version = version
+        self.models = list(settings.models) or [ModelEntry(server.model_name, server.model_name)]
+        self.services = services
+        self.approvals: ApprovalsPort = NoApprovals() if services.approvals is None else services.approvals
+        self.version = settings.version
         self.home = home
         self.routes: list[Route] = []
         """The route table, put there by the application."""
@@ -181,16 +189,16 @@ class ApiCore:
         self.openapi_body: bytes | None = None
         self.ids = Ids()
         self.started_at: float = time.time()
-        self.keyring = Keyring(admin_key, store)
+        self.keyring = Keyring(settings.admin_key, store)
         self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home)
         self._revocations = store.subscribe(KEY_TOPIC, self._forget_key)
         self._revocations.__enter__()  # for as long as the store is open: it closes after everything that asks here
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
         self.readers = ReaderLimit(limits.event_readers)
-        self.turns = ApiTurns(host.stateless, store, limits)
-        self.replies = IdempotentReplies(store, host.membership)
-        self.metrics = Metrics(host)
-        self.drain = DrainControl(host)
+        self.turns = ApiTurns(runtime.stateless, store, limits)
+        self.replies = IdempotentReplies(store, runtime.membership)
+        self.metrics = Metrics(runtime)
+        self.drain = DrainControl(runtime)
         self.conversations = SessionLocks()
         """Turns of one named conversation of responses take turns."""
         self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
@@ -208,7 +216,7 @@ class ApiCore:
 
     def check_intake(self) -> None:
         """Raise if no new work is taken. Reads are answered all the same."""
-        if self.host.draining:
+        if self.runtime.draining:
             raise Draining()
 
     @property

@@ -131,7 +131,7 @@ def detaches(request: Request) -> bool:
     """Whether the turn of a request goes on as a run when its client leaves: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
     value = request.raw_header(b"x-hermes-on-disconnect")
     if value is None:
-        return request.front.server.on_disconnect == "detach"
+        return request.core.server.on_disconnect == "detach"
     word = value.strip().lower()
     if word not in (b"detach", b"cancel"):
         raise ApiError(

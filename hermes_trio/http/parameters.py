@@ -212,7 +212,7 @@ async def read_plain_or_full(
     """The body: by the decoder of a plain request, which most are, else by the full one, whose refused parameters are checked."""
     body = await request.body()
     try:
-        return decode_json(body, plain, max_depth=request.front.limits.json_depth)
+        return decode_json(body, plain, max_depth=request.core.limits.json_depth)
     except (msgspec.ValidationError, InvalidJSON):
         pass
     found = await request.json(full)

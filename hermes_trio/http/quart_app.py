@@ -32,16 +32,16 @@ PASSED: Final = (HTTPException,)
 """What Quart raises on purpose, for its own error handlers."""
 
 
-def make_quart(door: ApiApp, front: ApiCore, routes: list[Route]) -> RemediedQuartTrio:
+def make_quart(app: ApiApp, core: ApiCore, routes: list[Route]) -> RemediedQuartTrio:
     """The Quart application of a door."""
     quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
-    quart.config["MAX_CONTENT_LENGTH"] = front.limits.body_bytes
+    quart.config["MAX_CONTENT_LENGTH"] = core.limits.body_bytes
     quart.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     quart.url_map.strict_slashes = False
     quart.url_map.merge_slashes = False
     for route in routes:
         quart.add_url_rule(
-            route.quart_path, endpoint=route.name, view_func=_view(door, front, route), methods=[route.method]
+            route.quart_path, endpoint=route.name, view_func=_view(app, core, route), methods=[route.method]
         )
     quart.register_error_handler(HTTPException, cast("Any", _routing_error))
     quart.register_error_handler(Exception, cast("Any", _unexpected_error))
@@ -55,15 +55,15 @@ async def _quart_body() -> bytes:
         raise BodyTooLarge(quart_request.max_content_length or 0) from None
 
 
-def _view(door: ApiApp, front: ApiCore, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
+def _view(app: ApiApp, core: ApiCore, route: Route) -> Callable[..., Awaitable[QuartResponse]]:
     async def view(**params: str) -> QuartResponse:
         began = perf_counter()
-        request = Request(front, cast("Scope", quart_request.scope), _quart_body, params)
-        answer = await door.answer(route, request)
+        request = Request(core, cast("Scope", quart_request.scope), _quart_body, params)
+        answer = await app.answer(route, request)
         if type(answer) is EventStream:
             # Only a HEAD comes here: streams are served in front of Quart.
             answer = Response(b"", media=b"text/event-stream")
-        front.metrics.answered(route.name, answer.status, perf_counter() - began)
+        core.metrics.answered(route.name, answer.status, perf_counter() - began)
         return _to_quart(answer)
 
     return view

@@ -45,7 +45,7 @@ async def refuse_repetition(request: Request) -> None:
     count = request.raw_header(b"x-stainless-retry-count")
     if count is None or count == b"0":
         return
-    found = await request.front.store.get_reply(request.caller.tenant, ROUTE, _key(request), "")
+    found = await request.core.store.get_reply(request.caller.tenant, ROUTE, _key(request), "")
     if found is not None:
         raise ApiError(
             424,

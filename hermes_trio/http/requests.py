@@ -37,16 +37,16 @@ JSON_TYPE: Final = b"application/json"
 class Request:
     """One request. `caller` is known before a handler is called, except on open routes."""
 
-    __slots__ = ("_body", "_headers", "_query", "_read_body", "caller", "front", "params", "scope")
+    __slots__ = ("_body", "_headers", "_query", "_read_body", "caller", "core", "params", "scope")
 
     def __init__(
         self,
-        front: ApiCore,
+        core: ApiCore,
         scope: Scope,
         read_body: Callable[[], Awaitable[bytes]],
         params: Mapping[str, str],
     ) -> None:
-        self.front = front
+        self.core = core
         self.scope = scope
         self.params = params
         self.caller: Principal
@@ -103,7 +103,7 @@ class Request:
         """The body as the decoder's type; 400 with the path of the mistake if it is something else."""
         body = await self.body()
         try:
-            return decode_json(body, decoder, max_depth=self.front.limits.json_depth)
+            return decode_json(body, decoder, max_depth=self.core.limits.json_depth)
         except InvalidJSON as error:
             raise ApiError(400, f"{error}", code="invalid_json") from None
         except msgspec.ValidationError as error:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, final
 
+import attrs
 import msgspec
 import trio
 
@@ -32,7 +33,7 @@ from .terminal.shell_state import ShellStates, base_environment
 from .terminal.terminal import Terminal
 from .warden import Warden, open_warden
 
-__all__ = ["Toolbox", "open_toolbox"]
+__all__ = ["CommandReview", "Toolbox", "open_toolbox"]
 
 NAMES: Final = ("terminal", "process", "delegate_task")
 
@@ -68,27 +69,40 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             self.shells.forget(session_id)
 
 
+@attrs.frozen(kw_only=True)
+class CommandReview:
+    """Who decides about commands that need a decision: people through `approvals`, or a model; `bypass` lets everything through that is not forbidden.
+
+    `gateway_home` is the folder of the gateway, whose commands are asked about.
+    """
+
+    approvals: Approvals | None = None
+    settings: ApprovalSettings | None = None
+    reviewer: ModelReviewer | None = None
+    bypass: bool = False
+    gateway_home: str = ""
+
+
+NO_REVIEW: Final = CommandReview()
+
+
 @asynccontextmanager
 async def open_toolbox(
     runtime: Runtime,
     settings: ToolSettings | None = None,
     *,
-    approvals: Approvals | None = None,
-    consent: ApprovalSettings | None = None,
-    reviewer: ModelReviewer | None = None,
-    bypass: bool = False,
+    review: CommandReview = NO_REVIEW,
     mcp: McpSettings | None = None,
     environment: Mapping[str, str] | None = None,
     output_log: OutputLog | None = None,
     more: Iterable[Tool] = (),
-    gateway_home: str = "",
     confinement: CommandConfinement | None = None,
 ) -> AsyncIterator[Toolbox]:
     """The tools for the body of the `async with`.
 
     `confinement` says what commands may see and touch; without it, what the settings say for a program that has no home to hide.
     `environment` is the server's, of which commands get an allow-list; `output_log` keeps the last output of watched jobs (the runtime's store does, if it
-    can); `gateway_home` is the folder that commands are asked about. Cancelled or not, leaving ends every process and link in a bounded time.
+    can). Cancelled or not, leaving ends every process and link in a bounded time.
     """
     settings = ToolSettings() if settings is None else settings
     server = os.environ if environment is None else environment
@@ -107,13 +121,13 @@ async def open_toolbox(
         with runtime.core.at_session_end(shells.forget):
             processes = Processes(warden, shells, terminal, log, rules)
             judge = CommandPolicy(
-                approvals,
-                consent,
+                review.approvals,
+                review.settings,
                 home=shells.home,
-                gateway_home=gateway_home,
+                gateway_home=review.gateway_home,
                 shown=mask_command,
-                reviewer=reviewer,
-                bypass=bypass,
+                reviewer=review.reviewer,
+                bypass=review.bypass,
             )
             delegation = Delegation(
                 settings.delegation,

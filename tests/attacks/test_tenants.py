@@ -115,7 +115,7 @@ async def make(gateway: Gateway, what: str, headers: dict[str, str], number: int
         return (await post("/v1/responses", json={"input": MARK}, headers=headers)).json()["id"]
     if what == "approval":
         asked = NewApproval(id="appr_1", scope="run_1", command=MARK, expires_at=9e9, tenant="owner")
-        return (await gateway.front.store.create_approval(asked)).id
+        return (await gateway.core.store.create_approval(asked)).id
     text = MARK if what == "run" else f"wait {MARK}"
     run_id = (await post("/v1/runs", json={"input": text}, headers=headers)).json()["run_id"]
     if what == "run":
@@ -139,7 +139,7 @@ def path_of(route: Route, id: str) -> str:
 async def test_every_route_is_in_the_table() -> None:
     """A route that this module does not know fails here: say who owns what it shows, then add it."""
     async with open_gateway(cron=_Cron()) as gateway:
-        routes = {route.name: route for route in gateway.front.routes}
+        routes = {route.name: route for route in gateway.core.routes}
         assert set(routes) == set(CASES)
         for name, case in CASES.items():
             access = routes[name].access
@@ -153,7 +153,7 @@ async def test_a_route_shows_an_object_to_its_owner_alone(name: str) -> None:
     """Its owner is answered; another tenant is told that there is none, in the words for an id that nobody has; a key without the scope is refused."""
     case = CASES[name]
     async with open_gateway(agent, cron=_Cron()) as gateway:
-        route = {route.name: route for route in gateway.front.routes}[name]
+        route = {route.name: route for route in gateway.core.routes}[name]
         owner, other = await gateway.key(*SCOPES, tenant="owner"), await gateway.key(*SCOPES, tenant="other")
         scopes = [scope for scope in SCOPES if scope != route.access.value]
         unscoped = await gateway.key(*scopes, tenant="owner")
@@ -238,7 +238,7 @@ async def test_an_id_cannot_be_taken_during_the_owners_first_turn() -> None:
             named = await gateway.chat("x", headers={**other, "X-Hermes-Session-Id": "fresh"})
             assert named.status_code == 404
         await gateway.idle()
-        row = await gateway.front.store.get_session("fresh")
+        row = await gateway.core.store.get_session("fresh")
         assert row is not None
         assert (row.tenant, row.message_count > 0) == ("owner", True)
         assert (await gateway.http.get("/api/sessions/fresh/messages", headers=other)).status_code == 404

@@ -60,7 +60,7 @@ async def test_a_code_signs_one_browser_in_once(fast_path: bool) -> None:
 async def test_a_code_is_too_old_after_its_time() -> None:
     """Ten minutes, or what its maker says."""
     async with open_console() as gateway:
-        code = gateway.front.signin.make_code(ADMIN, 0.01)
+        code = gateway.core.signin.make_code(ADMIN, 0.01)
         await trio.sleep(0.02)
         assert (await gateway.http.post(SESSION, json={"code": code})).status_code == 401
 
@@ -84,7 +84,7 @@ async def test_a_wrong_key_signs_nobody_in(key: str) -> None:
 async def test_a_session_has_the_scopes_and_the_tenant_of_its_key_and_ends_with_it() -> None:
     """What the key may not do the cookie may not either; revoking the key ends the session at once."""
     async with open_console() as gateway:
-        row, secret = await gateway.front.store.create_api_key("dev", scopes=("runs",), tenant="acme")
+        row, secret = await gateway.core.store.create_api_key("dev", scopes=("runs",), tenant="acme")
         me = (await sign_in(gateway, secret)).json()
         assert (me["scopes"], me["tenant"], me["admin"]) == (["runs"], "acme", False)
         assert (await gateway.http.get("/v1/runs")).status_code == 200
@@ -139,7 +139,7 @@ async def test_a_change_with_a_cookie_must_come_from_a_page_of_this_server(origi
         for method, path in (("POST", "/v1/runs"), ("DELETE", SESSION), ("POST", "/admin/drain"), ("POST", SESSION)):
             answer = await gateway.http.request(method, path, json={"input": "x", "key": KEY}, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed"), (method, path)
-        assert not gateway.front.host.draining
+        assert not gateway.core.runtime.draining
         bearer = {"Authorization": f"Bearer {KEY}"}
         assert (await gateway.http.post("/v1/runs", json={"input": "x"}, headers=bearer)).status_code == 202
         await gateway.idle()

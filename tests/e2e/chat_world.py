@@ -33,7 +33,7 @@ from hermes_trio.store import open_store
 from hermes_trio.store.ports import Store
 from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
 from hermes_trio.tools.settings import TerminalSettings, ToolSettings
-from hermes_trio.tools.toolbox import open_toolbox
+from hermes_trio.tools.toolbox import CommandReview, open_toolbox
 
 from .server_process import KEY, clean_environment
 
@@ -122,7 +122,9 @@ async def open_gateway_with(
         async with (
             routes,
             open_toolbox(
-                runtime, tools, approvals=brokers[0], consent=ApprovalSettings(timeout=approval_seconds)
+                runtime,
+                tools,
+                review=CommandReview(approvals=brokers[0], settings=ApprovalSettings(timeout=approval_seconds)),
             ) as box,
         ):
             runtime.core.agent = ModelAgent(routes, box, history=store, directives=lambda turn: True)

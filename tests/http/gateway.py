@@ -16,7 +16,7 @@ import httpx2
 import trio
 
 from hermes_trio.http.app import ApiApp, make_app
-from hermes_trio.http.core import ApiCore, CronPort
+from hermes_trio.http.core import ApiCore, ApiServices, ApiSettings, CronPort
 from hermes_trio.http.routing import Route
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.http.settings import Limits, ServerSettings
@@ -56,8 +56,8 @@ class Gateway:
     """What a test talks to. `http` is a client with the admin key."""
 
     runtime: Runtime
-    front: ApiCore
-    door: ApiApp
+    core: ApiCore
+    app: ApiApp
     url: str
     http: httpx2.AsyncClient
     runtimes: Sequence[Runtime] = ()
@@ -70,7 +70,7 @@ class Gateway:
 
     async def key(self, *scopes: str, name: str = "tenant", tenant: str = "") -> dict[str, str]:
         """The headers of a new key with these scopes."""
-        _, secret = await self.front.store.create_api_key(name, scopes=scopes, tenant=tenant)
+        _, secret = await self.core.store.create_api_key(name, scopes=scopes, tenant=tenant)
         return {"Authorization": f"Bearer {secret}"}
 
     async def chat(self, text: str = "hello", **more: Any) -> httpx2.Response:
@@ -249,31 +249,28 @@ async def open_gateway(
             ]
             nursery = await stack.enter_async_context(trio.open_nursery())
             shutdown = trio.Event()
-            fronts: list[ApiCore] = []
-            doors: list[ApiApp] = []
+            cores: list[ApiCore] = []
+            apps: list[ApiApp] = []
             urls: list[str] = []
             for runtime in runtimes:
-                front = ApiCore(
+                core = ApiCore(
                     runtime,
                     runtime.store,  # type: ignore[arg-type]
-                    admin_key=KEY,
-                    server=server,
-                    limits=limits,
-                    approvals=approvals,
-                    cron=cron,
-                    version="test",
-                    home=home,
+                    ApiSettings(
+                        admin_key=KEY, server=server or ServerSettings(), limits=limits, version="test", home=home
+                    ),
+                    ApiServices(approvals=approvals, cron=cron),
                 )
-                door = make_app(front, routes)
+                app = make_app(core, routes)
                 config = hypercorn_config("127.0.0.1:0")
                 config.errorlog = None
                 config.graceful_timeout = 2.0
                 serving = server_config(ServerConfig(hypercorn=config, fast_path=fast_path))
-                urls += await nursery.start(partial(serve, door, serving, shutdown=shutdown))
-                fronts.append(front)
-                doors.append(door)
+                urls += await nursery.start(partial(serve, app, serving, shutdown=shutdown))
+                cores.append(core)
+                apps.append(app)
             async with RotatingClient(
                 urls, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
             ) as http:
-                yield Gateway(runtimes[0], fronts[0], doors[0], urls[0], http, runtimes)
+                yield Gateway(runtimes[0], cores[0], apps[0], urls[0], http, runtimes)
             shutdown.set()

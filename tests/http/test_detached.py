@@ -188,7 +188,7 @@ async def test_a_response_that_a_crash_cut_off_reads_failed(tmp_path: Any) -> No
     async with open_gateway(agent, path=path) as gateway, client_of(gateway) as client:
         queued = await client.responses.create(model="m", input="x", background=True)
         await agent.begun.wait()
-        snapshot = await gateway.front.store.get_response("", queued.id)
+        snapshot = await gateway.core.store.get_response("", queued.id)
         assert snapshot is not None
     other = str(tmp_path / "after.db")
     async with open_store(other) as store:

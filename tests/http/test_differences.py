@@ -68,7 +68,7 @@ async def _origin(gateway: Gateway) -> None:
 
 
 async def _roots(gateway: Gateway) -> None:
-    gateway.front.models[:] = [ModelEntry("hermes-trio", "openai/gpt-x"), ModelEntry("fast", "openai/gpt-y")]
+    gateway.core.models[:] = [ModelEntry("hermes-trio", "openai/gpt-x"), ModelEntry("fast", "openai/gpt-y")]
     found = (await gateway.http.get("/v1/models")).json()["data"]
     assert [(model["id"], model["root"]) for model in found] == [
         ("hermes-trio", "openai/gpt-x"),

@@ -99,7 +99,7 @@ async def test_capabilities() -> None:
         assert body["features"]["jobs"] is False
         assert body["auth"] == {"type": "bearer", "required": True}
         assert body["endpoints"]["runs_start"] == {"method": "POST", "path": "/v1/runs"}
-        assert len(body["endpoints"]) == len(gateway.front.routes)
+        assert len(body["endpoints"]) == len(gateway.core.routes)
 
 
 async def test_metrics() -> None:
@@ -121,7 +121,7 @@ async def test_the_openapi_document_describes_every_route() -> None:
     async with open_gateway(cron=_Cron()) as gateway:
         body = (await gateway.http.get("/openapi.json", headers={"Authorization": ""})).json()
         assert body["openapi"].startswith("3.1")
-        for route in gateway.front.routes:
+        for route in gateway.core.routes:
             operation = body["paths"][route.path][route.method.lower()]
             assert operation["operationId"] == route.name
             assert operation["summary"]
@@ -156,7 +156,7 @@ async def test_the_docs_page_shows_how_to_use_every_route() -> None:
         text = (await gateway.http.get("/docs")).text
         anchors = set(re.findall(r"id='([^']+)'", text))
         assert set(re.findall(r"href='#([^']+)'", text)) <= anchors
-        for route in gateway.front.routes:
+        for route in gateway.core.routes:
             if not route.listed:
                 continue
             [section] = re.findall(rf"<details id='{route.name}'>(.*?)</details>", text, re.DOTALL)

@@ -24,7 +24,7 @@ async def test_every_route_but_the_open_ones_needs_a_key(fast_path: bool) -> Non
     """Without a key, with a wrong one, or with another scheme, every route of the table is 401, with four keys."""
     async with open_gateway(fast_path=fast_path) as gateway:
         del gateway.http.headers["Authorization"]
-        for route in gateway.front.routes:
+        for route in gateway.core.routes:
             path = route.path.replace("{", "").replace("}", "")
             for value in (None, "Bearer wrong-key-0123456789", f"bearer {KEY}", f"Basic {KEY}", "Bearer"):
                 headers = {} if value is None else {"Authorization": value}

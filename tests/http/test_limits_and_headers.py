@@ -61,7 +61,7 @@ async def test_a_length_that_another_server_let_pass_is_refused(length: bytes) -
         messages.append(message)
 
     async with open_gateway() as gateway:
-        await gateway.door(
+        await gateway.app(
             {
                 "type": "http",
                 "asgi": {"version": "3.0"},
@@ -156,7 +156,7 @@ async def test_a_draining_server_refuses_work_and_answers_reads(fast_path: bool)
                 return (await gateway.http.get("/admin/drain")).json()["draining"]
 
             await eventually(draining)
-            for route in gateway.front.routes:
+            for route in gateway.core.routes:
                 if route.turns:
                     path = route.path.replace("{session_id}", "s")
                     answer = await gateway.http.request(route.method, path, json={})
@@ -210,7 +210,7 @@ async def test_a_drain_survives_whoever_asked_for_it(fast_path: bool) -> None:
             await eventually(draining)
             nursery.cancel_scope.cancel()
         go.set()
-        report = await gateway.front.drain.run(20)
+        report = await gateway.core.drain.run(20)
         assert report["ok"] is True
         assert (await gateway.ended(run_id))["output"] == "ok"
 
@@ -336,8 +336,8 @@ async def test_every_route_that_starts_a_turn_is_stateless() -> None:
         }
         other = {"input": "x", "message": "x", "name": "n", "choice": "once"}
         rules = {(method, rule.rule) for rule in _quart(gateway).url_map.iter_rules() for method in rule.methods or ()}
-        assert {(route.method, route.quart_path) for route in gateway.front.routes} <= rules
-        for route in gateway.front.routes:
+        assert {(route.method, route.quart_path) for route in gateway.core.routes} <= rules
+        for route in gateway.core.routes:
             if route.name in ("tree_events", "drain_start", "session_delete", "session_patch", "session_fork"):
                 continue
             seen.clear()
@@ -359,8 +359,8 @@ async def test_every_route_that_starts_a_turn_is_stateless() -> None:
 
 
 def _quart(gateway: Gateway) -> Any:
-    assert isinstance(gateway.door, ApiApp)
-    return gateway.door.quart
+    assert isinstance(gateway.app, ApiApp)
+    return gateway.app.quart
 
 
 def test_loose_booleans() -> None:

@@ -67,8 +67,8 @@ async def test_a_revoked_key_is_refused_by_every_node() -> None:
         headers = await gateway.key("runs", name="short")
         for _ in range(3):
             assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 200
-        [key] = await gateway.front.store.list_api_keys()
-        assert await gateway.front.store.revoke_api_key(key.id)
+        [key] = await gateway.core.store.list_api_keys()
+        assert await gateway.core.store.revoke_api_key(key.id)
         for _ in range(3):
             assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 401
 

@@ -180,7 +180,7 @@ async def test_conversations_advance_and_take_turns() -> None:
         assert lengths == [0, 2, 4, 6, 8]
         assert last["conversation"] == {"id": "talk"}
         await create(gateway, input="x", conversation="talk", store=False)
-        assert await gateway.front.store.latest_response("", "talk") == last["id"]
+        assert await gateway.core.store.latest_response("", "talk") == last["id"]
         await gateway.http.delete(f"/v1/responses/{last['id']}")
         await create(gateway, input="again", conversation="talk")
         assert lengths[-1] == 0
@@ -273,7 +273,7 @@ async def test_a_client_that_leaves_leaves_an_incomplete_response(fast_path: boo
         await ended.wait()
 
         async def over() -> bool:
-            return not gateway.front.live_responses
+            return not gateway.core.live_responses
 
         await eventually(over)
         stored = (await gateway.http.get(f"/v1/responses/{response_id}")).json()

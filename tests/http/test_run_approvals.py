@@ -145,7 +145,7 @@ async def test_a_stop_releases_the_waiter() -> None:
         assert receipt["ok"] is True
         run = await gateway.ended(run_id)
         assert run["status"] == "cancelled"
-        assert await gateway.front.store.list_approvals() == []
+        assert await gateway.core.store.list_approvals() == []
 
 
 @pytest.mark.parametrize("body", [{}, {"choice": None}, {"choice": 5}, {"choice": "maybe"}])
@@ -188,7 +188,7 @@ async def test_replies_that_were_given_up_are_listed_and_queued_again() -> None:
     from hermes_trio.runtime.ports import NewReply
 
     async with open_gateway() as gateway:
-        store = gateway.front.store
+        store = gateway.core.store
         [number] = await store.add_outbox([NewReply(platform="telegram", target={"chat_id": "7"}, text="hello")])
         (row,) = (await gateway.http.get("/admin/outbox")).json()["data"]
         assert (row["id"], row["platform"], row["target"], row["text"]) == (
@@ -215,7 +215,7 @@ async def test_dead_letters_of_the_inbox_are_listed_and_let_in_again() -> None:
     from hermes_trio.runtime.ports import NewMessage
 
     async with open_gateway() as gateway:
-        store = gateway.front.store
+        store = gateway.core.store
         message = NewMessage(inbox="old", session_key="k", routing=SessionContext(session_key="k"), text="poison")
         number = await store.accept_message(message)
         assert number is not None

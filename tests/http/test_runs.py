@@ -75,7 +75,7 @@ async def test_the_start_is_durable_before_the_answer() -> None:
 
     async with open_gateway(agent) as gateway:
         run_id = await gateway.start()
-        row = await gateway.front.store.get_run(run_id)
+        row = await gateway.core.store.get_run(run_id)
         assert row is not None
         assert row.input_preview == "hello"
         await gateway.http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})

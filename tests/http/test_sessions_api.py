@@ -240,7 +240,7 @@ async def test_messages_are_found_by_their_words_in_ones_own_sessions_alone() ->
         )
         for headers, text in ((acme, "the kernel build is green"), (other, "the kernel of truth")):
             await gateway.chat(text, headers={**headers, "X-Hermes-Session-Id": f"of-{text[-5:]}"})
-        await gateway.front.store.index_messages()
+        await gateway.core.store.index_messages()
         find = partial(gateway.http.get, "/api/search")
         found = (await find(params={"q": "kernel build"}, headers=acme)).json()
         assert {hit["session_id"] for hit in found["data"]} == {"of-green"}
@@ -322,7 +322,7 @@ async def test_a_session_for_one_piece_of_work_is_opened_by_a_run_and_not_by_a_c
     start = TurnStart(turn_id="turn_1", context=context, source="cron", one_shot=True)
     work = TurnFinish(start=start, state=TurnState.COMPLETED, end_session="cron_complete")
     async with open_gateway() as gateway:
-        await gateway.front.store.finish_turn(work)
+        await gateway.core.store.finish_turn(work)
         await gateway.http.post("/api/sessions/s/chat", json={"message": "x"})
         session = (await gateway.http.get("/api/sessions/s")).json()["session"]
         assert (session["end_reason"], session["message_count"]) == ("cron_complete", 2)

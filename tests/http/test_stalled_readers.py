@@ -58,7 +58,7 @@ async def test_a_key_has_so_many_readers() -> None:
         run_id = await gateway.start()
         await gateway.ended(run_id)
         path = f"/v1/runs/{run_id}/events"
-        reading = gateway.front.readers.reading
+        reading = gateway.core.readers.reading
         with reading("other"), reading("other"), reading("admin"):
             assert (await gateway.http.get(path)).status_code == 200
         with reading("admin"), reading("admin"):

@@ -23,7 +23,7 @@ from hermes_trio.runtime.errors import RuntimeProblem
 from hermes_trio.runtime.ports import Message
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
-from hermes_trio.tools.toolbox import Toolbox, open_toolbox
+from hermes_trio.tools.toolbox import CommandReview, Toolbox, open_toolbox
 
 Body = Callable[[Turn], Awaitable[Any]]
 
@@ -128,8 +128,7 @@ async def open_bench(
         async with open_toolbox(
             runtime,
             ToolSettings.read(table or {}),
-            approvals=approvals,
-            consent=consent,
+            review=CommandReview(approvals=approvals, settings=consent),
             mcp=mcp,
             environment=environment,
             more=more,

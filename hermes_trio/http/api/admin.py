@@ -73,19 +73,19 @@ _key_decoder: Final = msgspec.json.Decoder(KeyRequest)
 
 
 def _drain(request: Request) -> DrainBody:
-    front = request.front
+    core = request.core
     return DrainBody(
-        draining=front.host.draining,
-        finished=front.drain.report is not None,
-        active_turns=front.host.stateless.active,
-        report=front.drain.report,
+        draining=core.runtime.draining,
+        finished=core.drain.report is not None,
+        active_turns=core.runtime.stateless.active,
+        report=core.drain.report,
     )
 
 
 async def start_drain(request: Request) -> HandlerResult:
     """Refuse new work, let turns end, stop the jobs, and answer with what is left. Reads are answered all the while."""
     text = request.query("timeout")
-    seconds = request.front.server.drain_seconds
+    seconds = request.core.server.drain_seconds
     if text:
         try:
             seconds = float(text)
@@ -93,7 +93,7 @@ async def start_drain(request: Request) -> HandlerResult:
             seconds = -1.0
         if not 0 <= seconds <= LONGEST_DRAIN:
             raise ApiError(400, f"timeout must be a number of seconds from 0 to {LONGEST_DRAIN:g}.", param="timeout")
-    await request.front.drain.run(seconds)
+    await request.core.drain.run(seconds)
     return Response.of(_drain(request))
 
 
@@ -133,7 +133,7 @@ async def create_key(request: Request) -> HandlerResult:
     """Make a key; this answer is the only one that holds it."""
     body = await request.json(_key_decoder)
     expires_at = None if body.days is None else time.time() + body.days * 86_400
-    key, secret = await request.front.store.create_api_key(
+    key, secret = await request.core.store.create_api_key(
         body.name, scopes=check_scopes(list(body.scopes)), tenant=body.tenant, expires_at=expires_at
     )
     return Response.of(_key(key, secret), 201)
@@ -141,14 +141,14 @@ async def create_key(request: Request) -> HandlerResult:
 
 async def list_keys(request: Request) -> HandlerResult:
     """All keys, without the keys themselves."""
-    found = await request.front.store.list_api_keys(include_revoked=True)
+    found = await request.core.store.list_api_keys(include_revoked=True)
     return Response.of(KeyList([_key(key) for key in found]))
 
 
 async def revoke_key(request: Request) -> HandlerResult:
     """Put a key out of force, at once."""
     key_id = request.params["key_id"]
-    if not await request.front.store.revoke_api_key(key_id):
+    if not await request.core.store.revoke_api_key(key_id):
         raise not_found("key in force", key_id, "key_not_found")
     return Response.of(Deleted(key_id, "hermes.key.revoked", True))
 
@@ -209,7 +209,7 @@ async def list_outbox(request: Request) -> HandlerResult:
     except ValueError:
         known = ", ".join(state.value for state in OutboxState)
         raise ApiError(400, f"state must be one of {known}.", param="state") from None
-    found = await request.front.store.list_outbox(state, page.peek, platform=request.query("platform") or None)
+    found = await request.core.store.list_outbox(state, page.peek, platform=request.query("platform") or None)
     data = [_reply(row) for row in found[: page.limit]]
     return Response.of(OutboxList(data, page.limit, page.offset, len(found) > page.limit))
 
@@ -218,7 +218,7 @@ async def retry_outbox(request: Request) -> HandlerResult:
     """Queue a reply that was given up once more."""
     text = request.params["reply_id"]
     number = int(text) if text.isdecimal() and len(text) <= 18 else -1
-    if not await request.front.store.revive_outbox(number):
+    if not await request.core.store.revive_outbox(number):
         raise not_found("reply that was given up", text, "reply_not_found")
     return Response.of({"id": number, "state": OutboxState.PENDING.value, "object": "hermes.reply.retried"})
 
@@ -258,7 +258,7 @@ async def list_inbox(request: Request) -> HandlerResult:
     except ValueError:
         known = ", ".join(state.value for state in InboxState)
         raise ApiError(400, f"state must be one of {known}.", param="state") from None
-    found = await request.front.store.list_inbox(state, page.peek)
+    found = await request.core.store.list_inbox(state, page.peek)
     rows = [
         InboxBody(
             id=row.id,
@@ -279,7 +279,7 @@ async def retry_inbox(request: Request) -> HandlerResult:
     """Let a dead letter wait again: its conversation takes it at once."""
     text = request.params["row_id"]
     number = int(text) if text.isdecimal() and len(text) <= 18 else -1
-    if not await request.front.store.revive_inbox(number):
+    if not await request.core.store.revive_inbox(number):
         raise not_found("dead letter", text, "row_not_found")
     return Response.of({"id": number, "state": InboxState.PENDING.value, "object": "hermes.inbox.retried"})
 

@@ -120,7 +120,7 @@ def _whole(row: ApprovalRow) -> AnyApproval:
 
 async def list_approvals(request: Request) -> HandlerResult:
     """Everything that waits for a person, the oldest first; with `state=answered` what was answered or expired, the newest first."""
-    store, seen = request.front.store, request.caller.sees
+    store, seen = request.core.store, request.caller.sees
     limit = whole_number(request.query("limit"), SHOWN, least=1, most=MOST_SHOWN)
     wanted = request.query("state") or ApprovalState.PENDING.value
     if wanted == ApprovalState.PENDING.value:
@@ -135,13 +135,13 @@ async def list_approvals(request: Request) -> HandlerResult:
 
 async def answer_approval(request: Request) -> HandlerResult:
     """Answer one request; 409 if it is not pending any more."""
-    front = request.front
+    core = request.core
     approval_id = request.params["approval_id"]
-    row = await front.store.get_approval(approval_id)
+    row = await core.store.get_approval(approval_id)
     if row is None or not request.caller.owns(row.tenant):
         raise not_found("approval", approval_id, "approval_not_found")
     body = await request.json(_answer)
-    answered = await front.approvals.answer(row.scope, ApprovalChoice(body.choice), approval_id=row.id)
+    answered = await core.approvals.answer(row.scope, ApprovalChoice(body.choice), approval_id=row.id)
     if not answered:
         raise ApiError(409, "This approval is not pending any more.", code="approval_not_pending")
     return Response.of(_whole(answered[0]))

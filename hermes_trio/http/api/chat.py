@@ -343,12 +343,12 @@ def _options(body: PlainChatRequest) -> TurnOptions:
 @asynccontextmanager
 async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tuple[SessionClaim, TurnInput]]:
     """The session of a request and its input: a named session brings its own transcript."""
-    turns = request.front.turns
+    turns = request.core.turns
     named, key = session_id_header(request), session_key_header(request)
     if not named:
         input = asked.input
         if asked.tools and input.history:
-            steps = await restore_steps(request.front.store, request.caller.tenant, asked.opening, input.history)
+            steps = await restore_steps(request.core.store, request.caller.tenant, asked.opening, input.history)
             input = msgspec.structs.replace(input, history=tuple(steps))
         with turns.derived(request.caller, asked.opening, key) as claim:
             yield claim, input
@@ -361,9 +361,9 @@ async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tupl
 async def create_chat_completion(request: Request) -> HandlerResult:
     """Answer one conversation turn."""
     body = await read_plain_or_full(request, _plain, _full, CHAT_PARAMETERS)
-    asked = _read(body, request.front.public_model)
+    asked = _read(body, request.core.public_model)
     key = session_key_header(request)
-    run_id = request.front.ids.make("run_") if detaches(request) else ""
+    run_id = request.core.ids.make("run_") if detaches(request) else ""
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, writer, run_id))
     await refuse_repetition(request)
@@ -371,12 +371,12 @@ async def create_chat_completion(request: Request) -> HandlerResult:
     named = session_id_header(request)
     if not once_key and not named and not asked.tools and not run_id:
         # Most requests: no context that is not needed is opened for them.
-        with request.front.turns.derived(request.caller, asked.opening, key) as claim:
+        with request.core.turns.derived(request.caller, asked.opening, key) as claim:
             hooks = TurnHooks(also=partial(note_departure, request))
-            outcome = await request.front.turns.run(claim, asked.input, hooks)
+            outcome = await request.core.turns.run(claim, asked.input, hooks)
         return _render(request, asked, outcome, claim.headers())
     route = f"chat {named} {key}"
-    async with request.front.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
+    async with request.core.replies.once(request.caller.tenant, route, once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
         async with turn_session(request, asked) as (claim, input):
@@ -409,8 +409,8 @@ async def run_here_or_detached(
     Cancelling means that the client has left: a turn is cancelled, a run goes on.
     """
     if not run_id:
-        return await request.front.turns.run(claim, input, hooks)
-    run = await request.front.turns.start(claim, input, hooks, run_id=run_id)
+        return await request.core.turns.run(claim, input, hooks)
+    run = await request.core.turns.start(claim, input, hooks, run_id=run_id)
     await run.ended.wait()
     assert run.outcome is not None
     return run.outcome
@@ -518,7 +518,7 @@ def _render(request: Request, asked: AskedTurn, outcome: Outcome, headers: list[
     if outcome.reasoning:
         message.reasoning_content = outcome.reasoning
     completion = ChatCompletion(
-        id=request.front.ids.make("chatcmpl-", 29),
+        id=request.core.ids.make("chatcmpl-", 29),
         object="chat.completion",
         created=int(time.time()),
         model=asked.model,
@@ -589,7 +589,7 @@ class _ChatEvents:
         self._asked = asked
         self._writer = writer
         self._headers = headers
-        self._chunks = _Chunks(request.front.ids.make("chatcmpl-", 29), int(time.time()), asked.model)
+        self._chunks = _Chunks(request.core.ids.make("chatcmpl-", 29), int(time.time()), asked.model)
         self._said = False
         self._shown: set[str] = set()
         self._text: list[str] = []
@@ -703,12 +703,12 @@ async def stream_turn(
         nonlocal outcome, refusal
         try:
             if run_id:
-                run = await request.front.turns.start(claim, input, hooks, run_id=run_id)
+                run = await request.core.turns.start(claim, input, hooks, run_id=run_id)
                 admitted.set()
                 outcome = await _follow(run, sink)
                 return
             own = msgspec.structs.replace(hooks, sink=sink, on_start=start)
-            outcome = await request.front.turns.run(claim, input, own)
+            outcome = await request.core.turns.run(claim, input, own)
         except Exception as error:  # handed to the writing task, which raises it outside of the nursery
             refusal = error
         finally:

@@ -40,19 +40,19 @@ class Health(msgspec.Struct):
 
 async def health(request: Request) -> HandlerResult:
     """Say that the server is there; nothing else is touched."""
-    front = request.front
-    if front.health_body is None:
-        front.health_body = msgspec.json.encode(Health("ok", PLATFORM, front.version))
-    return Response(front.health_body)
+    core = request.core
+    if core.health_body is None:
+        core.health_body = msgspec.json.encode(Health("ok", PLATFORM, core.version))
+    return Response(core.health_body)
 
 
 async def detailed_health(request: Request) -> HandlerResult:
     """Say how the server is: its store, its model, its disk, its work."""
-    front = request.front
-    host = front.host
+    core = request.core
+    host = core.runtime
     checks: dict[str, dict[str, Any]] = {}
     try:
-        backlog = await front.store.backlog()
+        backlog = await core.store.backlog()
         checks["state_db"] = {"status": "ok"}
     except Exception as error:  # whatever is wrong with the store is what this route is there to say
         backlog = {}
@@ -63,22 +63,22 @@ async def detailed_health(request: Request) -> HandlerResult:
         checks["ends"] = {"status": "degraded", "count": len(unwritten), "waiting": unwritten[:NAMED_ENDS]}
         code = 503  # until a write succeeds: only without one the server is not fit for work
         with trio.move_on_after(PROBE_SECONDS), suppress(Exception):
-            await front.store.probe()
+            await core.store.probe()
             code = 200
     checks["config"] = {"status": "ok"}
-    checks["model"] = {"status": "ok", "detail": front.public_model}
-    if front.confinement is not None:
-        checks["confinement"] = dict(front.confinement())
-    checks["disk"] = _disk(front.home)
+    checks["model"] = {"status": "ok", "detail": core.public_model}
+    if core.services.confinement is not None:
+        checks["confinement"] = dict(core.services.confinement())
+    checks["disk"] = _disk(core.home)
     checks["gateway"] = {"status": "degraded" if host.draining else "ok"}
-    platforms: Mapping[str, Any] = {} if front.platforms is None else front.platforms()
+    platforms: Mapping[str, Any] = {} if core.services.platforms is None else core.services.platforms()
     if platforms.get("status", "ok") != "ok":
         checks["gateway"]["status"] = "degraded"
-    servers: Mapping[str, Mapping[str, Any]] = {} if front.mcp is None else front.mcp()
+    servers: Mapping[str, Mapping[str, Any]] = {} if core.services.mcp is None else core.services.mcp()
     if servers:
         lost = [name for name, server in servers.items() if server["state"] != "ready"]
         checks["mcp"] = {"status": "degraded", "detail": f"not ready: {', '.join(lost)}"} if lost else {"status": "ok"}
-    nodes = await _nodes(request) if front.shared else []
+    nodes = await _nodes(request) if core.shared else []
     if nodes:
         expired = [node["name"] for node in nodes if node["lease_seconds"] <= 0]
         configurations = {node["configuration"] for node in nodes}
@@ -102,7 +102,7 @@ async def detailed_health(request: Request) -> HandlerResult:
             "status": status,
             "readiness": {"status": status, "checks": checks},
             "platform": PLATFORM,
-            "version": front.version,
+            "version": core.version,
             "gateway_state": "draining" if host.draining else "running",
             "platforms": platforms.get("platforms", {}),
             "mcp": servers,
@@ -111,7 +111,7 @@ async def detailed_health(request: Request) -> HandlerResult:
             "gateway_drainable": not host.draining,
             "exit_reason": None,
             "updated_at": time.time(),
-            "started_at": front.started_at,
+            "started_at": core.started_at,
             "tree_nodes": host.tree.size,
             "pid": os.getpid(),
             **({"nodes": nodes} if nodes else {}),
@@ -122,7 +122,7 @@ async def detailed_health(request: Request) -> HandlerResult:
 
 async def _nodes(request: Request) -> list[dict[str, Any]]:
     """The nodes that share the store, as each has described itself with its last heartbeat."""
-    store, now = request.front.store, time.time()
+    store, now = request.core.store, time.time()
     return [
         {
             "name": node.name,
@@ -153,7 +153,7 @@ def _disk(home: Path | None) -> dict[str, Any]:
 
 async def metrics(request: Request) -> HandlerResult:
     """The metrics, for Prometheus."""
-    return Response(request.front.metrics.render(), media=CONTENT_TYPE)
+    return Response(request.core.metrics.render(), media=CONTENT_TYPE)
 
 
 def health_routes() -> list[Route]:

@@ -82,7 +82,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def _cron(request: Request) -> CronPort:
-    cron = request.front.cron
+    cron = request.core.services.cron
     assert cron is not None, "the routes of jobs exist only where there is a scheduler"
     return cron
 
@@ -210,7 +210,7 @@ def _verb(call: Callable[[CronPort, str | None, str], Awaitable[dict[str, Any] |
 
 async def run_job(request: Request) -> HandlerResult:
     """Let the scheduler run a job now. New work, so not while the server drains."""
-    request.front.check_intake()
+    request.core.check_intake()
     job_id = _job_id(request)
     return _found(job_id, await _cron(request).run_job(request.caller.sees, job_id))
 

@@ -307,9 +307,9 @@ async def create_message(request: Request) -> HandlerResult:
     """Answer one conversation turn."""
     body = await request.json(_decoder)
     check_parameters(MESSAGES_PARAMETERS, body)
-    asked = _read(body, request.front.public_model)
-    run_id = request.front.ids.make("run_") if detaches(request) else ""
-    message_id = request.front.ids.make("msg_", 24)
+    asked = _read(body, request.core.public_model)
+    run_id = request.core.ids.make("run_") if detaches(request) else ""
+    message_id = request.core.ids.make("msg_", 24)
     if asked.stream:
         return EventStream(lambda writer: _stream(request, asked, message_id, writer, run_id))
     await refuse_repetition(request)

@@ -77,13 +77,13 @@ def _model(entry: ModelEntry) -> ModelBody:
 
 async def list_models(request: Request) -> HandlerResult:
     """The models that can be named."""
-    return Response.of(ModelList([_model(entry) for entry in request.front.models]))
+    return Response.of(ModelList([_model(entry) for entry in request.core.models]))
 
 
 async def get_model(request: Request) -> HandlerResult:
     """One model."""
     wanted = request.params["model_id"]
-    for entry in request.front.models:
+    for entry in request.core.models:
         if entry.id == wanted:
             return Response.of(_model(entry))
     raise ApiError(404, f"There is no model {wanted[:64]!r}.", code="model_not_found", param="model")
@@ -91,7 +91,7 @@ async def get_model(request: Request) -> HandlerResult:
 
 async def capabilities(request: Request) -> HandlerResult:
     """What this server can do, and where."""
-    front = request.front
+    core = request.core
     features: dict[str, bool | str] = {
         "chat_completions": True,
         "chat_completions_streaming": True,
@@ -111,8 +111,8 @@ async def capabilities(request: Request) -> HandlerResult:
         "session_fork": True,
         "task_tree": True,
         "drain": True,
-        "jobs": front.cron is not None,
-        "async_delivery": front.host.stateless.supports_async_delivery,
+        "jobs": core.services.cron is not None,
+        "async_delivery": core.runtime.stateless.supports_async_delivery,
         "client_tools": True,
         "responses_background": True,
         "anthropic_messages": True,
@@ -120,20 +120,20 @@ async def capabilities(request: Request) -> HandlerResult:
         "server_tools_header": "X-Hermes-Server-Tools",
         "session_continuity_header": "X-Hermes-Session-Id",
         "session_key_header": "X-Hermes-Session-Key",
-        "cors": bool(front.server.cors_origins),
+        "cors": bool(core.server.cors_origins),
     }
     return Response.of(
         Capabilities(
             object="hermes.api_server.capabilities",
             platform=PLATFORM,
-            version=front.version,
-            model=front.public_model,
+            version=core.version,
+            model=core.public_model,
             auth=Auth(),
             runtime=RuntimeFacts(
                 "server_agent", "server", False, "Tools run on the server; every piece of work has an owner and an end."
             ),
             features=features,
-            endpoints={route.name: EndpointBody(route.method, route.path) for route in front.routes if route.listed},
+            endpoints={route.name: EndpointBody(route.method, route.path) for route in core.routes if route.listed},
         )
     )
 

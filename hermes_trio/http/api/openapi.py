@@ -134,19 +134,19 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 async def openapi(request: Request) -> HandlerResult:
     """The document."""
-    front = request.front
-    if front.openapi_body is None:
-        front.openapi_body = encode_json(document(front.routes, front.version))
-    return Response(front.openapi_body)
+    core = request.core
+    if core.openapi_body is None:
+        core.openapi_body = encode_json(document(core.routes, core.version))
+    return Response(core.openapi_body)
 
 
 async def docs(request: Request) -> HandlerResult:
     """The document as a page; see `docs_page`."""
     from .docs_page import page, page_policy  # for this page alone
 
-    front = request.front
+    core = request.core
     return Response(
-        page(document(front.routes, front.version)),
+        page(document(core.routes, core.version)),
         headers=((b"content-security-policy", page_policy()),),
         media=b"text/html; charset=utf-8",
     )

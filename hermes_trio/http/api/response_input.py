@@ -133,7 +133,7 @@ def _required(item: dict[str, Any], name: str, place: str) -> str:
 async def _referenced(request: Request, item_id: Any, place: str) -> dict[str, Any]:
     """The item of a stored response that a client refers to."""
     found = item_place(item_id) if isinstance(item_id, str) else None
-    stored = None if found is None else await request.front.store.get_response(request.caller.sees, found[0])
+    stored = None if found is None else await request.core.store.get_response(request.caller.sees, found[0])
     if found is not None and stored is not None:
         output: list[dict[str, Any]] = msgspec.json.decode(stored.body)["output"]
         if found[1] < len(output) and output[found[1]]["id"] == item_id:

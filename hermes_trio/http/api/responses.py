@@ -193,7 +193,7 @@ async def previous_response(request: Request, response_id: str) -> Chain:
 
 async def find_response(request: Request, response_id: str) -> StoredResponse:
     """A stored response that the caller may see."""
-    stored = await request.front.store.get_response(request.caller.sees, response_id)
+    stored = await request.core.store.get_response(request.caller.sees, response_id)
     if stored is None:
         raise not_found("response", response_id, "response_not_found")
     return stored
@@ -283,7 +283,7 @@ def _shown(body: ResponseRequest) -> dict[str, Any]:
 def _as_mcp_calls(request: Request) -> bool:
     """Whether the server's tool calls are `mcp_call` items: `X-Hermes-Server-Tools`, else `server.server_tools`."""
     value = request.header(b"x-hermes-server-tools")
-    word = request.front.server.server_tools if value is None else value.strip().lower()
+    word = request.core.server.server_tools if value is None else value.strip().lower()
     if word not in ("mcp_call", "function_call"):
         raise ApiError(
             400,
@@ -310,7 +310,7 @@ def _check_background(body: ResponseRequest, name: str) -> bool:
 
 
 async def _read(request: Request, body: ResponseRequest) -> _Asked:
-    front = request.front
+    core = request.core
     if body.input is None:
         raise ApiError(400, "input is missing.", param="input")
     name = _conversation(body)
@@ -328,7 +328,7 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
     previous = body.previous_response_id or ""
     if name:
         # Names are the caller's own, also for an admin.
-        previous = await front.store.latest_response(request.caller.tenant, name) or ""
+        previous = await core.store.latest_response(request.caller.tenant, name) or ""
     chain = await previous_response(request, previous) if previous else None
     before = explicit or with_results(chain.transcript if chain else ())
     if not given:
@@ -343,18 +343,18 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
         raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
     if results and chain is None:
         # A client that brings its history need not bring back what the server's own tools did.
-        found = await restore_steps(front.store, request.caller.tenant, opening_of(found, text_of(prompt)), found)
+        found = await restore_steps(core.store, request.caller.tenant, opening_of(found, text_of(prompt)), found)
     history = tuple(found[-AUTO_TRUNCATION:] if body.truncation == "auto" else found)
     instructions = body.instructions if body.instructions is not None else (chain.instructions if chain else "")
     return _Asked(
-        id=front.ids.make("resp_", 28),
+        id=core.ids.make("resp_", 28),
         prompt=prompt,
         history=history,
         options=msgspec.structs.replace(options, results=tuple(results)),
         instructions="\n".join(text for text in (instructions, *system) if text),
-        session_id=chain.session_id if chain else front.ids.make("api-", 32),
+        session_id=chain.session_id if chain else core.ids.make("api-", 32),
         chained=chain is not None,
-        model=body.model or front.public_model,
+        model=body.model or core.public_model,
         wanted_model=body.model or "",
         previous=previous,
         conversation=name,
@@ -493,7 +493,7 @@ async def _has_moved(request: Request, asked: _Asked, outcome: Outcome) -> ApiEr
     """409 if a turn's end was refused because its conversation had moved on (its newest response was deleted meanwhile, say)."""
     if outcome.committed or not asked.conversation:
         return None
-    latest = await request.front.store.latest_response(request.caller.tenant, asked.conversation) or ""
+    latest = await request.core.store.latest_response(request.caller.tenant, asked.conversation) or ""
     if latest == asked.previous:
         return None
     moved = translate(ConversationMoved(asked.conversation, latest))
@@ -510,10 +510,10 @@ async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIter
     if not name:
         yield await _read(request, body)
         return
-    locks, lock = request.front.conversations, f"{request.caller.tenant} {name}"
+    locks, lock = request.core.conversations, f"{request.caller.tenant} {name}"
     await locks.acquire(lock, "a response")
     try:
-        async with request.front.host.membership.holding(f"conversation {lock}"):
+        async with request.core.runtime.membership.holding(f"conversation {lock}"):
             yield await _read(request, body)
     finally:
         locks.release(lock)
@@ -524,11 +524,11 @@ async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> Asy
     """One response while it is being made: it can be read as `in_progress` meanwhile. One that a run makes can be, until the run has ended."""
     key = session_key_header(request)
     async with _in_conversation(request, body) as asked:
-        claim = request.front.turns.own(request.caller, asked.session_id, key)
+        claim = request.core.turns.own(request.caller, asked.session_id, key)
         if asked.chained:
-            claim = await request.front.turns.named(request.caller, asked.session_id, key, resumes=True)
+            claim = await request.core.turns.named(request.caller, asked.session_id, key, resumes=True)
         writing = _Writing(request, asked, claim)
-        live = request.front.live_responses
+        live = request.core.live_responses
         live[asked.id] = (writing.tenant, writing.in_progress)
 
         async def forget(outcome: Outcome) -> None:
@@ -539,7 +539,7 @@ async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> Asy
         try:
             yield writing
         finally:
-            if request.front.host.stateless.runs.find(asked.run_id) is None:
+            if request.core.runtime.stateless.runs.find(asked.run_id) is None:
                 live.pop(asked.id, None)
 
 
@@ -555,7 +555,7 @@ async def create_response(request: Request) -> HandlerResult:
     await refuse_repetition(request)
     once_key = idempotency_key(request)
     tenant = request.caller.tenant
-    async with request.front.replies.once(tenant, f"responses {key}", once_key, await request.body()) as once:
+    async with request.core.replies.once(tenant, f"responses {key}", once_key, await request.body()) as once:
         if once.replayed is not None:
             return once.replayed
         async with _writing(request, body, run=run) as writing:
@@ -580,11 +580,11 @@ async def create_response(request: Request) -> HandlerResult:
 
 async def _start_background(request: Request, writing: _Writing, headers: list[tuple[bytes, bytes]]) -> Response:
     """Start the run that makes a response. Response and run are durable when this returns."""
-    store, asked = request.front.store, writing.asked
+    store, asked = request.core.store, writing.asked
     await store.put_response(writing.snapshot())
     refusal: Exception | None = None
     try:
-        await request.front.turns.start(writing.claim, writing.input(), writing.hooks, run_id=asked.run_id)
+        await request.core.turns.start(writing.claim, writing.input(), writing.hooks, run_id=asked.run_id)
     except Exception as error:
         refusal = error
     if refusal is not None:
@@ -695,7 +695,7 @@ async def _replay(request: Request, response_id: str, writer: StreamWriter, afte
     }
     replay = _Replay(opening, mcp=_as_mcp_calls(request), after=after)
     await follow(
-        request.front, run_of(response_id), writer, after=None, unknown=False, until="ended", render=replay.render
+        request.core, run_of(response_id), writer, after=None, unknown=False, until="ended", render=replay.render
     )
     writer.put(replay.end(msgspec.json.decode(await _body_of(request, response_id))))
     await writer.flush()
@@ -759,7 +759,7 @@ class _ResponseEvents:
 
 async def _body_of(request: Request, response_id: str) -> bytes:
     """A response as it is now; 404 if there is none, or if it is not the caller's."""
-    live = request.front.live_responses.get(response_id)
+    live = request.core.live_responses.get(response_id)
     if live is not None and request.caller.owns(live[0]):
         return live[1]()
     stored = await find_response(request, response_id)
@@ -778,10 +778,10 @@ async def _body_of(request: Request, response_id: str) -> bytes:
 
 async def _is_made(request: Request, run_id: str) -> bool:
     """Whether the run of a response goes on, here or on another node."""
-    front = request.front
-    if front.host.stateless.runs.find(run_id) is not None:
+    core = request.core
+    if core.runtime.stateless.runs.find(run_id) is not None:
         return True
-    row = await front.store.get_run(run_id) if front.shared else None
+    row = await core.store.get_run(run_id) if core.shared else None
     return row is not None and not row.status.terminal
 
 
@@ -789,7 +789,7 @@ async def _run_behind(request: Request, response_id: str, verb: str) -> Run | Ru
     """The run that makes a response; 400 if no run does."""
     await _body_of(request, response_id)
     run_id = run_of(response_id)
-    run = request.front.host.stateless.runs.find(run_id) or await request.front.store.get_run(run_id)
+    run = request.core.runtime.stateless.runs.find(run_id) or await request.core.store.get_run(run_id)
     if run is None:
         raise ApiError(
             400,
@@ -818,8 +818,8 @@ async def cancel_response(request: Request) -> HandlerResult:
     if isinstance(run, Run) and not run.ended.is_set():
         run.request_stop(cause)
         await run.ended.wait()
-    elif isinstance(run, RunRow) and request.front.shared and not run.status.terminal:
-        await request.front.host.neighbours.stop_run(run.run_id, run.owner, cause)
+    elif isinstance(run, RunRow) and request.core.shared and not run.status.terminal:
+        await request.core.runtime.neighbours.stop_run(run.run_id, run.owner, cause)
     return Response(await _body_of(request, response_id))
 
 
@@ -851,7 +851,7 @@ async def list_input_items(request: Request) -> HandlerResult:
 async def delete_response(request: Request) -> HandlerResult:
     """Forget a stored response and the names that point to it."""
     response_id = request.params["response_id"]
-    if not await request.front.store.delete_response(request.caller.sees, response_id):
+    if not await request.core.store.delete_response(request.caller.sees, response_id):
         raise not_found("response", response_id, "response_not_found")
     return Response.of(Deleted(response_id, "response", True))
 

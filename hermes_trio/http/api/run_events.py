@@ -56,9 +56,9 @@ def _encode(epoch: str, number: int, event: Mapping[str, Any]) -> bytes:
 class _Reader:
     """Where one reader is. `number` is the last event that it has been sent."""
 
-    def __init__(self, front: ApiCore, run_id: str, writer: StreamWriter, until: str, render: Render | None) -> None:
+    def __init__(self, core: ApiCore, run_id: str, writer: StreamWriter, until: str, render: Render | None) -> None:
         self._render = render
-        self._front = front
+        self._core = core
         self._run_id = run_id
         self._writer = writer
         self._until_settled = until == "settled"
@@ -87,7 +87,7 @@ class _Reader:
     async def read_stored(self, before: int | None = None) -> None:
         """Send what the store has behind `number` (and below `before`)."""
         while not self.done:
-            async with self._front.readers.paging:
+            async with self._core.readers.paging:
                 more = await self._take_page(before)
             if self._writer.is_full:
                 await self._writer.flush()
@@ -96,7 +96,7 @@ class _Reader:
 
     async def _take_page(self, before: int | None) -> bool:
         """Put the next page of stored events; False if there is nothing more to read."""
-        rows = await self._front.store.events_after(self._run_id, self.number, limit=PAGE, most_bytes=PAGE_BYTES)
+        rows = await self._core.store.events_after(self._run_id, self.number, limit=PAGE, most_bytes=PAGE_BYTES)
         for row in rows:
             if before is not None and row.number >= before:
                 return False
@@ -140,7 +140,7 @@ class _Reader:
 
     async def follow_rows(self) -> None:
         """Send the rows of a run that another node has, as they are committed, until its end."""
-        store = self._front.store
+        store = self._core.store
         while not self.done:
             woken = trio.Event()
             with watch_run(store, self._run_id, woken.set):
@@ -162,13 +162,13 @@ class _Reader:
 
     async def knows(self, epoch: str, number: int) -> bool:
         """Whether an event that a reader has seen is stored. One that the node of its run has told and not yet committed is waited for."""
-        store = self._front.store
+        store = self._core.store
         for attempt in range(COMMIT_TRIES):
             if attempt:
                 await trio.sleep(COMMIT_SECONDS)
             if await store.event_epoch(self._run_id, number) == epoch:
                 return True
-            row = await store.get_run(self._run_id) if self._front.shared else None
+            row = await store.get_run(self._run_id) if self._core.shared else None
             if row is None or row.status.terminal:
                 return False
         return False
@@ -190,7 +190,7 @@ def _epoch_of(run: Run) -> str:
 
 
 async def follow(
-    front: ApiCore,
+    core: ApiCore,
     run_id: str,
     writer: StreamWriter,
     *,
@@ -203,9 +203,9 @@ async def follow(
 
     `render` writes them in another form; it must have all of them, so a gap raises `EventsLost` then.
     """
-    reader = _Reader(front, run_id, writer, until, render)
+    reader = _Reader(core, run_id, writer, until, render)
     await writer.open()
-    run = front.host.stateless.runs.find(run_id)
+    run = core.runtime.stateless.runs.find(run_id)
     if after is not None:
         epoch, number = after
         known = (run is not None and epoch == _epoch_of(run) and number <= run.log.last) or await reader.knows(
@@ -217,11 +217,11 @@ async def follow(
             unknown = True
     if unknown:
         reader.resync("unknown_event_id")
-    run = front.host.stateless.runs.find(run_id)
+    run = core.runtime.stateless.runs.find(run_id)
     if run is not None:
         await reader.follow_live(run, _epoch_of(run))
     else:
-        await (reader.follow_rows() if front.shared else reader.read_stored())
+        await (reader.follow_rows() if core.shared else reader.read_stored())
         if until == "settled" and not reader.done:
             # A run that is not live has settled, whether or not that was still written down.
             writer.put(b"data: %b\n\n" % encode_json({"event": SETTLED, "run_id": run_id}))

@@ -141,12 +141,12 @@ _approval_decoder: Final = msgspec.json.Decoder(ApprovalRequest)
 async def find_run(request: Request) -> Run | RunRow:
     """The run of the path, live or stored; 404 if there is none, or if it is not the caller's."""
     run_id = request.params["run_id"]
-    live = request.front.host.stateless.runs.find(run_id)
+    live = request.core.runtime.stateless.runs.find(run_id)
     if live is not None:
         if request.caller.owns(live.record.tenant):
             return live
     else:
-        row = await request.front.store.get_run(run_id)
+        row = await request.core.store.get_run(run_id)
         if row is not None and request.caller.owns(row.tenant):
             return row
     raise not_found("run", run_id, "run_not_found")
@@ -204,11 +204,11 @@ def _stored_body(
 
 
 async def _describe(request: Request, run: Run | RunRow) -> RunBody:
-    front = request.front
-    default_model = front.public_model
+    core = request.core
+    default_model = core.public_model
     if isinstance(run, RunRow):
-        if run.status.terminal or not front.shared:
-            settled = run.status.terminal and not (front.shared and await front.store.root_open(run.run_id))
+        if run.status.terminal or not core.shared:
+            settled = run.status.terminal and not (core.shared and await core.store.root_open(run.run_id))
             return _stored_body(run, default_model, settled=settled)
         return _stored_body(run, default_model, settled=False, approvals=await _asked(request, run.run_id))
     if run.ended.is_set():
@@ -218,12 +218,12 @@ async def _describe(request: Request, run: Run | RunRow) -> RunBody:
 
 async def _asked(request: Request, run_id: str) -> list[PendingApproval]:
     """What a run waits for."""
-    return [PendingApproval(**describe(approval)) for approval in await request.front.approvals.pending(run_id)]
+    return [PendingApproval(**describe(approval)) for approval in await request.core.approvals.pending(run_id)]
 
 
 async def _wait_elsewhere(request: Request, row: RunRow, *, settled: bool) -> RunRow:
     """The row of a run that another node has, when it has ended, or settled."""
-    store = request.front.store
+    store = request.core.store
     while True:
         woken = trio.Event()
         with watch_run(store, row.run_id, woken.set):
@@ -281,14 +281,14 @@ def explicit_history(entries: list[HistoryMessage] | None) -> tuple[Message, ...
 
 async def start_run(request: Request) -> HandlerResult:
     """Start a run. It is durable when the answer is given, and belongs to the runtime."""
-    front = request.front
+    core = request.core
     key = session_key_header(request)
     once = idempotency_key(request)
     body = await request.json(_run_decoder)
     prompt, earlier = _read_input(body)
     history: tuple[Message, ...] | None = explicit_history(body.conversation_history)
     instructions = body.instructions or ""
-    run_id = front.ids.make("run_")
+    run_id = core.ids.make("run_")
     session_id = path_safe_id(body.session_id, "session_id") if body.session_id else ""
     if body.previous_response_id:
         chain = await previous_response(request, body.previous_response_id)
@@ -296,9 +296,9 @@ async def start_run(request: Request) -> HandlerResult:
         session_id = session_id or chain.session_id
         instructions = instructions or chain.instructions
     history = history or tuple(earlier)
-    claim = front.turns.own(request.caller, run_id, key)
+    claim = core.turns.own(request.caller, run_id, key)
     if session_id:
-        claim = await front.turns.named(request.caller, session_id, key, resumes=not body.session_id)
+        claim = await core.turns.named(request.caller, session_id, key, resumes=not body.session_id)
         # A named session brings its own transcript, unless the client brings one.
         history = history or None
         instructions = "\n".join(text for text in (claim.prompt, instructions) if text)
@@ -311,7 +311,7 @@ async def start_run(request: Request) -> HandlerResult:
     )
     fingerprint = fingerprint_of(await request.body()) if once else ""
     try:
-        run = await front.turns.start(claim, input, run_id=run_id, idempotency_key=once, fingerprint=fingerprint)
+        run = await core.turns.start(claim, input, run_id=run_id, idempotency_key=once, fingerprint=fingerprint)
         started = run.id
     except AlreadyStarted as known:
         started = known.run_id
@@ -335,7 +335,7 @@ async def get_run(request: Request) -> HandlerResult:
         with trio.move_on_after(seconds):
             if isinstance(run, Run):
                 await (run.ended if wait == "ended" else run.settled).wait()
-            elif request.front.shared:
+            elif request.core.shared:
                 await _wait_elsewhere(request, run, settled=wait == "settled")
         if isinstance(run, RunRow):
             run = await find_run(request)
@@ -350,7 +350,7 @@ def _seconds(request: Request) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    most = request.front.limits.wait_seconds
+    most = request.core.limits.wait_seconds
     if not 0 <= seconds <= most:
         raise ApiError(400, f"timeout must be a number of seconds from 0 to {most:g}.", param="timeout")
     return seconds
@@ -366,7 +366,7 @@ def _listed(body: RunBody) -> RunBody:
 
 async def list_runs(request: Request) -> HandlerResult:
     """The caller's runs, the newest first."""
-    front = request.front
+    core = request.core
     page = page_of(request)
     session_id = request.query("session_id") or None
     wanted: RunStatus | None = None
@@ -376,8 +376,8 @@ async def list_runs(request: Request) -> HandlerResult:
         except ValueError:
             known = ", ".join(status.value for status in RunStatus)
             raise ApiError(400, f"status must be one of {known}.", param="status") from None
-    live = front.host.stateless.runs
-    if wanted is not None and not wanted.terminal and not front.shared:
+    live = core.runtime.stateless.runs
+    if wanted is not None and not wanted.terminal and not core.shared:
         # The store does not follow a live run from status to status; the run itself knows.
         found = [
             run
@@ -390,7 +390,7 @@ async def list_runs(request: Request) -> HandlerResult:
         more = len(found) > page.offset + page.limit
     else:
         which = RunFilter(status=wanted, session_id=session_id, tenant=request.caller.sees)
-        rows = await front.store.list_runs(which, page.peek)
+        rows = await core.store.list_runs(which, page.peek)
         more = len(rows) > page.limit
         data = [_listed(await _describe(request, live.find(row.run_id) or row)) for row in rows[: page.limit]]
     return Response.of(RunList(data, page.limit, page.offset, more))
@@ -407,8 +407,8 @@ async def run_events(request: Request) -> HandlerResult:
     after = parse_event_id(last) if last else None
 
     async def stream(writer: StreamWriter) -> None:
-        with request.front.readers.reading(request.caller.key_id):
-            await follow(request.front, run_id, writer, after=after, unknown=bool(last) and after is None, until=until)
+        with request.core.readers.reading(request.caller.key_id):
+            await follow(request.core, run_id, writer, after=after, unknown=bool(last) and after is None, until=until)
 
     return EventStream(stream)
 
@@ -428,10 +428,10 @@ async def answer_approval(request: Request) -> HandlerResult:
     except ValueError:
         known = ", ".join(choice.value for choice in ApprovalChoice)
         raise ApiError(400, f"choice must be one of {known}.", code="invalid_approval_choice", param="choice") from None
-    if (run.status.terminal or not request.front.shared) if isinstance(run, RunRow) else run.ended.is_set():
+    if (run.status.terminal or not request.core.shared) if isinstance(run, RunRow) else run.ended.is_set():
         raise ApiError(409, f"The run {run_id} has ended; nothing waits for approval.", code="approval_not_active")
     everything = loose_bool(body.all, False) or loose_bool(body.resolve_all, False)
-    answered = await request.front.approvals.answer(
+    answered = await request.core.approvals.answer(
         run_id, choice, approval_id=body.approval_id or "", everything=everything
     )
     if not answered:
@@ -450,19 +450,19 @@ async def answer_approval(request: Request) -> HandlerResult:
 async def stop_run(request: Request) -> HandlerResult:
     """Stop a run and everything that it started. With `wait=true` the answer is the receipt."""
     run = await find_run(request)
-    front = request.front
+    core = request.core
     wait = loose_bool(request.query("wait"), False)
     cause = Cause(CancelCause.STOP, f"asked for by key {request.caller.name}"[:200])
     if isinstance(run, RunRow):
-        if not front.shared or (run.status.terminal and not await front.store.root_open(run.run_id)):
+        if not core.shared or (run.status.terminal and not await core.store.root_open(run.run_id)):
             raise not_found("running run", run.run_id, "run_not_found")
         seconds = STOP_SECONDS if wait else 0.0
-        receipt = await front.host.neighbours.stop_run(run.run_id, run.owner, cause, seconds)
+        receipt = await core.runtime.neighbours.stop_run(run.run_id, run.owner, cause, seconds)
         if not wait:
             return Response.of(StopAnswer(run.run_id, "stopping"))
         with trio.move_on_after(1.0):
             await _wait_elsewhere(request, run, settled=False)
-        found = await front.store.get_run(run.run_id) or run
+        found = await core.store.get_run(run.run_id) or run
         return Response.of(StopAnswer(run.run_id, found.status.value, receipt.as_dict()))
     jobs = run.jobs()
     if run.ended.is_set() and not jobs:

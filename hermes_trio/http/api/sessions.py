@@ -202,7 +202,7 @@ def _body(record: SessionRow) -> SessionBody:
 async def find_session(request: Request) -> SessionRow:
     """The session of the path; 404 if there is none, or if it is not the caller's."""
     session_id = request.params["session_id"]
-    record = await request.front.store.get_session(session_id)
+    record = await request.core.store.get_session(session_id)
     if record is None or not request.caller.owns(record.tenant):
         raise not_found("session", session_id, "session_not_found")
     return record
@@ -226,7 +226,7 @@ def _chosen_id(request: Request, *given: str | None) -> str:
             if is_reserved_id(chosen):
                 raise SessionExists(f"the session id {chosen!r} cannot be used; choose another one, or none")
             return chosen
-    return f"api_{int(time.time())}_{request.front.ids.hex(8)}"
+    return f"api_{int(time.time())}_{request.core.ids.hex(8)}"
 
 
 # -- the sessions ------------------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ async def list_sessions(request: Request) -> HandlerResult:
         tenant=request.caller.sees,
         include_children=loose_bool(request.query("include_children"), False),
     )
-    found = await request.front.store.list_sessions(which, page.peek)
+    found = await request.core.store.list_sessions(which, page.peek)
     data = [_body(record) for record in found[: page.limit]]
     return Response.of(SessionList(data, page.limit, page.offset, len(found) > page.limit))
 
@@ -263,7 +263,7 @@ async def search_messages(request: Request) -> HandlerResult:
         session_id=request.query("session_id") or None,
         order=order,
     )
-    found = await request.front.store.search_messages(query, page.peek)
+    found = await request.core.store.search_messages(query, page.peek)
     return Response.of(SearchList(found[: page.limit], page.limit, page.offset, len(found) > page.limit))
 
 
@@ -271,7 +271,7 @@ async def create_session(request: Request) -> HandlerResult:
     """Make a session before its first message."""
     body = await request.json(_new) if await request.body() else NewSessionRequest()
     session_id = _chosen_id(request, body.id, body.session_id)
-    record = await request.front.store.create_session(
+    record = await request.core.store.create_session(
         NewSession(
             id=session_id,
             source=PLATFORM,
@@ -303,7 +303,7 @@ async def patch_session(request: Request) -> HandlerResult:
                 param=name[:64],
             )
     reason = _text(fields.get("end_reason"), "end_reason", "invalid_request", 100)
-    changed = await request.front.store.patch_session(
+    changed = await request.core.store.patch_session(
         record.id,
         title=_text(fields.get("title"), "title", "invalid_title", 10_000),
         set_title="title" in fields,
@@ -317,22 +317,22 @@ async def patch_session(request: Request) -> HandlerResult:
 
 async def _stop_jobs(request: Request, session_id: str) -> None:
     """A session's end stops its jobs; a turn that runs in it may still end."""
-    await request.front.host.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
+    await request.core.runtime.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
 
 
 async def delete_session(request: Request) -> HandlerResult:
     """Stop what runs in a session, then forget it and its sub-agents' sessions; branches live on."""
     record = await find_session(request)
     # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
-    await request.front.host.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
-    await request.front.store.delete_session(record.id, tenant=record.tenant)
+    await request.core.runtime.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
+    await request.core.store.delete_session(record.id, tenant=record.tenant)
     return Response.of(Deleted(record.id, "hermes.session.deleted", True))
 
 
 async def list_messages(request: Request) -> HandlerResult:
     """The transcript of a session."""
     record = await find_session(request)
-    stored = await request.front.store.list_messages(record.id, Page(MESSAGES))
+    stored = await request.core.store.list_messages(record.id, Page(MESSAGES))
     return Response.of(MessageList(record.id, [_message(message) for message in stored]))
 
 
@@ -361,7 +361,7 @@ async def fork_session(request: Request) -> HandlerResult:
     """Branch a session: a new one with a copy of its messages; the old one ends as `branched`."""
     record = await find_session(request)
     body = await request.json(_fork) if await request.body() else ForkRequest()
-    made = await request.front.store.fork_session(
+    made = await request.core.store.fork_session(
         record.id,
         new_id=_chosen_id(request, body.id, body.session_id),
         title=_text(body.title, "title", "invalid_title", 10_000),
@@ -381,7 +381,7 @@ async def _read_chat(request: Request) -> tuple[SessionRow, TurnInput]:
     if not has_content(prompt):
         raise ApiError(400, "message has neither text nor an image.", code="missing_message", param="message")
     given = body.system_message if body.system_message is not None else body.instructions
-    own, _ = await request.front.store.session_prompt(record.id) if record.has_system_prompt else (None, None)
+    own, _ = await request.core.store.session_prompt(record.id) if record.has_system_prompt else (None, None)
     more = _text(given, "system_message", "invalid_system_message", PROMPT_LENGTH)
     return record, TurnInput(
         text=text_of(prompt),
@@ -395,8 +395,8 @@ async def session_chat(request: Request) -> HandlerResult:
     """One message to a session, one answer."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
-    claim = request.front.turns.own(request.caller, record.id, key, record.tenant)
-    outcome = await request.front.turns.run(claim, input)
+    claim = request.core.turns.own(request.caller, record.id, key, record.tenant)
+    outcome = await request.core.turns.run(claim, input)
     headers = claim.headers()
     failure = failure_of(outcome)
     if failure is not None:
@@ -423,7 +423,7 @@ async def session_chat_stream(request: Request) -> HandlerResult:
 
 
 async def _stream(request: Request, record: SessionRow, input: TurnInput, key: str, writer: StreamWriter) -> None:
-    claim = request.front.turns.own(request.caller, record.id, key, record.tenant)
+    claim = request.core.turns.own(request.caller, record.id, key, record.tenant)
     events = _SessionEvents(request, record, input, writer, claim.headers())
     await stream_turn(request, claim, input, events)
 
@@ -445,8 +445,8 @@ class _SessionEvents:
         self._session_id = record.id
         self._writer = writer
         self._headers = headers
-        self._run_id = request.front.ids.make("turn_", 32)
-        self._message_id = request.front.ids.make("msg_", 24)
+        self._run_id = request.core.ids.make("turn_", 32)
+        self._message_id = request.core.ids.make("msg_", 24)
         self._number = 0
         self._said = False
         self._text: list[str] = []

@@ -81,15 +81,15 @@ class ReceiptBody(msgspec.Struct):
 
 async def get_tree(request: Request) -> HandlerResult:
     """The tree as this key sees it; with `session`, only the nodes that this session owns and the way to them."""
-    tree = request.front.host.tree
+    tree = request.core.runtime.tree
     found, size = tree.view(tenant=request.caller.sees)
     session = request.query("session")
     if session:
         found, size = _only(found, session)
     body = TreeBody(size, found, tree.epoch, tree.version)
-    if request.front.shared:
+    if request.core.shared:
         body.others = []
-        for node, told in await request.front.host.neighbours.trees(request.caller.sees):
+        for node, told in await request.core.runtime.neighbours.trees(request.caller.sees):
             shown = None if told is None else msgspec.convert(told, NodeView)
             if session and shown is not None:
                 shown = _only(shown, session)[0]
@@ -116,13 +116,13 @@ def _count(node: NodeView) -> int:
 async def get_run_tree(request: Request) -> HandlerResult:
     """The part of the tree that belongs to a run; empty when it has settled."""
     run = await find_run(request)
-    front = request.front
+    core = request.core
     if isinstance(run, Run):
         return Response.of(RunTree(run.id, not run.settled.is_set(), run.snapshot()))
     nodes: list[dict[str, Any]] | None = None
-    if front.shared and (not run.status.terminal or await front.store.root_open(run.run_id)):
-        nodes = await front.host.neighbours.run_tree(run.run_id, run.owner)
-        if nodes is None and (found := await front.store.get_run(run.run_id)) is not None and not found.status.terminal:
+    if core.shared and (not run.status.terminal or await core.store.root_open(run.run_id)):
+        nodes = await core.runtime.neighbours.run_tree(run.run_id, run.owner)
+        if nodes is None and (found := await core.store.get_run(run.run_id)) is not None and not found.status.terminal:
             raise ApiError(503, "The node that runs it does not answer.", code="node_unreachable")
         return Response.of(RunTree(run.run_id, True, nodes or []))
     return Response.of(RunTree(run.run_id, False, []))
@@ -134,7 +134,7 @@ async def tree_events(request: Request) -> HandlerResult:
 
 
 async def _follow(request: Request, writer: StreamWriter) -> None:
-    tree = request.front.host.tree
+    tree = request.core.runtime.tree
     seen = request.caller.sees
     missed = _missed(tree, request.header(b"last-event-id") or request.query("last_event_id"), seen)
     with tree.watch(seen) as watcher:
@@ -145,7 +145,7 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
                 await watcher.wait()
             if trio.current_time() >= checked + HEARTBEAT_SECONDS:
                 checked = trio.current_time()
-                if not await request.front.signin.still_signed_in(request):
+                if not await request.core.signin.still_signed_in(request):
                     return
             if quiet.cancelled_caught:
                 await writer.comment("keepalive")
@@ -196,7 +196,7 @@ async def stop_by_key(request: Request) -> HandlerResult:
 
 def _find(request: Request) -> Node:
     text = request.params["key"]
-    tree = request.front.host.tree
+    tree = request.core.runtime.tree
     node = tree.find_key(int(text)) if text.isdecimal() and len(text) <= 18 else None
     if node is None or not request.caller.owns(node.tenant):
         raise not_found("live node", text, "node_not_found")

@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -343,7 +343,6 @@ async def open_postgres(
     retention: Retention = DEFAULT_RETENTION,
     clock: Callable[[], float] = time.time,
     token: Callable[[int], str] = secrets.token_hex,
-    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     maintenance: bool = True,
     node_name: str = "",
     lease_seconds: float = LEASE_SECONDS,
@@ -392,7 +391,7 @@ async def open_postgres(
                     async with trio.open_nursery() as keepers:
                         keepers.start_soon(store.hearing.run, poll_seconds, name="store signals")
                         if maintenance:
-                            keepers.start_soon(look_after, store, sleep, name="store maintenance")
+                            keepers.start_soon(look_after, store, trio.sleep, name="store maintenance")
                         try:
                             yield store
                         except Exception as error:

@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Final, Literal, Protocol
 
 import apsw
+import attrs
 import trio
 
 from hermes_trio.runtime.ports import Wake
@@ -77,6 +78,19 @@ class Runner(Enum):
     """On the loop. For virtual time and property tests. A database in memory is always inline: it waits for no disk."""
 
 
+@attrs.frozen(kw_only=True)
+class OpenDatabase:
+    """A database that is open: its writer, its readers, and what its stores share."""
+
+    path: str
+    writer: Writes
+    reads: Reads
+    signals: Signals
+    retention: Retention
+    clock: Callable[[], float]
+    token: Callable[[int], str]
+
+
 class SqliteStore(
     SqliteBacklog,
     SqliteSessions,
@@ -99,30 +113,19 @@ class SqliteStore(
 ):
     """All verbs, on one SQLite database."""
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        writer: Writes,
-        reads: Reads,
-        signals: Signals,
-        retention: Retention,
-        clock: Callable[[], float],
-        token: Callable[[int], str],
-        node_name: str = "",
-        lease_seconds: float = 0.0,
-    ) -> None:
-        self.path: str = path
-        self.retention = retention
-        self._writer = writer
-        self._reads = reads
-        self._signals = signals
+    def __init__(self, database: OpenDatabase, *, node_name: str = "", lease_seconds: float = 0.0) -> None:
+        self.database = database
+        self.path: str = database.path
+        self.retention: Retention = database.retention
+        self._writer = database.writer
+        self._reads = database.reads
+        self._signals = database.signals
         self.owner = secrets.token_hex(16)
         self.node_name = node_name
         self.lease_seconds = lease_seconds
-        self._clock = clock
-        self._token = token
-        self._response_limit = retention.response_count
+        self._clock = database.clock
+        self._token = database.token
+        self._response_limit = self.retention.response_count
         self.secret = b""
         """See `SessionStore.secret`; put there by `open_store`."""
 
@@ -132,17 +135,8 @@ class SqliteStore(
 
         A handle that is closed without `leave_node` is a node that has died: its lease runs out, and its neighbours reap what it held.
         """
-        handle = SqliteStore(
-            path=self.path,
-            writer=self._writer,
-            reads=self._reads,
-            signals=self._signals,
-            retention=self.retention,
-            clock=self._clock,
-            token=self._token,
-            node_name=name or f"node-{self._token(4)}",
-            lease_seconds=lease_seconds,
-        )
+        name = name or f"node-{self._token(4)}"
+        handle = SqliteStore(self.database, node_name=name, lease_seconds=lease_seconds)
         handle.secret = self.secret
         await self._writer.submit(insert_node, self._clock(), handle.owner, handle.node_name, lease_seconds)
         yield handle
@@ -270,7 +264,9 @@ async def open_store(
             file=None if in_memory else DatabaseFile(name),
         )
         store = SqliteStore(
-            path=name, writer=writer, reads=reads, signals=signals, retention=retention, clock=clock, token=token
+            OpenDatabase(
+                path=name, writer=writer, reads=reads, signals=signals, retention=retention, clock=clock, token=token
+            )
         )
         store.secret = secret
         looks_after_itself = not in_memory if maintenance is None else maintenance

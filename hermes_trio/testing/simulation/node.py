@@ -262,15 +262,7 @@ class _Life:
         root = self.node._root
         if not self.node.alone:
             return root.shared(self.node.name)
-        handle = SqliteStore(
-            path=root.path,
-            writer=root._writer,
-            reads=root._reads,
-            signals=root._signals,
-            retention=root.retention,
-            clock=root._clock,
-            token=root._token,
-        )
+        handle = SqliteStore(root.database)
         handle.secret = root.secret
         return _opened(handle)
 
