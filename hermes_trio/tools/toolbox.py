@@ -27,7 +27,7 @@ from .mcp import McpLinks, McpSettings, open_links
 from .registry import Tools
 from .settings import ToolSettings
 from .terminal.output import mask_command
-from .terminal.process import ProcessTool
+from .terminal.process import PROCESS_REQUEST, ProcessTool
 from .terminal.processes import OutputLog, Processes
 from .terminal.shell_state import ShellStates, base_environment
 from .terminal.terminal import Terminal
@@ -136,24 +136,26 @@ async def open_toolbox(
             )
             run_commands = Terminal(warden, shells, processes, judge, terminal, rules)
             look_after = ProcessTool(processes)
+            answering = runtime.membership.answering(PROCESS_REQUEST, look_after.answer)
             async with open_links(mcp, warden, base, rules.sandbox) as links:
                 own: list[Tool] = [run_commands, look_after, delegation]
                 tools = Tools(
                     [*(one for one in own if one.spec.name not in settings.disabled), *more],
                     more=lambda turn: links.tools(turn, rules.profile_of_turn(turn)),
                 )
-                yield Toolbox(
-                    terminal=run_commands,
-                    process=look_after,
-                    delegation=delegation,
-                    processes=processes,
-                    shells=shells,
-                    consent=judge,
-                    warden=warden,
-                    links=links,
-                    tools=tools,
-                    confinement=rules,
-                )
+                with answering:
+                    yield Toolbox(
+                        terminal=run_commands,
+                        process=look_after,
+                        delegation=delegation,
+                        processes=processes,
+                        shells=shells,
+                        consent=judge,
+                        warden=warden,
+                        links=links,
+                        tools=tools,
+                        confinement=rules,
+                    )
 
 
 def _log_of(store: Any) -> OutputLog | None:

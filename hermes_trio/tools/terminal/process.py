@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, final
+from typing import Annotated, Any, Final, cast, final
 
 import msgspec
 import trio
@@ -18,8 +18,11 @@ from hermes_trio.agent.model import ToolSpec
 from hermes_trio.agent.tool import error_result, keep_partial_result
 from hermes_trio.runtime.context import current_turn
 from hermes_trio.runtime.outcome import CancelCause, Cause
+from hermes_trio.runtime.ports import NodeRequest
+from hermes_trio.runtime.runtime import current_runtime
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.ports import JobStore
 from hermes_trio.tools.context import ToolContext
 from hermes_trio.tools.registry import schema_of
 from hermes_trio.tools.warden import StdinClosed
@@ -27,7 +30,7 @@ from hermes_trio.tools.warden import StdinClosed
 from .output import LOG_LINES, mask_secrets
 from .processes import KILLED_BY_TOOL, BackgroundProcess, Processes
 
-__all__ = ["ProcessArguments", "ProcessTool"]
+__all__ = ["PROCESS_REQUEST", "ProcessArguments", "ProcessTool"]
 
 LIST_COMMAND: Final = 200
 LIST_OUTPUT: Final = 200
@@ -36,6 +39,11 @@ END_OUTPUT: Final = 2000
 
 WRITE_SECONDS: Final = 10.0
 """How long a process may take to read what is written to it."""
+
+ASK_SECONDS: Final = 40.0
+"""How long another node may take to answer: ending a process takes up to thirty."""
+
+PROCESS_REQUEST: Final = "process"
 
 ACTIONS: Final = ("list", "poll", "log", "wait", "kill", "write", "submit", "close")
 
@@ -111,7 +119,8 @@ class ProcessTool:
     async def _act(self, turn: Turn | None, given: ProcessArguments) -> Result:
         place = ToolContext.of(turn)
         if given.action == "list":
-            return {"processes": [self._line(record) for record in self._processes.of_session(place.session_id)]}
+            here = [self._line(record) for record in self._processes.of_session(place.session_id)]
+            return {"processes": here + await self._list_elsewhere(place, given)}
         action = self._actions.get(given.action)
         if action is None:
             return {"error": f"unknown action {given.action!r}; the actions are {', '.join(ACTIONS)}"}
@@ -122,8 +131,72 @@ class ProcessTool:
         if record is None and id.isascii() and id.isdigit():
             record = self._processes.find_pid(int(id), place.session_id)
         if record is None:
+            found = await self._act_elsewhere(place, given, id)
+            if found is not None:
+                return found
             return {"status": "not_found", "error": f"this session has no process {id!r}; see process(action='list')"}
         return await action(record, given, place)
+
+    # -- on other nodes ----------------------------------------------------------------------------------------------------------
+
+    async def _list_elsewhere(self, place: ToolContext, given: ProcessArguments) -> list[Result]:
+        """The processes of this session on other nodes that share the store."""
+        found: list[Result] = []
+        for node in await self._others(place):
+            answer = await self._ask(place, node, given)
+            found += (answer or {}).get("processes", ())
+        return found
+
+    async def _act_elsewhere(self, place: ToolContext, given: ProcessArguments, id: str) -> Result | None:
+        """What the node that has a process answers; None if no node has one of that id for this session."""
+        if not place.core.shared:
+            return None
+        row = await cast("JobStore", place.core.store).get_job(id)
+        if row is not None and row.session_id == place.session_id and row.owner != place.core.store.owner:
+            answer = await self._ask(place, row.owner, given)
+            if answer is not None:
+                return answer
+            status = row.state.value if row.state.terminal else "unknown"
+            told = f"its node does not answer; what is known of it: {row.summary or status}"
+            return {"status": status, "session_id": id, "error": told, "output": mask_secrets(row.output_tail)}
+        for node in await self._others(place) if id.isdigit() else ():
+            answer = await self._ask(place, node, given)
+            if answer is not None and answer.get("status") != "not_found":
+                return answer
+        return None
+
+    async def _others(self, place: ToolContext) -> list[str]:
+        core = place.core
+        if not core.shared:
+            return []
+        return [node for node in await core.store.session_owners(place.session_id) if node != core.store.owner]
+
+    async def _ask(self, place: ToolContext, node: str, given: ProcessArguments) -> Result | None:
+        payload = {"session_id": place.session_id, "arguments": msgspec.to_builtins(given)}
+        seconds = ASK_SECONDS + (min(given.timeout or self._limit, self._limit) if given.action == "wait" else 0)
+        answer = await place.core.membership.ask(node, PROCESS_REQUEST, given.action, payload, seconds=seconds)
+        return None if answer is None or answer.gone or "result" not in answer.value else answer.value["result"]
+
+    @property
+    def _limit(self) -> float:
+        return self._processes.settings.timeout
+
+    async def answer(self, request: NodeRequest) -> Mapping[str, Any]:
+        """Do what a turn on another node asks for, with a process of its session that runs here."""
+        given = msgspec.convert(request.payload["arguments"], ProcessArguments)
+        session_id = str(request.payload["session_id"])
+        if given.action == "list":
+            return {"result": {"processes": [self._line(one) for one in self._processes.of_session(session_id)]}}
+        id = str(given.session_id).strip()
+        record = self._processes.find(id, session_id)
+        if record is None and id.isascii() and id.isdigit():
+            record = self._processes.find_pid(int(id), session_id)
+        action = self._actions.get(given.action)
+        if record is None or action is None:
+            return {"result": {"status": "not_found", "error": f"this session has no process {id!r}"}}
+        runtime = current_runtime()
+        place = ToolContext(core=runtime.core, owner=runtime.owner(record.job.context))
+        return {"result": await action(record, given, place)}
 
     # -- looking -----------------------------------------------------------------------------------------------------------------
 
