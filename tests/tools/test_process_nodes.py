@@ -8,7 +8,7 @@ from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.testing.nodes import open_nodes
-from hermes_trio.tools.toolbox import open_toolbox
+from hermes_trio.tools.toolbox import CommandReview, open_toolbox
 
 from .bench_of_tools import Bench
 
@@ -20,14 +20,14 @@ async def idle(turn: Turn) -> str:
 
 async def test_a_process_is_seen_and_ended_from_another_node() -> None:
     """List, poll, log and kill reach the node that has it; another session's processes stay hidden; one of a node that left is told of from its row."""
-    allowed = ApprovalSettings(mode=False)
+    allowed = CommandReview(settings=ApprovalSettings(mode=False))
     async with (
         open_nodes(clock=time.time) as nodes,
         nodes.make(idle, "b") as second,
-        open_toolbox(second, consent=allowed) as box_two,
+        open_toolbox(second, review=allowed) as box_two,
     ):
         two = Bench(second, box_two, Approvals(second.store))  # type: ignore[arg-type]
-        async with nodes.make(idle, "a") as first, open_toolbox(first, consent=allowed) as box_one:
+        async with nodes.make(idle, "a") as first, open_toolbox(first, review=allowed) as box_one:
             one = Bench(first, box_one, Approvals(first.store))  # type: ignore[arg-type]
             started = await one.run("echo hello; sleep 60", background=True)
             id = started["session_id"]

@@ -20,6 +20,7 @@ import apsw
 import attrs
 import trio
 
+from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import Wake
 from hermes_trio.store.errors import StoreError, translate
 from hermes_trio.store.records import MaintenanceReport, Retention
@@ -58,6 +59,9 @@ INDEX_SECONDS: Final = 15.0
 
 INDEX_PATIENCE: Final = 4.0
 """Indexing rests so many times as long as it has worked."""
+
+UPKEEP_LEASE: Final = "upkeep"
+"""The singleton that indexes messages and applies retention."""
 
 LEASE_SECONDS: Final = 15.0
 """For how long a renewed node is alive, if nothing else is said."""
@@ -164,6 +168,10 @@ class LooksAfterItself(Protocol):
 
     retention: Retention
 
+    lease_seconds: float
+
+    async def claim_lease(self, name: str) -> bool: ...
+
     async def index_some(self) -> int: ...
 
     async def maintain(self) -> MaintenanceReport: ...
@@ -178,6 +186,16 @@ async def _index_gently(store: LooksAfterItself, sleep: Callable[[float], Awaita
         await sleep(INDEX_PATIENCE * (perf_counter() - began))
 
 
+async def _has_upkeep(store: LooksAfterItself) -> bool:
+    """Whether this node is the one that looks after the store, where several share it: the first that asks, until it leaves or dies."""
+    if not store.lease_seconds:
+        return True
+    try:
+        return await store.claim_lease(UPKEEP_LEASE)
+    except Fenced:
+        return False
+
+
 async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
     """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
     rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
@@ -186,10 +204,13 @@ async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable
         for _ in range(rounds):
             await sleep(pause)
             try:
-                await _index_gently(store, sleep)
+                if await _has_upkeep(store):
+                    await _index_gently(store, sleep)
             except StoreError as error:
                 log.warning("the search index could not be brought up to date", extra={"error": str(error)})
         try:
+            if not await _has_upkeep(store):
+                continue
             report = await store.maintain()
         except StoreError as error:
             log.warning("maintenance of the store failed; the next round tries again", extra={"error": str(error)})
