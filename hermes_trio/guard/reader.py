@@ -273,7 +273,7 @@ class Reader(WordReader):
                 if self.text[self.position] == "#":
                     self._skip_comment()
                     break
-                words.append(self._word())
+                words.append(self._next_word())
         self._skip_blanks()
         if self.text.startswith(";", self.position):
             self.position += 1
@@ -330,7 +330,7 @@ class Reader(WordReader):
             if character in "()<>&|;" and not is_process:
                 self.position += 1
                 continue
-            words.append(self._word())
+            words.append(self._next_word())
 
     def _coprocess(self) -> Node:
         self._skip_blanks()
@@ -411,9 +411,7 @@ class Reader(WordReader):
                 if assignment is not None:
                     node.assignments.append(assignment)
                     continue
-            word = self._word()
-            if self.position == position:
-                raise Unreadable(f"unexpected {character!r} at {position}")
+            word = self._next_word()
             node.words.append(word)
             if len(node.words) == 1 and len(word.parts) == 1 and isinstance(word.parts[0], Literal):
                 first = word.parts[0]
@@ -463,10 +461,7 @@ class Reader(WordReader):
             if self.text[self.position] == ")":
                 self.position += 1
                 return elements
-            before = self.position
-            elements.append(self._word())
-            if self.position == before:
-                raise Unreadable(f"unexpected {self.text[before]!r} in an array at {before}")
+            elements.append(self._next_word())
 
     def _redirect(self, match: re.Match[str]) -> Redirect:
         if _SPLIT_OPERATOR.match(self.text, match.start(2) if match.group(2) else match.start(3)):
@@ -475,9 +470,7 @@ class Reader(WordReader):
         self.position = match.end()
         self._skip_blanks()
         start = self.position
-        word = self._word()
-        if self.position == start:
-            raise Unreadable(f"{operator} without a target at {start}")
+        word = self._next_word()
         redirect = Redirect(operator, word, match.group(1) or "")
         if operator in ("<<", "<<-"):
             quoted = any(isinstance(part, Literal) and part.quoted for part in word.parts)

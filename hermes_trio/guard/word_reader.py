@@ -64,6 +64,14 @@ class WordReader(ABC):
     def _newline(self) -> None:
         """Consume a newline and what it completes."""
 
+    def _next_word(self) -> Word:
+        """Read a word of at least one character. Raises `Unreadable` where none begins: every loop over words goes on or ends."""
+        start = self.position
+        word = self._word()
+        if self.position == start:
+            raise Unreadable(f"unexpected {self.text[start : start + 1]!r} at {start}")
+        return word
+
     def _word(self, stop: str = "") -> Word:
         parts: list[Part] = []
         text, end = self.text, self.end

@@ -169,3 +169,21 @@ def test_shell_like_text_at_length(pieces: list[tuple[str, str]]) -> None:
 def test_large_random_bytes(data: bytes, repeats: int) -> None:
     """Texts of up to 128,000 characters and beyond are answered."""
     inspect((data.decode("utf-8", "surrogateescape") * repeats)[:130_000])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for i in 1 2>&1; do rm -rf /; done",
+        "for i in <x; do rm -rf /; done",
+        "for i in a >b",
+        "[[ a <",
+        "x=(a >b)",
+        "echo > ; rm -rf /",
+        "case > in *) rm -rf /;; esac",
+    ],
+)
+def test_an_operator_where_a_word_belongs_ends_the_reading(text: str) -> None:
+    """A redirection where the shell takes words only is a syntax error; reading it must end, whatever follows."""
+    check(text)
+    assert not inspect(text).clean
