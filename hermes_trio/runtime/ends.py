@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
-from .errors import Fenced
+from .errors import Fenced, OutcomeUnknown
 from .tree import waiting
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ FIRST_SECONDS: Final = 0.1
 LONGEST_SECONDS: Final = 10.0
 FULL_ATTEMPTS: Final = 3
 """So often the whole end is tried before it is reduced, if other writes succeed."""
+UNCERTAIN_ATTEMPTS: Final = 12
+"""So often, if one attempt may have been written: reduced, it would be told otherwise than it is stored."""
 
 Write = Callable[[], Awaitable[object]]
 
@@ -50,6 +52,8 @@ class End(msgspec.Struct, eq=False):
     error: Exception | None = None
     written: bool = False
     was_reduced: bool = False
+    uncertain: bool = False
+    """An attempt may have been written, although that was not heard of."""
     value: object = None
     """What `write` returned."""
     over: trio.Event | None = None
@@ -101,6 +105,7 @@ class Ends:
                 await end.over.wait()
         if bound.cancelled_caught and end.over is None:
             end.problem = f"the store did not answer within {self._core.settings.finish_seconds:g} s"
+            end.uncertain = True
             self._keep(end)
         return end.written
 
@@ -155,7 +160,8 @@ class Ends:
                     raise
                 except Exception as error:
                     self._note(end, error)
-                    if end.attempts <= FULL_ATTEMPTS or end.reduced is None or not await self.works():
+                    bound_of_whole = UNCERTAIN_ATTEMPTS if end.uncertain else FULL_ATTEMPTS
+                    if end.attempts <= bound_of_whole or end.reduced is None or not await self.works():
                         return False
                     await self._reduce(end, end.reduced)
                 end.written, end.problem = True, ""
@@ -169,6 +175,7 @@ class Ends:
             return True
         if bound.cancelled_caught:
             end.attempts += 1
+            end.uncertain = True
         return False
 
     async def _reduce(self, end: End, reduced: Callable[[End], Awaitable[object]]) -> None:
@@ -176,6 +183,8 @@ class Ends:
         try:
             end.value = await end.write()
         except Fenced:
+            raise
+        except OutcomeUnknown:
             raise
         except Exception as error:
             end.error = error
@@ -185,6 +194,7 @@ class Ends:
 
     def _note(self, end: End, error: Exception) -> None:
         end.attempts += 1
+        end.uncertain = end.uncertain or isinstance(error, OutcomeUnknown)
         end.problem, end.error = str(error) or type(error).__name__, error
         if end.attempts in (1, FULL_ATTEMPTS):
             logger.error("%s is not written yet, it is tried again: %s", end.name, end.problem)

@@ -113,6 +113,19 @@ async def test_the_log_of_a_run_whose_end_is_reduced_has_no_gap():
         assert kept == list(enumerate(["tool.started", "tool.completed", "run.failed", "run.settled"], 1))
 
 
+async def test_an_end_that_may_be_written_is_told_as_it_is_stored():
+    """The end was committed and not heard of, then refused for a while: the run's reader and its row agree on how it ended."""
+    world = World(ScriptedAgent("done"))
+    async with world.runtime as runtime:
+        world.faults.fail("finish_turn", after_commit=True)
+        world.faults.fail("finish_turn", times=5)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
+        await run.settled.wait()
+        await trio.sleep(5)
+        kept = [row.event["event"] for row in await world.store.events_after(run.id)]
+        assert kept == [event.data["event"] for event in run.log.since(0, 10)] == ["run.completed", "run.settled"]
+
+
 async def test_a_refusal_that_passes_costs_no_events_while_others_are_taken():
     """The store refuses the events of one run once and takes those of another: the first are written a moment later."""
     hold = trio.Event()
