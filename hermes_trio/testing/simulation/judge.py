@@ -335,8 +335,8 @@ def limits_hold(world: World) -> Iterator[str]:
         for kernel in node.kernels:
             if kernel.most > world.settings.processes:
                 yield f"{node.name} had {kernel.most} processes at once; {world.settings.processes} are allowed"
-    if world.seen.most_calls > world.settings.concurrent_turns:
-        yield f"{world.seen.most_calls} model calls at once; {world.settings.concurrent_turns} turns are allowed"
+    if world.seen.most_calls > world.turns:
+        yield f"{world.seen.most_calls} model calls at once; {world.turns} turns are allowed"
     given: Counter[str] = Counter()
     for moment in world.trace.of("model"):
         given.update(marks(moment.text) - {"m9001"})

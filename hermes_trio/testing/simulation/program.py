@@ -22,7 +22,7 @@ _WEIGHTS: Final = {"store": 8, "crash": 3, "telegram": 3, "model": 2, "clock": 1
 
 STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
 CRASH_POINTS: Final = ("now", "before", "after")
-TELEGRAM_FAULTS: Final = ("drop", "accept", "limit", "garbage", "delay", "repeat")
+TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat")
 MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
 SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
 

@@ -58,6 +58,7 @@ class WorldSettings:
     calm_seconds: float = 900.0
     """Virtual seconds after the last fault within which everything must have settled."""
     concurrent_turns: int = 4
+    narrow_turns: int = 2
     processes: int = 6
     cron: str = "*/7 * * * *"
 
@@ -83,6 +84,8 @@ class World:
     def __init__(self, program: Program, settings: WorldSettings | None = None) -> None:
         self.program = program
         self.settings = WorldSettings() if settings is None else settings
+        self.turns = self.settings.concurrent_turns if program.seed % 3 else self.settings.narrow_turns
+        """How many turns this world allows at once: every third is a narrow one."""
         self.clock = virtual_clock(EPOCH)
         self.boundary = Boundary(program.seed, self.clock, self)
         self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
@@ -174,7 +177,7 @@ class World:
         settings = self.settings
         return Config(
             server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
-            limits=Limits(concurrent_turns=settings.concurrent_turns),
+            limits=Limits(concurrent_turns=self.turns),
             models={
                 "default": "simulated",
                 "routes": {

@@ -1,0 +1,280 @@
+"""Deliberate defects, switched on by a test: a judge that cannot convict proves nothing.
+
+`MUTANTS` has one or more for each invariant; `DEFECTS` puts back what once was broken, as small patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from hermes_trio.messaging.senders import Senders
+from hermes_trio.runtime.admission import Admission
+from hermes_trio.runtime.ends import End, Ends
+from hermes_trio.runtime.event_writer import EventWriter
+from hermes_trio.runtime.lane import Lanes
+from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
+from hermes_trio.runtime.ports import JobFinish, NewMessage, TurnFinish
+from hermes_trio.runtime.run import Run
+from hermes_trio.store.errors import StoreError
+from hermes_trio.store.signals import Signals
+from hermes_trio.store.sqlite import recovery
+from hermes_trio.store.sqlite.store import SqliteStore
+from hermes_trio.testing.simulation import run_seed
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""Where, which attribute, and what it becomes."""
+
+
+@contextmanager
+def patched(*patches: Patch) -> Iterator[None]:
+    """Change attributes for the body of the `with`."""
+    with pytest.MonkeyPatch.context() as patching:
+        for owner, name, make in patches:
+            patching.setattr(owner, name, make(getattr(owner, name)))
+        yield
+
+
+def seeds_until_found(patches: tuple[Patch, ...], invariant: str, most: int, first: int = 1) -> int | None:
+    """How many seeds it takes until that invariant is broken; None if it is not within `most`."""
+    with patched(*patches):
+        for count in range(1, most + 1):
+            found = run_seed(first + count - 1).violations
+            if any(text.startswith(invariant) for text in found):
+                return count
+    return None
+
+
+# -- one for each invariant --------------------------------------------------------------------------------------------------------
+
+
+def _forgets_the_notice(real: Any) -> Any:
+    async def finish_job(self: Any, job: JobFinish) -> Any:
+        return await real(self, msgspec.structs.replace(job, notice=None))
+
+    return finish_job
+
+
+def _sends_without_label(real: Any) -> Any:
+    async def try_forms(self: Any, sender: Any, row: Any, replaces: str) -> Any:
+        return await real(self, sender, msgspec.structs.replace(row, maybe_duplicate=False), replaces)
+
+    return try_forms
+
+
+def _acknowledges_without_writing(real: Any) -> Any:
+    calls = 0
+
+    async def accept_message(self: Any, message: NewMessage, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            return 1
+        return await real(self, message, **named)
+
+    return accept_message
+
+
+def _answers_somebody_else(real: Any) -> Any:
+    calls = 0
+
+    async def finish_turn(self: Any, finish: TurnFinish) -> Any:
+        nonlocal calls
+        calls += bool(finish.outbox)
+        if finish.outbox and calls % 3 == 0:
+            outbox = tuple(msgspec.structs.replace(one, target={"chat_id": "501"}) for one in finish.outbox)
+            finish = msgspec.structs.replace(finish, outbox=outbox)
+        return await real(self, finish)
+
+    return finish_turn
+
+
+def _loses_tool_results(real: Any) -> Any:
+    async def finish_turn(self: Any, finish: TurnFinish) -> Any:
+        kept = tuple(message for message in finish.messages if message.role != "tool")
+        return await real(self, msgspec.structs.replace(finish, messages=kept))
+
+    return finish_turn
+
+
+def _loses_an_event(real: Any) -> Any:
+    async def append_events(self: Any, events: Any) -> Any:
+        return await real(self, events[1:])
+
+    return append_events
+
+
+def _says_ok_at_once(real: Any) -> Any:
+    async def stop(self: Run, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
+        await trio.lowlevel.checkpoint()
+        return StopReceipt(
+            target=self.id, cause=cause or self.turn.cause or Cause(CancelCause.STOP), ok=True, milliseconds=0.0
+        )
+
+    return stop
+
+
+def _never_repeats(real: Any) -> Any:
+    async def attempt(self: Ends, end: End) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    return attempt
+
+
+def _admits_everybody(real: Any) -> Any:
+    async def admit(self: Admission) -> None:
+        await trio.lowlevel.checkpoint()
+        self.active += 1
+
+    return admit
+
+
+def _lets_everybody_in(real: Any) -> Any:
+    def check(self: Admission) -> None:
+        return None
+
+    return check
+
+
+MUTANTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
+    "a job's end without its notice": ("1 watched", ((SqliteStore, "finish_job", _forgets_the_notice),)),
+    "a repeated reply without its label": ("1 watched", ((Senders, "_try_forms", _sends_without_label),)),
+    "a message acknowledged and not written": (
+        "2 acknowledged",
+        ((SqliteStore, "accept_message", _acknowledges_without_writing),),
+    ),
+    "a reply to somebody else": ("3 isolation", ((SqliteStore, "finish_turn", _answers_somebody_else),)),
+    "a transcript without the results of tools": (
+        "4 transcripts",
+        ((SqliteStore, "finish_turn", _loses_tool_results),),
+    ),
+    "an event that is not kept": ("5 events", ((SqliteStore, "append_events", _loses_an_event),)),
+    "a stop that says ok and does nothing": ("7 stops", ((Run, "stop", _says_ok_at_once),)),
+    "an end that is tried once": ("8 calm", ((Ends, "_attempt", _never_repeats),)),
+    "turns beyond the limit": (
+        "9 limits",
+        ((Admission, "admit", _admits_everybody), (Admission, "check", _lets_everybody_in)),
+    ),
+}
+"""By what is wrong: the invariant that must convict it, and the patches."""
+
+
+# -- what once was broken ------------------------------------------------------------------------------------------------------------
+
+
+def _gives_up(*names: str) -> Callable[[Any], Any]:
+    """An end of this kind that fails once is forgotten, as when nobody owned the ends."""
+
+    def make(real: Any) -> Any:
+        async def put(self: Ends, end: End) -> bool:
+            if not end.name.startswith(names):
+                return await real(self, end)
+            try:
+                with trio.CancelScope(shield=True):
+                    end.value = await end.write()
+            except Exception as error:
+                end.problem, end.error = str(error), error
+                self._settle(end)
+                return False
+            end.written = True
+            self._settle(end)
+            return True
+
+        return put
+
+    return make
+
+
+def _wakes_by_hand(real: Any) -> Any:
+    """The caller of a commit wakes who waits: one that is cancelled, or does not hear of its commit, wakes nobody."""
+
+    async def accept(self: Lanes, message: NewMessage) -> bool:
+        accepted = await self._core.store.accept_message(message, limit=self._core.settings.mailbox) is not None
+        self.wake(message.inbox, message.session_key)
+        return accepted
+
+    return accept
+
+
+def _signals_no_messages(real: Any) -> Any:
+    def announce(self: Signals, signals: Any) -> None:
+        real(self, [one for one in signals if not one[0].startswith("inbox:")])
+
+    return announce
+
+
+def _lingers_through_a_drain(real: Any) -> Any:
+    async def let_go(self: Lanes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return let_go
+
+
+def _reaps_nothing(name: str) -> Callable[[Any], Any]:
+    def make(real: Any) -> Any:
+        def nothing(*args: Any) -> int:
+            return 0
+
+        return nothing
+
+    return make
+
+
+def _takes_a_number_twice(real: Any) -> Any:
+    def last(self: EventWriter, turn: Any, outcome: Any) -> Any:
+        row = real(self, turn, outcome)
+        return msgspec.structs.replace(row, number=max(1, row.number - 1))
+
+    return last
+
+
+def _drops_refused_events(real: Any) -> Any:
+    async def flush(self: EventWriter) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._wake = trio.Event()
+        for rows in waiting.values():
+            try:
+                await self._core.store.append_events(rows)
+            except StoreError:
+                pass
+
+    return flush
+
+
+def _writes_again(real: Any) -> Any:
+    """The end of a turn that is written twice is two ends: the mark in its session's row is not looked at."""
+
+    async def finish_turn(self: Any, finish: TurnFinish) -> Any:
+        db = self._writer._db
+        session_id = finish.start.context.session_id
+        db.execute("UPDATE sessions SET last_turn = '' WHERE id = ?", (session_id,))
+        return await real(self, finish)
+
+    return finish_turn
+
+
+DEFECTS: dict[str, tuple[str, tuple[Patch, ...]]] = {
+    "1 a lane lingers through a drain": ("8 calm", ((Lanes, "let_go", _lingers_through_a_drain),)),
+    "2a a job's end that fails once": ("8 calm", ((Ends, "put", _gives_up("job")),)),
+    "2b a turn's end that fails once": ("8 calm", ((Ends, "put", _gives_up("turn")),)),
+    "2c an attempt to send whose end fails once": ("8 calm", ((Ends, "put", _gives_up("the attempt")),)),
+    "2d a slot's end that fails once": ("8 calm", ((Ends, "put", _gives_up("slot")),)),
+    "2e a claim that is not given back": ("8 calm", ((Ends, "put", _gives_up("the claim", "inbox")),)),
+    "4 events that are refused once are gone": ("5 events", ((EventWriter, "flush", _drops_refused_events),)),
+    "10 the terminal event takes a number twice": ("5 events", ((EventWriter, "last", _takes_a_number_twice),)),
+    "11 whoever writes must wake": (
+        "8 calm",
+        ((Lanes, "accept", _wakes_by_hand), (Signals, "announce", _signals_no_messages)),
+    ),
+    "shape 2 a turn's end written twice": ("4 transcripts", ((SqliteStore, "finish_turn", _writes_again),)),
+    "shape 3 runs of a dead owner stay": ("8 calm", ((recovery, "_fail_runs", _reaps_nothing("runs")),)),
+    "shape 3 jobs of a dead owner stay": ("8 calm", ((recovery, "_lose_jobs", _reaps_nothing("jobs")),)),
+    "shape 3 rows of a dead owner stay": ("8 calm", ((recovery, "_interrupt_messages", _reaps_nothing("rows")),)),
+}
+"""By its number in the list of what was broken (`shape` for what the redesign brought): who must convict it, and the patches."""

@@ -1,0 +1,54 @@
+"""The judge finds nothing in the gateway as it is, and everything that is put into it on purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from hermes_trio.testing.simulation import run_seed, run_seeds
+
+from .mutants import DEFECTS, MUTANTS, seeds_until_found
+
+QUICK = [
+    "a job's end without its notice",
+    "a message acknowledged and not written",
+    "a reply to somebody else",
+    "a transcript without the results of tools",
+    "an event that is not kept",
+]
+"""Those that the first seed shows."""
+
+
+def test_a_sample_of_worlds_keeps_every_promise() -> None:
+    """With faults of every family; `make simulate` runs ten thousand of them."""
+    broken = {seed: found for seed in range(1, 13) if (found := run_seed(seed).violations)}
+    assert broken == {}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_deliberate_defect_is_convicted(name: str) -> None:
+    """By the invariant that it breaks."""
+    invariant, patches = MUTANTS[name]
+    assert seeds_until_found(patches, invariant, 3) is not None
+
+
+@pytest.mark.slow
+def test_a_thousand_worlds_keep_every_promise() -> None:
+    """With faults of every family."""
+    report = run_seeds(range(20_000, 21_000))
+    assert report.failures == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_deliberate_defect_is_convicted_within_five_hundred_seeds(name: str) -> None:
+    """By the invariant that it breaks."""
+    invariant, patches = MUTANTS[name]
+    assert seeds_until_found(patches, invariant, 500) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEFECTS)
+def test_what_once_was_broken_would_be_found(name: str) -> None:
+    """Each defect, put back as a small patch, is found within five hundred seeds."""
+    invariant, patches = DEFECTS[name]
+    assert seeds_until_found(patches, invariant, 500) is not None
