@@ -87,10 +87,6 @@ class BlockingDatabase:
         """How many rows the last statement changed."""
         return self._changed
 
-    def last_insert_rowid(self) -> int:
-        """The number that the last insertion was given."""
-        return int(self.execute("SELECT lastval()").fetchall()[0][0])
-
     def pragma(self, name: str, value: Any = None, /) -> NoReturn:
         """PostgreSQL has none."""
         raise NotImplementedError(f"pragma {name}")

@@ -7,15 +7,19 @@ an error of one is raised at the next wait, at the latest by the commit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from .bridge import wait_here
 from .errors import SqlError
 from .link import PostgresLink, Row, StatementAnswer
 
-__all__ = ["PostgresDatabase", "encode", "translated"]
+__all__ = ["PostgresDatabase", "encode", "run_together", "translated"]
+
+T = TypeVar("T")
 
 _PLACE: Final = re.compile(r"'(?:[^']|'')*'|\?(\d*)")
 
@@ -72,12 +76,16 @@ class _Cursor:
 
 
 class PostgresDatabase:
-    """A link, for one verb or one transaction of verbs. Runs under `run_waiting`."""
+    """A link, for one verb or one transaction of verbs. Runs under `run_waiting`.
+
+    `pause` is called where an answer is needed: it returns when everything that was sent is answered. By default this database waits by itself.
+    """
 
     in_transaction: bool = True
 
-    def __init__(self, link: PostgresLink) -> None:
+    def __init__(self, link: PostgresLink, pause: Callable[[], object] | None = None) -> None:
         self._link: PostgresLink = link
+        self._pause: Callable[[], object] = pause or self._wait
         self._last: StatementAnswer | None = None
         self.signals: list[tuple[str, str]] = []
 
@@ -95,9 +103,19 @@ class PostgresDatabase:
         return _Cursor(self, self._last) if self._last is not None else self.execute("SELECT 1 WHERE false")
 
     def _send(self, sql: str, bindings: Sequence[object]) -> StatementAnswer:
-        parameters = [encode(value) for value in bindings]
-        formats = [1 if isinstance(value, bytes) else 0 for value in bindings]
-        return self._link.send(sql, parameters, formats if 1 in formats else None)
+        parameters: list[bytes | None] = []
+        formats: list[int] | None = None
+        for value in bindings:
+            kind = type(value)
+            if kind is str and "\0" not in cast(str, value):
+                parameters.append(cast(str, value).encode("utf-8", "replace"))
+            elif value is None:
+                parameters.append(None)
+            else:
+                parameters.append(encode(value))
+                if kind is bytes:
+                    formats = [1 if isinstance(one, bytes) else 0 for one in bindings]
+        return self._link.send(sql, parameters, formats)
 
     def changes(self) -> int:
         """How many rows the last statement changed."""
@@ -108,16 +126,15 @@ class PostgresDatabase:
     def settle(self, answer: StatementAnswer | None = None) -> None:
         """Wait for everything that was sent up to `answer`, or for all of it."""
         if answer is None or not answer.segment.over:
-            wait_here(self._link.over(self._link.sync()))
+            self._pause()
+
+    def _wait(self) -> None:
+        wait_here(self._link.over(self._link.sync()))
 
     def settle_anyhow(self) -> None:
         """The same, whatever became of it: for what is rolled back."""
         with suppress(SqlError):
             self.settle()
-
-    def last_insert_rowid(self) -> int:
-        """The number that the last insertion was given."""
-        return int(self.execute("SELECT lastval()").fetchall()[0][0])
 
     def pragma(self, name: str, value: Any = None, /) -> NoReturn:
         """PostgreSQL has none."""
@@ -131,3 +148,30 @@ class PostgresDatabase:
 
     def close(self) -> None:
         """The link belongs to the store."""
+
+
+def run_together(link: PostgresLink, works: Sequence[Callable[[PostgresDatabase], T]]) -> list[T]:
+    """Run several pieces of code on one link, side by side: each goes on until it needs an answer, then all wait for one round trip.
+
+    Their statements mix, so they must not look at each other's rows. An error of one, or of a statement, ends all of them. Runs under `run_waiting`.
+    """
+    results: list[Any] = [None] * len(works)
+    conductor: Any = getcurrent()
+    waiting: list[tuple[int, Any]] = []
+    try:
+        for place, work in enumerate(works):
+            running: Any = greenlet(work)
+            results[place] = running.switch(PostgresDatabase(link, conductor.switch))
+            if not running.dead:
+                waiting.append((place, running))
+        while waiting:
+            wait_here(link.over(link.sync()))
+            for place, running in tuple(waiting):
+                results[place] = running.switch()
+            waiting = [(place, running) for place, running in waiting if not running.dead]
+    except BaseException:
+        for _, running in waiting:
+            if not running.dead:
+                running.throw(GreenletExit)
+        raise
+    return results

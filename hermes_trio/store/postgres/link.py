@@ -237,6 +237,10 @@ class PostgresLink:
             self._sent.popleft()
             self._settle(segment)
             return
+        if segment.at == len(segment.answers):
+            # Where the Sync should be answered stands an error: the server is ending this connection.
+            self.fail(SqlError.of(result) if status == _FAILED else psycopg.OperationalError("answers out of step"))
+            return
         answer = segment.answers[segment.at]
         segment.at += 1
         if status == _FAILED:

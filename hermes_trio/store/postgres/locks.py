@@ -27,7 +27,7 @@ from hermes_trio.store.sqlite import (
     turns,
 )
 
-__all__ = ["NODES", "lock_number", "lock_numbers"]
+__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "note_locks"]
 
 NODES: Final = "nodes"
 """Held while nodes join, leave and are reaped."""
@@ -140,11 +140,12 @@ def note_locks(verb: Callable[..., Any], names: Names) -> None:
     _NAMES[verb] = names
 
 
+def locks_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[int]:
+    """The locks of a verb that is called with these arguments."""
+    names = _NAMES.get(verb)
+    return frozenset() if names is None else frozenset(map(lock_number, names(*args)))
+
+
 def lock_numbers(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[int]:
     """The locks of these verbs, in the one order in which everybody takes them."""
-    found: set[int] = set()
-    for verb, args in calls:
-        names = _NAMES.get(verb)
-        if names is not None:
-            found.update(map(lock_number, names(*args)))
-    return sorted(found)
+    return sorted(frozenset[int]().union(*(locks_of(verb, args) for verb, args in calls)))

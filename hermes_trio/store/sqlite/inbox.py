@@ -89,10 +89,10 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
     """
     if state == "pending" and session_has_ended(db, notice.routing.session_id):
         state, reason = "abandoned", SESSION_ENDED
-    write(
+    made = one(
         db,
         "INSERT INTO inbox (kind, inbox, session_key, session_id, routing, text, notice, job_id, root_id, payload,"
-        " state, reason, created_at, settled_at) VALUES ('notice', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " state, reason, created_at, settled_at) VALUES ('notice', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
         (
             notice.inbox,
             notice.routing.session_key,
@@ -109,10 +109,10 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
             None if state == "pending" else now,
         ),
     )
-    if state != "pending":
+    if state != "pending" or made is None:
         return None
     db.signals.append((inbox_topic(notice.inbox), notice.routing.session_key))
-    return db.last_insert_rowid()
+    return made[0]
 
 
 def accept_message(db: Database, now: float, message: NewMessage, limit: int | None = None) -> int | None:
@@ -122,10 +122,10 @@ def accept_message(db: Database, now: float, message: NewMessage, limit: int | N
         raise MailboxFull(
             f"{found[0]} messages already wait in this conversation; wait for an answer, or stop the current turn"
         )
-    inserted = changed(
+    inserted = one(
         db,
         "INSERT INTO inbox (kind, inbox, session_key, session_id, routing, text, payload, dedupe_key, created_at)"
-        " VALUES ('message', ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        " VALUES ('message', ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING id",
         (
             message.inbox,
             message.session_key,
@@ -137,10 +137,10 @@ def accept_message(db: Database, now: float, message: NewMessage, limit: int | N
             now,
         ),
     )
-    if not inserted:
+    if inserted is None:
         return None
     db.signals.append((inbox_topic(message.inbox), message.session_key))
-    return db.last_insert_rowid()
+    return inserted[0]
 
 
 def take_rows(db: Database, owner: str, turn_id: str, session_id: str, ids: Sequence[int]) -> None:

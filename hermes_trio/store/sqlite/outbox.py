@@ -14,7 +14,7 @@ from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.store.records import FIRST_PAGE, OutboxRow, OutboxState, Page
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, equalities, many, one, write
+from .rows import Database, Row, changed, equalities, many, one
 from .verbs import Verbs
 
 __all__ = ["SqliteOutbox", "add_replies"]
@@ -55,10 +55,10 @@ def add_replies(
     """Queue replies, in order; return their ids. With `node`, that one sends them for as long as it is there: it knows what they replace."""
     ids: list[int] = []
     for entry in entries:
-        write(
+        made = one(
             db,
             "INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at, owner)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
             (
                 entry.platform,
                 _target(entry.target),
@@ -71,7 +71,8 @@ def add_replies(
                 node,
             ),
         )
-        ids.append(db.last_insert_rowid())
+        assert made is not None
+        ids.append(made[0])
         db.signals.append((OUTBOX_TOPIC, entry.platform))
     return ids
 
