@@ -40,6 +40,7 @@ class Case:
 
     made: str = ""
     body: Any = None
+    query: str = ""
     owner: tuple[int, ...] = (200, 201, 202)
     elsewhere: tuple[tuple[Any, Mapping[str, str]], ...] = ()
 
@@ -56,6 +57,7 @@ CASES: Mapping[str, Case] = {
     **dict.fromkeys(("drain_start", "drain", "keys", "key_create", "key_revoke"), OPERATOR),
     **dict.fromkeys(("jobs", "job_create", "job", "job_update", "job_delete"), OPERATOR),
     **dict.fromkeys(("job_pause", "job_resume", "job_run", "outbox", "outbox_retry"), OPERATOR),
+    **dict.fromkeys(("job_executions", "inbox", "inbox_retry"), OPERATOR),
     "chat_completions": Case(
         "session",
         {"messages": MESSAGES},
@@ -85,6 +87,7 @@ CASES: Mapping[str, Case] = {
     "tree_events": Case("live run"),
     "tree_stop": Case("node"),
     "sessions": Case("session"),
+    "search": Case("session", query="?q=owner"),
     "session_create": Case("session"),
     "session": Case("session"),
     "session_patch": Case("session", {"title": "another"}),
@@ -159,7 +162,7 @@ async def test_a_route_shows_an_object_to_its_owner_alone(name: str) -> None:
         unscoped = await gateway.key(*scopes, tenant="owner")
 
         async def ask(headers: dict[str, str], id: str, body: Any = case.body, more: Mapping[str, str] = {}) -> Any:
-            target = path_of(route, id)
+            target = path_of(route, id) + case.query
             return await gateway.http.request(route.method, target, json=body, headers={**headers, **more})
 
         if case is OPERATOR:
@@ -189,6 +192,8 @@ async def test_a_route_shows_an_object_to_its_owner_alone(name: str) -> None:
             answer = await ask(other, id)
             assert id not in answer.text
             assert MARK not in answer.text or route.turns
+            if case.query:
+                assert id in (await ask(owner, id)).text
         for body, headers in case.elsewhere:
             refused = await ask(other, id, filled(body, id), filled(dict(headers), id))
             assert refused.status_code == 404, refused.text
