@@ -165,3 +165,55 @@ def test_a_sqlite_home_is_moved_and_moved_back(postgres: PostgresServer, tmp_pat
         assert "written on postgres" in texts
         assert "wombat" not in texts
         assert "moved-1" in str(client.get("/api/search", params={"q": "postgres"}).json())
+
+
+def _wait_for(ask: Any, seconds: float = 20.0) -> Any:
+    """What `ask` answers as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := ask()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def test_two_servers_share_a_database(postgres: PostgresServer, tmp_path: Path) -> None:
+    """A session goes on at the other server, a run is followed and stopped from there, a revoked key is refused there, and a killed server's run is ended."""
+    url = postgres.url(postgres.new_database("prepared"))
+    environment = {"HERMES_STORE_URL": url}
+    settings = '[store]\nlease_seconds = 2.0\n[agent]\ndemo_directives = ["api_server"]\n'
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir(mode=0o700)
+        (tmp_path / name / "config.toml").write_text(settings)
+    with (
+        server_process(tmp_path / "a", environment=environment) as one,
+        server_process(tmp_path / "b", environment=environment) as two,
+        client_of(one) as first,
+        client_of(two) as second,
+    ):
+        for number in range(6):
+            client = (first, second)[number % 2]
+            assert chat(client, f"turn {number}", "hopping").status_code == 200
+        texts = str(second.get("/api/sessions/hopping/messages").json())
+        places = [texts.index(f"turn {number}") for number in range(6)]
+        assert places == sorted(places)
+
+        run = first.post("/v1/runs", json={"input": "!sleep 60"}).json()["run_id"]
+        _wait_for(lambda: second.get(f"/v1/runs/{run}").json()["status"] == "running")
+        stopped = second.post(f"/v1/runs/{run}/stop")
+        assert stopped.status_code < 300, stopped.text
+        _wait_for(lambda: first.get(f"/v1/runs/{run}").json()["status"] in ("cancelled", "stopped"))
+
+        key = first.post("/admin/keys", json={"name": "guest", "scopes": ["chat"]}).json()
+        guest = {"Authorization": f"Bearer {key['key']}"}
+        assert second.get("/v1/models", headers=guest).status_code == 200
+        assert first.delete(f"/admin/keys/{key['id']}").status_code < 300
+        _wait_for(lambda: second.get("/v1/models", headers=guest).status_code == 401, 3.0)
+
+        lost = first.post("/v1/runs", json={"input": "!sleep 60"}).json()["run_id"]
+        _wait_for(lambda: second.get(f"/v1/runs/{lost}").json()["status"] == "running")
+        one.kill()
+        began = time.monotonic()
+        found = _wait_for(lambda: (row := second.get(f"/v1/runs/{lost}").json())["status"] == "failed" and row)
+        assert time.monotonic() - began < 2.0 + 3.0
+        assert "stopped" in str(found)
+        assert chat(second, "after the loss", "hopping").status_code == 200
