@@ -126,11 +126,18 @@ def _parse_proxy(name: str, url: str) -> Proxy:
 
 
 class Proxies(msgspec.Struct, frozen=True):
-    """Which proxy, if any, stands between us and an origin. Loopback is never proxied."""
+    """Which proxy, if any, stands between us and an origin. Loopback is proxied only by one that was named for `everything`."""
 
     http: Proxy | None = None
     https: Proxy | None = None
     exempt: tuple[str, ...] = ()
+    everything: bool = False
+
+    @classmethod
+    def through(cls, url: str) -> Proxies:
+        """One proxy for every origin, as a setting names it. Raise `InvalidURL` for one that cannot be used."""
+        proxy = _parse_proxy("proxy", url)
+        return cls(proxy, proxy, everything=True)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Proxies:
@@ -157,7 +164,9 @@ class Proxies(msgspec.Struct, frozen=True):
     def choose(self, origin: Origin) -> Proxy | None:
         """The proxy for this origin, or None for a direct connection."""
         proxy = self.https if origin.secure else self.http
-        if proxy is None or origin.loopback or any(_exempts(entry, origin) for entry in self.exempt):
+        if proxy is None or self.everything:
+            return proxy
+        if origin.loopback or any(_exempts(entry, origin) for entry in self.exempt):
             return None
         return proxy
 
@@ -193,10 +202,11 @@ class Dialer:
         """The proxy through which `connect` goes to this origin."""
         return self._proxies.choose(origin)
 
-    async def connect(self, origin: Origin) -> tuple[trio.abc.Stream, trio.socket.SocketType]:
+    async def connect(self, origin: Origin, *, tunnel: bool = False) -> tuple[trio.abc.Stream, trio.socket.SocketType]:
         """Open a connection, ready for HTTP.
 
-        Returns the stream and the socket under it; cancelling leaves nothing open.
+        Returns the stream and the socket under it; cancelling leaves nothing open. Raises `ConnectFailed`. Through a proxy, a plain connection ends at
+        the proxy, which wants whole addresses in requests; with `tunnel` it ends at the origin.
         """
         proxy = self.proxy_for(origin)
         host, port = (proxy.host, proxy.port) if proxy else (origin.host, origin.port)
@@ -209,10 +219,10 @@ class Dialer:
             # A model may be silent for minutes: without this, a connection that a router has forgotten looks like a
             # thinking model.
             plain.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if proxy and (tunnel or origin.secure):
+                await _tunnel(plain, proxy, origin)
             if not origin.secure:
                 return plain, plain.socket
-            if proxy:
-                await _tunnel(plain, proxy, origin)
             secure = trio.SSLStream(plain, self._context(), server_hostname=origin.host, https_compatible=True)
             try:
                 await secure.do_handshake()

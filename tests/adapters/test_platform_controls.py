@@ -11,7 +11,8 @@ import httpx2
 import pytest
 import trio
 
-from hermes_trio.adapters.wire.websocket import SocketClosed, open_websocket
+from hermes_trio.adapters.wire.sockets import open_platform_socket
+from hermes_trio.net.websocket import SocketClosed
 from hermes_trio.testing.platforms import (
     ANY,
     Delay,
@@ -154,7 +155,7 @@ async def test_connections_are_counted_lost_and_refused(
     """A test can wait for who is connected, and lose them all without a word."""
     async with opened() as fake:
         sockets, address = sockets_of(fake)
-        async with open_websocket(address) as one, open_websocket(sockets_of(fake)[1]) as other:
+        async with open_platform_socket(address) as one, open_platform_socket(sockets_of(fake)[1]) as other:
             await sockets.wait_for_connections(2)
             for socket in (one, other):
                 assert await socket.receive(), "the platform says hello first"
@@ -165,7 +166,7 @@ async def test_connections_are_counted_lost_and_refused(
                 assert lost.value.code == 1006
         await sockets.wait_for_connections(0)
         sockets.refuse_connections = True
-        async with open_websocket(sockets_of(fake)[1]) as refused:
+        async with open_platform_socket(sockets_of(fake)[1]) as refused:
             with pytest.raises(SocketClosed):
                 await refused.receive()
         with pytest.raises(trio.TooSlowError):

@@ -68,6 +68,7 @@ class DiscordClient(PlatformClient):
         self._authorization = {"authorization": f"Bot {token}"}
         self._limits = RateLimits(patience)
         super().__init__(HttpLink(base_url, redaction=self.redaction, headers=headers, timeout=timeout, proxy=proxy))
+        self.proxy = proxy
 
     async def get_current_user(self) -> User:
         """The bot itself. Fails with UNAUTHORIZED if the token is wrong."""

@@ -19,8 +19,9 @@ import msgspec
 import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
-from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket, open_websocket
+from hermes_trio.adapters.wire.sockets import open_platform_socket
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
+from hermes_trio.net.websocket import SocketClosed, WebSocket
 
 from .client import DiscordClient
 from .types import Channel, Interaction, Message
@@ -167,7 +168,8 @@ class DiscordGateway:
         """One connection from beginning to end. Returns how long to wait before the next."""
         try:
             address = await self._address()
-            async with open_websocket(f"{address.rstrip('/')}/?v=10&encoding=json") as socket:
+            url = f"{address.rstrip('/')}/?v=10&encoding=json"
+            async with open_platform_socket(url, proxy=self._client.proxy) as socket:
                 try:
                     await self._converse(socket)
                 except SocketClosed as closed:

@@ -100,6 +100,7 @@ class SlackClient(PlatformClient):
         self._app_token = app_token
         self._redaction = Redaction((token, app_token))
         super().__init__(HttpLink(base_url, redaction=self._redaction, timeout=timeout, proxy=proxy))
+        self.proxy = proxy
 
     async def auth_test(self) -> Identity:
         """Whose token it is. Fails with UNAUTHORIZED if the token is wrong."""

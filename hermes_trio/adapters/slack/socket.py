@@ -17,8 +17,9 @@ import msgspec
 import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff, Reconnection
-from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket, open_websocket
+from hermes_trio.adapters.wire.sockets import open_platform_socket
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
+from hermes_trio.net.websocket import SocketClosed, WebSocket
 
 from .client import SlackClient
 from .types import BlockActions, EventCallback, SlashCommand
@@ -149,7 +150,7 @@ class SlackSocket:
 
     async def _converse(self, url: str, *, task_status: trio.TaskStatus[None]) -> None:
         announced = False
-        async with open_websocket(url) as socket:
+        async with open_platform_socket(url, proxy=self._client.proxy) as socket:
             await self._hello(socket)
             try:
                 with single_failure():

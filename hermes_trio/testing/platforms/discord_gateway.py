@@ -14,7 +14,7 @@ import attrs
 import msgspec
 import trio
 
-from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
+from hermes_trio.net.websocket import SocketClosed, WebSocket
 
 from .changes import Changes
 from .ledger import WAIT_SECONDS, CallLedger

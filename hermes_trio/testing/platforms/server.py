@@ -20,8 +20,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection
 from wsproto.events import Request as UpgradeRequest
 
-from hermes_trio.adapters.wire.websocket import WebSocket
 from hermes_trio.messaging.errors import single_failure
+from hermes_trio.net.websocket import WebSocket
 
 __all__ = ["ConnectionDropped", "FakeReply", "FakeRequest", "LoopbackServer", "open_loopback_server"]
 

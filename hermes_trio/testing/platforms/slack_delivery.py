@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import trio
 
-from hermes_trio.adapters.wire.websocket import SocketClosed, WebSocket
+from hermes_trio.net.websocket import SocketClosed, WebSocket
 
 from .callback import Callback, post
 from .ledger import CallLedger

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from hermes_trio.adapters.wire.websocket import WebSocket
+from hermes_trio.net.websocket import WebSocket
 
 from .changes import Changes
 from .ledger import WAIT_SECONDS

@@ -11,8 +11,9 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Request, TextMessage
 
-from hermes_trio.adapters.wire.websocket import MAX_MESSAGE_BYTES, SocketClosed, WebSocket, open_websocket
+from hermes_trio.adapters.wire.sockets import open_platform_socket
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
+from hermes_trio.net.websocket import MAX_MESSAGE_BYTES, SocketClosed, WebSocket
 from hermes_trio.testing.platforms.server import FakeReply, open_loopback_server
 from hermes_trio.testing.platforms.server import FakeRequest as HttpRequest
 
@@ -44,7 +45,7 @@ async def echo_server():
 
 async def test_messages_go_and_come_back() -> None:
     """Text and bytes, small and larger than one read, come back whole and in order."""
-    async with echo_server() as server, open_websocket(f"{server.socket_url}/x?y=1") as socket:
+    async with echo_server() as server, open_platform_socket(f"{server.socket_url}/x?y=1") as socket:
         for message in ("hello", b"bytes", "é" * 200_000, ""):
             await socket.send(message)
             assert await socket.receive() == message
@@ -65,14 +66,14 @@ async def test_another_client_agrees() -> None:
 async def test_close_code_and_lost_connection_are_told_apart() -> None:
     """The peer's close code and reason are kept; a lost connection is 1006."""
     async with echo_server() as server:
-        async with open_websocket(server.socket_url) as socket:
+        async with open_platform_socket(server.socket_url) as socket:
             await socket.send("close")
             with pytest.raises(SocketClosed) as closed:
                 await socket.receive()
             assert (closed.value.code, closed.value.reason) == (4321, "as you wish")
             with pytest.raises(SocketClosed):
                 await socket.send("late")
-        async with open_websocket(server.socket_url) as socket:
+        async with open_platform_socket(server.socket_url) as socket:
             await socket.send("drop")
             with pytest.raises(SocketClosed) as closed:
                 await socket.receive()
@@ -84,12 +85,12 @@ async def test_refused_upgrade_and_unreachable_host() -> None:
     async with open_loopback_server(not_a_socket) as server:
         for path, kind in (("/forbidden", PlatformErrorKind.UNAUTHORIZED), ("/missing", PlatformErrorKind.TRANSIENT)):
             with pytest.raises(PlatformError) as caught:
-                async with open_websocket(f"{server.socket_url}{path}?ticket=s3cret"):
+                async with open_platform_socket(f"{server.socket_url}{path}?ticket=s3cret"):
                     pass
             assert caught.value.kind is kind
             assert "s3cret" not in str(caught.value)
     with pytest.raises(PlatformError) as caught:
-        async with open_websocket("ws://127.0.0.1:1/?ticket=s3cret"):
+        async with open_platform_socket("ws://127.0.0.1:1/?ticket=s3cret"):
             pass
     assert (caught.value.kind, caught.value.permanent) == (PlatformErrorKind.TRANSIENT, False)
     assert "s3cret" not in str(caught.value)
@@ -106,7 +107,7 @@ async def test_silent_host_is_given_up() -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, say_nothing, listeners)
         with pytest.raises(PlatformError, match="no upgrade"):
-            async with open_websocket(f"ws://127.0.0.1:{port}", connect_timeout=0.05):
+            async with open_platform_socket(f"ws://127.0.0.1:{port}", connect_timeout=0.05):
                 pass
         nursery.cancel_scope.cancel()
 
@@ -122,7 +123,7 @@ async def test_cancellation_closes_the_connection() -> None:
         ended.set()
 
     async def stay(url: str) -> None:
-        async with open_websocket(url):
+        async with open_platform_socket(url):
             await trio.sleep_forever()
 
     async with open_loopback_server(not_a_socket, watch) as server:
@@ -215,7 +216,7 @@ async def test_a_frame_in_one_segment_with_the_upgrade_is_received() -> None:
     port = listeners[0].socket.getsockname()[1]
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, greet, listeners)
-        async with open_websocket(f"ws://127.0.0.1:{port}/") as socket:
+        async with open_platform_socket(f"ws://127.0.0.1:{port}/") as socket:
             with trio.fail_after(5):
                 assert await socket.receive() == "hello"
         nursery.cancel_scope.cancel()

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import final
+from urllib.parse import urlsplit, urlunsplit
 
 import trio
-from httpx2 import URL
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -29,11 +29,9 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
+from .dial import ConnectFailed, Dialer, Origin
 
-from .http import verifying_tls
-
-__all__ = ["ABNORMAL_CLOSURE", "SocketClosed", "WebSocket", "open_websocket"]
+__all__ = ["ABNORMAL_CLOSURE", "SocketClosed", "UpgradeRefused", "WebSocket", "open_websocket"]
 
 # What RFC 6455 calls a connection that ended without a close frame.
 ABNORMAL_CLOSURE = 1006
@@ -52,6 +50,15 @@ class SocketClosed(Exception):
         super().__init__(f"the WebSocket was closed with code {code}" + (f" ({reason})" if reason else ""))
         self.code = code
         self.reason = reason
+
+
+@final
+class UpgradeRefused(Exception):
+    """The peer answered with an HTTP status instead of upgrading."""
+
+    def __init__(self, place: str, status: int) -> None:
+        super().__init__(f"{place} answered {status} instead of upgrading")
+        self.status = status
 
 
 @final
@@ -227,68 +234,48 @@ class WebSocket:
 @asynccontextmanager
 async def open_websocket(
     url: str,
+    dialer: Dialer,
     *,
     headers: Mapping[str, str] | None = None,
     connect_timeout: float = CONNECT_TIMEOUT,
 ) -> AsyncGenerator[WebSocket, None]:
-    """Connect to a `ws://` or `wss://` address, and end the connection when the block ends.
+    """Connect to a `ws://` or `wss://` address through `dialer`, and end the connection when the block ends.
 
-    Raises `PlatformError(TRANSIENT)` when the peer cannot be reached or does not upgrade in time. The path and query
-    are not quoted in errors: Slack's hold a ticket. Cancellation closes the connection.
+    Raises `ConnectFailed` when the peer cannot be reached or does not upgrade in time, and `UpgradeRefused` when it answers with something else.
+    The path and query are not quoted in errors: they may hold a ticket. Cancellation closes the connection.
     """
-    target = URL(url)
-    if target.scheme not in {"ws", "wss"} or not target.host:
+    parts = urlsplit(url)
+    if parts.scheme not in {"ws", "wss"} or not parts.hostname:
         raise ValueError("a WebSocket address must begin with ws:// or wss://")
-    place = f"{target.scheme}://{target.host}"
+    secure = parts.scheme == "wss"
+    origin = Origin("https" if secure else "http", parts.hostname, parts.port or (443 if secure else 80))
+    place = f"{parts.scheme}://{parts.hostname}"
+    path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
     try:
         with trio.fail_after(connect_timeout):
-            stream = await _connect(target)
+            stream, _ = await dialer.connect(origin, tunnel=True)
     except trio.TooSlowError:
-        raise PlatformError(
-            PlatformErrorKind.TRANSIENT, f"{place}: no connection within {connect_timeout:g} s"
-        ) from None
-    except OSError as error:
-        raise PlatformError(PlatformErrorKind.TRANSIENT, f"{place}: {error}") from None
+        raise ConnectFailed(f"{place}: no connection within {connect_timeout:g} s") from None
     try:
         try:
             with trio.fail_after(connect_timeout):
-                socket = await _upgrade(stream, target, headers or {})
+                socket = await _upgrade(stream, place, origin.authority, path, headers or {})
         except trio.TooSlowError:
-            raise PlatformError(
-                PlatformErrorKind.TRANSIENT, f"{place}: no upgrade within {connect_timeout:g} s"
-            ) from None
+            raise ConnectFailed(f"{place}: no upgrade within {connect_timeout:g} s") from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
-            raise PlatformError(PlatformErrorKind.TRANSIENT, f"{place}: the upgrade failed: {error}") from None
+            raise ConnectFailed(f"{place}: the upgrade failed: {error}") from None
         yield socket
         await socket.close()
     finally:
         await trio.aclose_forcefully(stream)
 
 
-async def _connect(target: URL) -> trio.abc.Stream:
-    secure = target.scheme == "wss"
-    tcp = await trio.open_tcp_stream(target.host, target.port or (443 if secure else 80))
-    if not secure:
-        return tcp
-    # Most servers end a TLS connection without the closing alert, which trio would take for a truncation.
-    tls = trio.SSLStream(tcp, verifying_tls(), server_hostname=target.host, https_compatible=True)
-    try:
-        await tls.do_handshake()
-    except trio.BrokenResourceError as error:
-        await trio.aclose_forcefully(tcp)
-        raise OSError(f"the TLS handshake failed: {error.__cause__ or error}") from None
-    except BaseException:
-        await trio.aclose_forcefully(tcp)
-        raise
-    return tls
-
-
-async def _upgrade(stream: trio.abc.Stream, target: URL, headers: Mapping[str, str]) -> WebSocket:
+async def _upgrade(
+    stream: trio.abc.Stream, place: str, host: str, target: str, headers: Mapping[str, str]
+) -> WebSocket:
     protocol = WSConnection(ConnectionType.CLIENT)
-    host = target.netloc.decode()
     extra = [(name.encode(), value.encode()) for name, value in headers.items()]
-    path = target.raw_path.decode()
-    await stream.send_all(protocol.send(Request(host=host, target=path, extra_headers=extra)))
+    await stream.send_all(protocol.send(Request(host=host, target=target, extra_headers=extra)))
     while True:
         data = await stream.receive_some(READ_SIZE)
         protocol.receive_data(bytes(data) or None)
@@ -298,9 +285,6 @@ async def _upgrade(stream: trio.abc.Stream, target: URL, headers: Mapping[str, s
                 socket.take_early_frames()
                 return socket
             if isinstance(event, RejectConnection):
-                permanent = event.status_code in {401, 403}
-                kind = PlatformErrorKind.UNAUTHORIZED if permanent else PlatformErrorKind.TRANSIENT
-                message = f"{target.scheme}://{target.host} answered {event.status_code} instead of upgrading"
-                raise PlatformError(kind, message, permanent=permanent, code=event.status_code)
+                raise UpgradeRefused(place, event.status_code)
         if not data:
             raise trio.BrokenResourceError("the peer closed the connection")
