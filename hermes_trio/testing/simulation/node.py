@@ -20,7 +20,7 @@ from hermes_trio.config import Config
 from hermes_trio.gateway.api import ApiGateway, open_api_gateway
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
-from hermes_trio.runtime.ports import Wake
+from hermes_trio.runtime.ports import Agent, Wake
 from hermes_trio.store import SqliteStore, Store
 from hermes_trio.store.errors import StoreClosed, StoreError
 from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
@@ -69,6 +69,7 @@ class SimulatedNode:
         self, name: str, *, store: SqliteStore, faults: StoreFaults, trace: Trace, nursery: trio.Nursery, config: Config
     ) -> None:
         self.name = name
+        self.agent: Agent | None = None
         self.alone = True
         """Whether the database is this node's own."""
         self.starts = 0
@@ -218,7 +219,8 @@ class _Life:
 
     async def _serve(self) -> None:
         node = self.node
-        async with open_api_gateway(node._config, AdminKey(ADMIN_KEY), store=self._open_store()) as gateway:
+        opening = open_api_gateway(node._config, AdminKey(ADMIN_KEY), agent=node.agent, store=self._open_store())
+        async with opening as gateway:
             self._gateway = node.gateway = gateway
             await self._listen(gateway)
 

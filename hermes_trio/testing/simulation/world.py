@@ -19,6 +19,7 @@ import trio
 from hermes_trio.adapters.cron.jobs import new_job
 from hermes_trio.config import Config
 from hermes_trio.http.settings import Limits, ServerSettings
+from hermes_trio.runtime.ports import Agent
 from hermes_trio.store import Runner, SqliteStore, open_store
 from hermes_trio.store.errors import StoreBusy
 from hermes_trio.testing.clock import virtual_clock
@@ -61,6 +62,9 @@ class WorldSettings:
     narrow_turns: int = 2
     processes: int = 6
     cron: str = "*/7 * * * *"
+    """The schedule of the one job of a world; empty for none."""
+    agent: Agent | None = None
+    """Answers every turn in the place of the scripted model and its loop."""
 
 
 @attrs.define
@@ -168,6 +172,7 @@ class World:
                 nursery=self._nursery,
                 config=self._config(),
             )
+            node.agent = self.settings.agent
             node.alone = self.settings.nodes == 1
             node.on_crash = partial(self._crashed, node)
             self.nodes.append(node)
