@@ -135,7 +135,7 @@ bench-store: $(VENV)/.installed-dev ## Durable commits, the cost of a turn's wri
 	@$(PY) -m bench.store $(QUICKFLAG) $(ARGS)
 
 .PHONY: bench-compare
-bench-compare: $(VENV)/.installed-dev ## CPU of a turn here against another checkout: BEFORE=path
+bench-compare: $(VENV)/.installed-dev ## CPU of a turn and of a request here against another checkout: BEFORE=path, 20 rounds (ROUNDS=…)
 	@$(PY) bench/compare.py $(BEFORE)
 
 bench-stop: $(VENV)/.installed-dev ## How long a stop with children and processes takes
