@@ -30,13 +30,17 @@ def sessions(home: Path, name: str = "state.db") -> list[tuple[str, str | None]]
 
 def test_a_conversation_from_the_first_line_to_the_last(tmp_path: Path) -> None:
     """Answer, background work that reports while a line is being typed, a command, stop with a receipt, leave, resume."""
+    built = tmp_path.with_name(f"{tmp_path.name}-built")  # outside of the home, which commands cannot see
     with at_terminal(["chat"], tmp_path) as terminal:
         terminal.expect(READY)
         terminal.enter("good morning")
         terminal.expect("You said: good morning")
-        terminal.enter("!bg sleep 1; echo the-build-is-ready")
+        terminal.enter(f"!bg while ! test -e {built}; do sleep 0.1; done; echo the-build-is-ready")
         terminal.expect(r"Background process\s+started")
+        terminal.settle()
         terminal.type("half a li")
+        terminal.expect("half a li")
+        built.touch()  # not before: on a busy machine a second may be over before something is typed
         shown = terminal.expect(r"the-build-is-ready(.|\n)*half a li")
         assert "background work reports" in shown
         terminal.enter("ne")
@@ -44,7 +48,7 @@ def test_a_conversation_from_the_first_line_to_the_last(tmp_path: Path) -> None:
         terminal.enter("/status")
         terminal.expect("The agent is idle")
         terminal.enter("!sleep 1000")
-        time.sleep(1)
+        terminal.expect("Sleeping 1000 s")
         terminal.press("c")
         terminal.expect("nothing of it runs any more")
         terminal.press("c")
