@@ -20,3 +20,25 @@ def test_a_public_class_name_is_defined_once():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(place))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+UNCALLED = {"completion_states", "grant", "inbox_states", "list_grants", "prune_sessions", "revoke_grant"}
+"""What every backend is asked beside that: how rows ended, by the contracts and the simulation; what an operator gives, takes back and removes."""
+
+
+def test_every_verb_of_the_stores_port_is_called():
+    """A verb that nothing in the product calls is work for every backend, and for nobody. Its backends and the tests do not count as callers."""
+    verbs: set[str] = set()
+    for ports in ("runtime/ports.py", "store/ports.py"):
+        for node in ast.parse((PACKAGE / ports).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Store"):
+                verbs |= {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    called: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).parts
+        if place[0] == "testing" or place[:2] in {("store", "sqlite"), ("store", "postgres")}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                called.add(node.attr)
+    assert verbs - called == UNCALLED

@@ -6,39 +6,26 @@ address is the repository as the chat and the number as the thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
 
-from hermes_trio.messaging.addresses import Address
+from hermes_trio.messaging.addresses import GITHUB_COMMENT
 from hermes_trio.messaging.chunking import Limit
 from hermes_trio.messaging.contract import Adapter, Missing, Outgoing, PlatformError, PlatformErrorKind, SendResult
 from hermes_trio.messaging.errors import Redaction
 
 from .wire.http import HttpLink, PlatformResponse
 
-__all__ = ["GITHUB_COMMENT", "GithubComments", "comment_address"]
+__all__ = ["GithubComments"]
 
-GITHUB_COMMENT: Final = "github_comment"
 API: Final = "https://api.github.com"
 LIMIT: Final = 65_000
 """GitHub takes 65536 characters; some are kept for the numbering of parts."""
 
-_REPOSITORY: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
 _DEFAULT_WAIT: Final = 60.0
-
-
-def comment_address(repository: object, number: object) -> Address:
-    """The address of an issue's or a pull request's discussion; `ValueError` says what is wrong."""
-    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository) or ".." in repository:
-        raise ValueError(f"repo is {repository!r}; it must be 'owner/name'")
-    digits = str(number)
-    if isinstance(number, bool) or not re.fullmatch(r"[1-9][0-9]{0,9}", digits):
-        raise ValueError(f"pr_number is {number!r}; it must be a positive whole number")
-    return Address(GITHUB_COMMENT, repository, digits)
 
 
 class GithubComments(Adapter):

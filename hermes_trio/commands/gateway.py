@@ -60,7 +60,7 @@ def _quiet() -> None:
 
 def _database(config: Config) -> tuple[Path | None, str]:
     """The file for a conversation in the terminal, None for the configured address of a database, and what to say about it."""
-    from hermes_trio.store.sqlite.files import owner_pid
+    from hermes_trio.store.ownership import owner_pid
 
     if config.store.url:
         return None, ""

@@ -29,7 +29,7 @@ def server_url(config: Config) -> str:
     """Where the server of the home directory can be reached from this machine: at its own word, else where the configuration puts it."""
     from urllib.parse import urlsplit
 
-    from hermes_trio.store.sqlite.files import announced_addresses
+    from hermes_trio.store.ownership import announced_addresses
 
     said = [urlsplit(address) for address in announced_addresses(config.database)]
     for address in said:

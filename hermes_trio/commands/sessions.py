@@ -34,10 +34,11 @@ from hermes_trio.store import (
     UnknownSession,
 )
 from hermes_trio.store.backend import is_address, require_postgres
+from hermes_trio.store.ownership import owned
 from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
-from hermes_trio.store.sqlite.files import connect, connect_reader, owned
+from hermes_trio.store.sqlite.files import connect, connect_reader
 from hermes_trio.store.sqlite.maintenance import Prune, prune_some
 from hermes_trio.store.sqlite.rows import Database, one
 from hermes_trio.store.sqlite.schema import VERSION, version_of

@@ -62,7 +62,7 @@ async def mcp_health(config: Config) -> Mapping[str, Mapping[str, Any]]:
     """How the MCP servers are: at the word of the server that runs in the home directory, else what is configured."""
     import httpx2
 
-    from hermes_trio.store.sqlite.files import owner_pid
+    from hermes_trio.store.ownership import owner_pid
     from hermes_trio.tools.mcp import McpSettings
 
     if owner_pid(config.database) is not None:

@@ -22,7 +22,7 @@ from hermes_trio.http.auth import AdminKey, keep_key
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
-from hermes_trio.store.sqlite.files import announced
+from hermes_trio.store.ownership import announced
 
 from .api import ApiGateway, open_api_gateway
 

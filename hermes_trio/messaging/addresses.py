@@ -7,6 +7,7 @@ resolved is a problem beside the addresses that can.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypeAlias
@@ -14,11 +15,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 __all__ = [
+    "GITHUB_COMMENT",
     "Address",
     "Keyword",
     "Resolution",
     "Target",
     "TargetError",
+    "comment_address",
     "parse_targets",
     "resolve_targets",
     "target_text",
@@ -144,3 +147,19 @@ def resolve_targets(
             case _:
                 raise AssertionError(f"not a target: {target!r}")
     return Resolution(tuple(addresses), local, tuple(problems))
+
+
+GITHUB_COMMENT: Final = "github_comment"
+"""The platform of comments on issues and pull requests."""
+
+_REPOSITORY: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._-]{1,100}")
+
+
+def comment_address(repository: object, number: object) -> Address:
+    """The address of an issue's or a pull request's discussion; `ValueError` says what is wrong."""
+    if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository) or ".." in repository:
+        raise ValueError(f"repo is {repository!r}; it must be 'owner/name'")
+    digits = str(number)
+    if isinstance(number, bool) or not re.fullmatch(r"[1-9][0-9]{0,9}", digits):
+        raise ValueError(f"pr_number is {number!r}; it must be a positive whole number")
+    return Address(GITHUB_COMMENT, repository, digits)

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio.adapters.github import GithubComments, comment_address
+from hermes_trio.adapters.github import GithubComments
+from hermes_trio.messaging.addresses import comment_address
 from hermes_trio.messaging.contract import Outgoing, PlatformErrorKind
 from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, open_loopback_server
 

@@ -12,7 +12,7 @@ import trio
 
 from hermes_trio.commands.options import server_url
 from hermes_trio.config import load_config
-from hermes_trio.store.sqlite.files import address_path, announced
+from hermes_trio.store.ownership import address_path, announced
 
 from .served_gateway import Served, open_served
 from .server_process import KEY, clean_environment

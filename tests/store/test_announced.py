@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hermes_trio.store.sqlite.files import address_path, announced, announced_addresses
+from hermes_trio.store.ownership import address_path, announced, announced_addresses
 
 ANNOUNCE_AND_DIE = """
 import os, pathlib, sys
-from hermes_trio.store.sqlite.files import announced
+from hermes_trio.store.ownership import announced
 
 with announced(pathlib.Path(sys.argv[1]), ["http://127.0.0.1:1"]):
     os._exit(9)

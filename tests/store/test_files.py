@@ -21,7 +21,8 @@ from hermes_trio.store import (
     StoreReadOnly,
     open_store,
 )
-from hermes_trio.store.sqlite.files import connect, enter_wal, owner_pid
+from hermes_trio.store.ownership import owner_pid
+from hermes_trio.store.sqlite.files import connect, enter_wal
 from hermes_trio.store.sqlite.migrations import MIGRATIONS
 from hermes_trio.store.sqlite.rows import Database, many, one, write
 from hermes_trio.store.sqlite.schema import APPLICATION_ID, VERSION, migrate, version_of

@@ -17,9 +17,8 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from hermes_trio.adapters.github import GITHUB_COMMENT
 from hermes_trio.base.line_limiter import LineLimiter
-from hermes_trio.messaging.addresses import Address, target_text
+from hermes_trio.messaging.addresses import GITHUB_COMMENT, Address, target_text
 from hermes_trio.messaging.callbacks import CallbackResponse
 from hermes_trio.messaging.contract import Outgoing, PlatformError, SendResult
 from hermes_trio.messaging.core import MessagingCore

@@ -12,9 +12,8 @@ from typing import Final
 
 import attrs
 
-from hermes_trio.adapters.github import GITHUB_COMMENT, comment_address
 from hermes_trio.base.settings import SettingsError
-from hermes_trio.messaging.addresses import Address
+from hermes_trio.messaging.addresses import GITHUB_COMMENT, Address, comment_address
 from hermes_trio.messaging.one_shot import LOG
 from hermes_trio.messaging.platforms import Platforms
 from hermes_trio.messaging.settings import RouteSettings, WebhookSettings

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hermes_trio.store.errors import StoreError
-from hermes_trio.store.sqlite.files import connect, connect_reader, enter_wal, owned
+from hermes_trio.store.ownership import owned
+from hermes_trio.store.sqlite.files import connect, connect_reader, enter_wal
 from hermes_trio.store.sqlite.rows import Database, many, marks, one, write
 from hermes_trio.store.sqlite.schema import VERSION, migrate, version_of
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
+from hermes_trio.store.ownership import lock_path, owner_pid
 from hermes_trio.store.records import DAY, Retention
 
-from .files import lock_path, owner_pid
 from .maintenance import expired_counts
 from .rows import Database, many, one
 from .schema import VERSION, version_of

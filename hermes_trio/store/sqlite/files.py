@@ -1,45 +1,32 @@
-"""The database file: who may open it, with which settings, the one server that owns it, and where that one listens.
+"""The database file: how it is opened for writing and for reading, and with which settings.
 
-The owner holds an advisory lock on a file beside the database and has written its pid there; another file, locked in the same way, says at which
-addresses it can be reached. A file that nobody has locked says nothing. The database itself is only ever opened
-through SQLite: any raw open and close of it in this process would drop SQLite's own locks.
+It is only ever opened through SQLite: any raw open and close of it in this process would drop SQLite's own locks.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
 import apsw
 
-from hermes_trio.store.errors import StoreError, StoreInUse, StoreReplaced, translate
+from hermes_trio.store.errors import StoreError, StoreReplaced, translate
 
 from .rows import Database
 
 __all__ = [
     "MEMORY",
     "SqliteConnection",
-    "address_path",
-    "announced",
-    "announced_addresses",
     "connect",
     "connect_reader",
     "enter_wal",
-    "lock_path",
-    "owned",
-    "owner_pid",
 ]
 
 MEMORY: Final = ":memory:"
 
 BUSY_MILLISECONDS: Final = 5_000
 """How long another process may hold the write lock (a migration, a manual statement) before a write gives up."""
-
-ADDRESS_BYTES: Final = 65_536
 
 STATEMENTS: Final = 256
 """More prepared statements than there are in the package."""
@@ -55,102 +42,6 @@ class SqliteConnection(apsw.Connection):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.signals: list[tuple[str, str]] = []
-
-
-def lock_path(path: Path) -> Path:
-    """The file that the owner of `path` keeps locked."""
-    return path.with_name(path.name + ".lock")
-
-
-def owner_pid(path: Path) -> int | None:
-    """The pid of the server that owns `path` now (0 if it cannot be told), or None if nobody does."""
-    try:
-        descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _written_pid(descriptor)
-    else:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _written_pid(descriptor: int) -> int:
-    text = os.pread(descriptor, 32, 0).strip()
-    return int(text) if text.isdigit() else 0
-
-
-@contextmanager
-def owned(path: Path) -> Iterator[None]:
-    """Be the one server of `path` for the body of the `with`, or raise `StoreInUse` with the other one's pid.
-
-    The lock goes with the process however it ends, so a crash leaves nothing to clean up.
-    """
-    beside = lock_path(path)
-    try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise translate(apsw.CantOpenError(f"{beside}: {error.strerror}"), str(path)) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _written_pid(descriptor)
-            raise StoreInUse(
-                f"{path} is in use by another server, pid {pid}; stop that one first, or give this one another file",
-                pid,
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def address_path(path: Path) -> Path:
-    """The file in which the owner of `path` says where it listens."""
-    return path.with_name(path.name + ".address")
-
-
-@contextmanager
-def announced(path: Path, addresses: Sequence[str]) -> Iterator[None]:
-    """Say for the body of the `with` where the owner of `path` listens. Only the owner may; `OSError` if it cannot be written.
-
-    The file is complete and locked before it has its name, so one that is locked is never an earlier server's, and the lock goes with the process.
-    """
-    name = address_path(path)
-    made = name.with_name(name.name + ".new")
-    made.unlink(missing_ok=True)
-    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, "".join(f"{address}\n" for address in addresses).encode())
-        made.rename(name)
-        try:
-            yield
-        finally:
-            name.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def announced_addresses(path: Path) -> tuple[str, ...]:
-    """Where the server that owns `path` listens now; nothing if there is none, or if it has not said."""
-    try:
-        descriptor = os.open(address_path(path), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ()
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return tuple(os.pread(descriptor, ADDRESS_BYTES, 0).decode("ascii", "replace").split())
-    else:
-        return ()
-    finally:
-        os.close(descriptor)
 
 
 def connect(path: str) -> Database:

@@ -23,6 +23,7 @@ import trio
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import Wake
 from hermes_trio.store.errors import StoreError, translate
+from hermes_trio.store.ownership import owned
 from hermes_trio.store.records import MaintenanceReport, Retention
 from hermes_trio.store.signals import Signals
 
@@ -32,7 +33,7 @@ from .backlog import SqliteBacklog
 from .cron import SqliteCron
 from .cursors import SqliteCursors
 from .deliveries import SqliteDeliveries
-from .files import MEMORY, DatabaseFile, connect, connect_reader, enter_wal, owned
+from .files import MEMORY, DatabaseFile, connect, connect_reader, enter_wal
 from .inbox import SqliteInbox
 from .jobs import SqliteJobs
 from .keys import SqliteKeys
