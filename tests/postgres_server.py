@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PASSWORD", "PostgresServer", "postgres_server"]
+__all__ = ["PASSWORD", "PostgresServer", "free_port", "postgres_server"]
 
 PASSWORD = "a password that nobody may read"
 """Of the role `keeper`, which owns the databases of the tests."""

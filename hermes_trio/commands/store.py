@@ -44,7 +44,7 @@ async def _bring_up(url: str, *, make: bool) -> None:
     _, where = parse_address(url)
     with telling(where):
         async with open_link(url, where) as link:
-            await check_server(link, where)
+            await check_server(link, url, where)
             if not make and await version_of(link) == 0:
                 raise CommandFailed(f"the database {where} has no store yet; run `hermes-trio store init`")
             before = await migrate_schema(link, where)

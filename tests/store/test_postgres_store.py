@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import shutil
 import signal
+import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -31,7 +36,7 @@ from hermes_trio.store.sqlite.files import connect
 from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.testing.contracts import GatewayStoreContract
 from hermes_trio.testing.contracts.gateway_store import NodeStoreContract
-from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
+from tests.postgres_server import PASSWORD, PostgresServer, free_port, postgres_server
 
 from .turns import KEY, message
 
@@ -223,6 +228,51 @@ async def test_one_verb_that_fails_takes_no_other_with_it(postgres_url: str) -> 
         assert store.statistics().largest_batch > 1
         for number in range(60):
             assert (await store.get_session(f"s{number}") is None) is (number % 3 == 0)
+
+
+@pytest.fixture(params=["transaction", "statement", "session"])
+def pooled(request: pytest.FixtureRequest, postgres: PostgresServer, postgres_url: str) -> Iterator[tuple[str, str]]:
+    """PgBouncer before a store: its mode, and the address behind it."""
+    port = free_port()
+    folder = Path(tempfile.mkdtemp(prefix="hermes-trio-pooler-"))
+    folder.chmod(0o755)
+    (folder / "users").write_text(f'"keeper" "{PASSWORD}"\n')
+    (folder / "settings").write_text(
+        f"[databases]\n* = host=127.0.0.1 port={postgres.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
+        f"unix_socket_dir =\nauth_type = plain\nauth_file = {folder}/users\npool_mode = {request.param}\ndefault_pool_size = 10\n"
+    )
+    user: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
+    pooler = subprocess.Popen(["pgbouncer", "-q", str(folder / "settings")], stderr=subprocess.DEVNULL, **user)
+    try:
+        yield request.param, postgres_url.replace(f":{postgres.port}/", f":{port}/")
+    finally:
+        pooler.kill()
+        pooler.wait()
+        shutil.rmtree(folder)
+
+
+async def _open_in_time(url: str) -> None:
+    """Open a store and write; waits for a pooler that is just starting."""
+    for _ in range(100):
+        try:
+            async with open_postgres(url, maintenance=False) as store:
+                await store.set_meta("a", "b")
+            return
+        except StoreUnavailable:
+            await trio.sleep(0.05)
+    raise AssertionError("the pooler did not start in time")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed (apt-get install pgbouncer)")
+async def test_a_pooler_that_shares_backends_is_named(pooled: tuple[str, str]) -> None:
+    """PgBouncer in transaction or statement mode is recognised at the start; in session mode it is no hindrance."""
+    mode, address = pooled
+    if mode == "session":
+        await _open_in_time(address)
+        return
+    with pytest.raises(StoreError, match="pooler in transaction mode"):
+        await _open_in_time(address)
 
 
 def test_parameters_and_text_are_what_postgres_takes() -> None:

@@ -337,9 +337,13 @@ async def open_link(url: str, where: str) -> AsyncIterator[PostgresLink]:
     When the connection breaks meanwhile, the body is told by whatever it waits for; it is not cancelled.
     """
     link = PostgresLink(await _connect_any(url, where), where)
+    failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.read, name="store link")
         try:
             yield link
-        finally:
-            nursery.cancel_scope.cancel()
+        except Exception as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -12,8 +12,8 @@ from typing import Final
 from hermes_trio.store.errors import NewerSchema, StoreError
 
 from .database import encode
-from .errors import SqlError, translate_sql
-from .link import PostgresLink
+from .errors import LinkBroken, SqlError, translate_sql
+from .link import PostgresLink, open_link
 from .locks import lock_number
 from .migrations import MIGRATIONS
 
@@ -33,7 +33,7 @@ VERSION: Final = len(MIGRATIONS)
 OLDEST_SERVER: Final = 150_000
 
 
-async def check_server(link: PostgresLink, where: str) -> None:
+async def check_server(link: PostgresLink, url: str, where: str) -> None:
     """Raise `StoreError` for a server that is too old, for a replica, and for a pooler that hands transactions to changing connections."""
     if link.version < OLDEST_SERVER:
         raise StoreError(
@@ -45,22 +45,23 @@ async def check_server(link: PostgresLink, where: str) -> None:
         raise StoreError(f"the database {where} is a replica, which cannot be written; name the primary server")
     if encoding != "UTF8":
         raise StoreError(f"the database {where} has the encoding {encoding}; make it with ENCODING 'UTF8'")
-    if pid != link.backend and await _changes_backends(link, pid):
+    if pid != link.backend and await _shares_backends(link, pid, url, where):
         raise StoreError(
             f"the database {where} is behind a pooler in transaction mode, which loses prepared statements and notifications;"
             " connect to PostgreSQL directly, or use the pooler's session mode"
         )
 
 
-async def _changes_backends(link: PostgresLink, first: int) -> bool:
-    """Whether statements of one connection reach different backends: a session's own setting, or a temporary lock, would then be somebody else's."""
-    await link.run("SELECT set_config('hermes_trio.pooled', $1, false)", [encode(str(link.backend))])
-    for _ in range(16):
-        answers = [link.send("SELECT pg_backend_pid(), current_setting('hermes_trio.pooled', true)")]
-        await link.over(link.sync())
-        if answers[0].rows()[0] != (first, str(link.backend)):
-            return True
-    return False
+async def _shares_backends(link: PostgresLink, backend: int, url: str, where: str) -> bool:
+    """Whether the pooler that answers gives the backend of one connection to another while the first only rests, or gives the first another one."""
+    try:
+        async with open_link(url, where) as second:
+            await second.run("BEGIN")
+            rows = await second.run("SELECT pg_backend_pid()")
+            again = await link.run("SELECT pg_backend_pid()")
+    except (SqlError, LinkBroken):
+        return True  # a statement of the other connection was in the way, or the pooler knows no transactions
+    return rows[0][0] == backend or again[0][0] != backend
 
 
 async def version_of(link: PostgresLink) -> int:

@@ -357,7 +357,7 @@ async def open_postgres(
     _, where = parse_address(url)
     async with open_link(url, where) as link:
         with telling(where):
-            await check_server(link, where)
+            await check_server(link, url, where)
             await check_schema(link, where)
     kinds = {
         "units": _WRITING,
@@ -400,6 +400,8 @@ async def open_postgres(
                 finally:
                     store.units.close()
                     store.upkeep.close()
+        except Exception as error:
+            failure = error
         finally:
             with trio.move_on_after(PATIENCE, shield=True):
                 await store.close()
