@@ -76,8 +76,15 @@ async def serve(
     port: Annotated[int | None, Parameter(help="The port; 8642. 0 takes a free one.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,
+    workers: Annotated[
+        int,
+        Parameter(
+            validator=cyclopts.validators.Number(gte=1, lte=256),
+            help="Processes; more than one needs a store in PostgreSQL.",
+        ),
+    ] = 1,
 ) -> None:
     """Serve the OpenAI-compatible API and the run API until SIGTERM or SIGINT, then drain and end."""
     from hermes_trio.commands import serve as serve_command
 
-    await serve_command.serve(host=host, port=port, home=home, config=config)
+    await serve_command.serve(host=host, port=port, home=home, config=config, workers=workers)

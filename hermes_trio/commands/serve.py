@@ -6,17 +6,22 @@ import logging
 import os
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from hermes_trio import __version__
 from hermes_trio.config import Config, default_home, load_config, loose_modes
 from hermes_trio.console.routes import sign_in_path
-from hermes_trio.gateway.serving import Serving, run_server
-from hermes_trio.http.auth import ADMIN, AdminKey, admin_key
+from hermes_trio.gateway.serving import Listening, Serving, run_server
+from hermes_trio.gateway.workers import WorkerLink, WorkerPool, bind_address, worker_command
+from hermes_trio.http.auth import ADMIN, AdminKey, admin_key, keep_key
 from hermes_trio.logs import configure_logging
 from hermes_trio.providers.demo import DemoModel
+from hermes_trio.store import StoreError
 from hermes_trio.tools.warden.custody import claim_children
 from hermes_trio.tools.warden.daemon import prctl
 
@@ -29,9 +34,15 @@ LINK_SECONDS: Final = 3600.0
 
 
 async def serve(
-    *, host: str | None = None, port: int | None = None, home: Path | None = None, config: Path | None = None
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    home: Path | None = None,
+    config: Path | None = None,
+    workers: int = 1,
 ) -> None:
-    """Serve the OpenAI-compatible API and the run API until SIGTERM or SIGINT, then drain and end."""
+    """Serve the OpenAI-compatible API and the run API until SIGTERM or SIGINT, then drain and end. With several `workers`, in so many processes."""
+    worker = WorkerLink.take()
     settings = load_config(os.environ, home=home, path=config, server={"host": host, "port": port})
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = admin_key(settings.server.key, settings.home, [settings.server.host])
@@ -44,27 +55,64 @@ async def serve(
     configure_logging(level=settings.log.level, format=settings.log.format, secrets=secrets)
     for problem in loose_modes(settings):
         logger.warning("%s", problem)
+    if workers > 1 and worker is None:
+        await _serve_workers(settings, key, workers)
+        return
+    if worker is not None:
+        worker.watch()
+        name = f"{settings.store.node_name or socket.gethostname()}-{worker.number}"
+        settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, node_name=name))
     # Commands must not read the keys from this process, nor leave it anything that it does not end.
     prctl.set_dumpable(False)
     claim_children()
 
     def announce(serving: Serving) -> None:
-        _say("\n".join(start_lines(serving, key)))
+        if worker is None:
+            _say("\n".join(start_lines(serving, key)))
+        else:
+            worker.tell("started", start_lines(serving, key))
         confinement = serving.gateway.gateway.toolbox.confinement
         for problem in confinement.warnings():
             logger.warning("%s", problem)
 
     def draining(serving: Serving) -> None:
-        _say(_waiting_line(serving, settings.server.drain_seconds))
+        if worker is None:
+            _say(_waiting_line(serving, settings.server.drain_seconds))
 
     def report(found: dict[str, Any]) -> None:
+        if worker is not None:
+            worker.tell("report", found)
+            return
         left = ", ".join(f"{count} {name}" for name, count in found["backlog"].items() if count) or "nothing"
         _say(
             f"drained in {found['seconds']:.1f} s: {found['turns']} turns, {found['jobs']} jobs, {found['threads']} threads left;"
             f" {found['cancelled']} turns were cancelled, {found['stopped_jobs']} jobs were stopped; waiting in the store: {left}"
         )
 
-    await run_server(settings, key, announce=announce, draining=draining, report=report)
+    await run_server(
+        settings,
+        key,
+        listening=Listening() if worker is None else Listening(bind=worker.bind, announces=worker.number == 0),
+        announce=announce,
+        draining=draining,
+        report=report,
+    )
+
+
+async def _serve_workers(settings: Config, key: AdminKey, count: int) -> None:
+    """Serve in several processes. Raises `StoreError` for a store that has one owner."""
+    if not settings.store.url:
+        raise StoreError(
+            f"--workers {count} needs a store that several processes share: set [store] url (or HERMES_STORE_URL) to a PostgreSQL database."
+            " A SQLite file has one owner; serve it without --workers"
+        )
+    with bind_address(settings) as listens_on:
+        keep_key(key)
+        arguments = ["--home", str(settings.home), *(["--config", str(settings.path)] if settings.path else [])]
+        arguments += ["--host", settings.server.host, "--port", str(listens_on.getsockname()[1])]
+        code = await WorkerPool(count, worker_command(arguments), listens_on, _say).run()
+    if code:
+        raise SystemExit(code)
 
 
 def _say(text: str) -> None:

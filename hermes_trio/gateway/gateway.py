@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,9 @@ from hermes_trio.tracing.stage import configured_tracing
 __all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
 
 DAY = 86_400.0
+
+SHARED_SECTIONS = ("agent", "approvals", "limits", "mcp", "models", "plugins", "retention", "tools")
+"""The sections of the configuration that all nodes of a store should have in common."""
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,12 @@ def retention_of(config: Config) -> Retention:
     return Retention(**cast("dict[str, int]", values))
 
 
+def fingerprint_of(config: Config, secret: bytes) -> str:
+    """What tells nodes with different configurations apart, and nothing else about them. What belongs to one host or process is left out."""
+    shown = msgspec.to_builtins({name: getattr(config, name) for name in SHARED_SECTIONS})
+    return blake2b(msgspec.json.encode(shown, order="deterministic"), key=secret, digest_size=8).hexdigest()
+
+
 @asynccontextmanager
 async def open_gateway(
     config: Config,
@@ -117,6 +126,7 @@ async def open_gateway(
     @asynccontextmanager
     async def assemble(runtime: Runtime) -> AsyncIterator[None]:
         store = cast("Store", runtime.store)
+        runtime.membership.configuration = fingerprint_of(config, store.secret)
         broker = Approvals(store, seconds=consent.timeout)
         brokers.append(broker)
         async with (

@@ -26,7 +26,7 @@ from hermes_trio.store.ownership import announced
 
 from .api import ApiGateway, open_api_gateway
 
-__all__ = ["AddressUnusable", "Serving", "address_of", "open_server", "run_server", "settle_heap"]
+__all__ = ["AddressUnusable", "Listening", "Serving", "address_of", "open_server", "run_server", "settle_heap"]
 
 logger: Final = logging.getLogger("hermes_trio.gateway.serving")
 
@@ -38,6 +38,16 @@ the interpreter's 700 it looked at all of them again and again, which was a thir
 
 class AddressUnusable(OSError):
     """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server listens: on the configured address, or, with `bind`, on an inherited socket; commands look for it if it `announces` itself."""
+
+    bind: str = ""
+    announces: bool = True
+
+
+CONFIGURED: Final = Listening()
 
 
 class Serving(msgspec.Struct):
@@ -62,9 +72,9 @@ def address_of(config: Config) -> str:
     )
 
 
-def server_config(config: Config) -> ServerConfig:
-    """The serving layer's settings."""
-    hypercorn = hypercorn_config(address_of(config))
+def server_config(config: Config, bind: str = "") -> ServerConfig:
+    """The serving layer's settings. `bind` replaces the configured address."""
+    hypercorn = hypercorn_config(bind or address_of(config))
     hypercorn.graceful_timeout = config.server.graceful_seconds
     hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
     if config.server.access_log:
@@ -74,12 +84,17 @@ def server_config(config: Config) -> ServerConfig:
 
 @asynccontextmanager
 async def open_server(
-    config: Config, key: AdminKey, *, agent: Agent | None = None, in_memory: bool = False
+    config: Config,
+    key: AdminKey,
+    *,
+    agent: Agent | None = None,
+    in_memory: bool = False,
+    listening: Listening = CONFIGURED,
 ) -> AsyncIterator[Serving]:
     """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
 
     A key that was made for it is kept only now that the address is bound, so that a start that fails leaves none behind.
-    `agent` and `in_memory` are for `open_api_gateway`.
+    `agent` and `in_memory` are for `open_api_gateway`; `listening` says what is not as the configuration says.
     """
     async with open_api_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
         serving = Serving(gateway, [])
@@ -89,7 +104,7 @@ async def open_server(
         async def receive() -> None:
             try:
                 async with trio.open_nursery() as nursery:
-                    run = partial(serve, gateway.app, server_config(config), shutdown=serving.closing)
+                    run = partial(serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing)
                     serving.addresses = await nursery.start(run)
                     ready.set()
             except* OSError as group:
@@ -109,7 +124,7 @@ async def open_server(
         keep_key(key)
         try:
             with ExitStack() as stack:
-                if not in_memory:
+                if listening.announces and not in_memory:
                     _announce(stack, config, serving.addresses)
                 yield serving
         finally:
@@ -142,6 +157,7 @@ async def run_server(
     *,
     agent: Agent | None = None,
     in_memory: bool = False,
+    listening: Listening = CONFIGURED,
     announce: Callable[[Serving], None],
     draining: Callable[[Serving], None],
     report: Callable[[dict[str, Any]], None],
@@ -154,7 +170,8 @@ async def run_server(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as listeners:
             try:
-                async with open_server(config, key, agent=agent, in_memory=in_memory) as serving:
+                opened = open_server(config, key, agent=agent, in_memory=in_memory, listening=listening)
+                async with opened as serving:
                     settle_heap()
                     await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
                     announce(serving)

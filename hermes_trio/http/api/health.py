@@ -81,7 +81,7 @@ async def detailed_health(request: Request) -> HandlerResult:
     nodes = await _nodes(request) if core.shared else []
     if nodes:
         expired = [node["name"] for node in nodes if node["lease_seconds"] <= 0]
-        configurations = {node["configuration"] for node in nodes}
+        configurations = {node["configuration"] for node in nodes} - {""}  # known with the first heartbeat
         if expired:
             checks["nodes"] = {"status": "degraded", "detail": f"not renewed: {', '.join(expired)}"}
         elif len(configurations) > 1:
