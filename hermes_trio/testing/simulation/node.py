@@ -29,7 +29,7 @@ from .boundary import socket_pair
 from .processes import SimulatedKernel
 from .trace import Trace
 
-__all__ = ["ADMIN_KEY", "CrashPoint", "PowerLost", "SimulatedNode", "current_node"]
+__all__ = ["ADMIN_KEY", "CrashPoint", "FencedStore", "PowerLost", "SimulatedNode", "current_node"]
 
 ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
@@ -255,7 +255,7 @@ class _Life:
     async def _open_store(self) -> AsyncGenerator[Store]:
         async with (
             self._open_handle() as handle,
-            self.node._faults.around(cast("Any", _opened(_FencedStore(handle, self)))) as store,
+            self.node._faults.around(cast("Any", _opened(_NodeStore(handle, self)))) as store,
         ):
             yield store
 
@@ -299,13 +299,12 @@ async def _opened(store: Any) -> AsyncGenerator[Any]:
     yield store
 
 
-class _FencedStore:
-    """The store of one life: without power no verb does anything. Its signals may be late, come twice, or in another order."""
+class FencedStore:
+    """A store whose verbs do nothing any more once `is_off` says that the power is gone; everything else is the wrapped store's own."""
 
-    def __init__(self, store: SqliteStore, life: _Life) -> None:
+    def __init__(self, store: SqliteStore, is_off: Callable[[], bool]) -> None:
         self._store = store
-        self._life = life
-        self._trace = life.node._trace
+        self._is_off = is_off
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._store, name)
@@ -316,30 +315,45 @@ class _FencedStore:
         return called
 
     async def _call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        life = self._life
-        if life.dead:
+        if self._is_off():
             await trio.lowlevel.checkpoint()
             raise PowerLost(f"no power: {name} was not written")
-        point = next((one for one in life.node.crash_points if one.verb == name), None)
-        if point is not None:
-            life.node.crash_points.remove(point)
-            if not point.after:
-                self._trace.note("power fails", f"before {name}")
-                life.node.crash(point.down)
-                await trio.lowlevel.checkpoint()
-                raise PowerLost(f"no power: {name} was not written")
-        try:
-            value = await verb(*args, **named)
-        except Exception as error:
-            self._trace.note("verb", f"{name}: {type(error).__name__}")
-            raise
-        self._trace.note("verb", name)
-        if point is not None and not life.dead:
-            self._trace.note("power fails", f"after {name}")
-            life.node.crash(point.down)
-        if life.dead:
+        value = await verb(*args, **named)
+        if self._is_off():
             raise PowerLost(f"no power: the answer of {name} was not heard")
         return value
+
+
+class _NodeStore(FencedStore):
+    """The store of one life. It may be told to lose the power at a verb; its signals may be late, come twice, or in another order."""
+
+    def __init__(self, store: SqliteStore, life: _Life) -> None:
+        super().__init__(store, lambda: life.dead)
+        self._life = life
+        self._trace = life.node._trace
+
+    async def _call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        node = self._life.node
+        point = None if self._life.dead else next((one for one in node.crash_points if one.verb == name), None)
+        if point is not None:
+            node.crash_points.remove(point)
+            if not point.after:
+                self._trace.note("power fails", f"before {name}")
+                node.crash(point.down)
+
+        async def traced() -> Any:
+            try:
+                value = await verb(*args, **named)
+            except Exception as error:
+                self._trace.note("verb", f"{name}: {type(error).__name__}")
+                raise
+            self._trace.note("verb", name)
+            if point is not None and not self._life.dead:
+                self._trace.note("power fails", f"after {name}")
+                node.crash(point.down)
+            return value
+
+        return await super()._call(name, traced)
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """As the store does, with the faults of signals."""

@@ -50,5 +50,5 @@ def test_every_deliberate_defect_is_convicted_within_five_hundred_seeds(name: st
 @pytest.mark.parametrize("name", DEFECTS)
 def test_what_once_was_broken_would_be_found(name: str) -> None:
     """Each defect, put back as a small patch, is found within five hundred seeds."""
-    invariant, patches = DEFECTS[name]
-    assert seeds_until_found(patches, invariant, 500) is not None
+    invariant, faults, patches = DEFECTS[name]
+    assert seeds_until_found(patches, invariant, 500, faults) is not None
