@@ -301,7 +301,8 @@ class Program:
                 if drains:
                     self.drained = True
                     report = await runtime.drain(self.dice.random() * 3)
-                    assert report.ok, report
+                    # A run whose row a slow store has not written yet may still begin: the report says so.
+                    assert (report.turns, report.jobs) == (len(runtime.core.starting), 0), report
                 else:
                     await self.play(runtime, STEPS // 2, STEPS)
                     await self.check(runtime)
