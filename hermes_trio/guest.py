@@ -153,7 +153,7 @@ class AsyncioRuntime:
             return await self._runtime.run_turn(
                 input,
                 context,
-                agent=None if agent is None else _host_agent(agent),
+                agent=agent,
                 budget=budget,
                 sink=None if sink is None else partial(_call_host, loop, sink),
                 hooks=TurnHooks(on_start=turns.append),
@@ -315,6 +315,7 @@ class AsyncioRuntime:
                 self._opening.cancel()
             async with self._runtime as runtime, trio.open_nursery() as calls:
                 runtime.core.asyncio_loop.lend(self._loop)
+                runtime.core.adapt = _host_agent
                 self._calls = calls
                 _call_host(self._loop, lambda: ready.done() or ready.set_result(None))
                 calls.start_soon(self._watch_loop, self._loop)

@@ -413,3 +413,45 @@ def test_what_a_method_of_the_turn_raises_is_the_agents():
             assert (outcome.text, outcome.error) == ("went on", "")
 
     asyncio.run(main())
+
+
+def test_a_job_is_used_by_the_host():
+    """The host awaits the methods of a job as they are, on its own loop, also when the turn that started it is over."""
+
+    async def work(job: Job) -> JobState:
+        job.started()
+        await trio.sleep(0.05)
+        return JobState.EXITED
+
+    async def main() -> None:
+        jobs: list[Job] = []
+
+        async def agent(turn: Turn) -> str:
+            jobs.append(await turn.start_job(JobSpec(kind="k", title="t", run=work)))
+            return (await turn.run_child("x", agent=echo)).text
+
+        async with AsyncioRuntime(agent=agent) as rt:
+            assert (await rt.run_turn("go")).text.endswith(": x")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(jobs[0].wait(), 0.001)
+            assert await jobs[0].wait() is JobState.EXITED
+            assert await rt.run(jobs[0].wait) is JobState.EXITED
+        with pytest.raises(RuntimeClosed):
+            await jobs[0].wait()
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_awaits_what_was_cancelled_leaves_the_runtime_alone():
+    """`CancelledError` of something else than the turn fails the turn; the runtime and its other turns go on."""
+
+    async def agent(turn: Turn) -> str:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        async with AsyncioRuntime(agent=agent) as rt:
+            outcome = await rt.run_turn("go")
+            assert (outcome.state, outcome.error_code) == (TurnState.FAILED, "agent_cancelled_itself")
+            assert (await rt.run_turn("go", agent=echo)).text.endswith(": go")
+
+    asyncio.run(main())

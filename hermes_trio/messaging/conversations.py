@@ -14,11 +14,10 @@ import trio
 
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.interface import Interface
 from hermes_trio.runtime.outcome import CancelCause, Outcome, TurnState
-from hermes_trio.runtime.ports import InboxRow, NewReply, TurnInput
+from hermes_trio.runtime.ports import InboxRow, NewReply, RuntimeStore, TurnInput
 from hermes_trio.runtime.turn import EventSink, Turn
 
 from .addresses import Address
@@ -94,7 +93,7 @@ class ChatInterface(Interface):
     def sink(self, context: SessionContext) -> EventSink | None:
         return TurnFeed(self._desk, self._member, context, self._previews, self._prompts)
 
-    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
+    async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
         """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
         key = context.session_key
         policy = policy_for(self._member.settings, _chat_type(key))
@@ -102,8 +101,10 @@ class ChatInterface(Interface):
             found = await self._desk.store.session_of(key)
             if found is not None and found.ended_at is None:
                 now = trio.current_time()
-                ages = [now - job.node.opened_at for job in core.supervisor.jobs(found.id)]
-                reason = reset_reason(policy, last_active=found.last_active, now=core.clock(), job_ages=ages)
+                ages = [now - job.node.opened_at for job in self._desk.runtime.supervisor.jobs(found.id)]
+                reason = reset_reason(
+                    policy, last_active=found.last_active, now=self._desk.runtime.core.clock(), job_ages=ages
+                )
                 if reason is not None:
                     self._told_model[key] = reason.told_model()
                     if policy.notify:
@@ -111,7 +112,7 @@ class ChatInterface(Interface):
                     # Before the new session: if this fails, the reset is tried again, and nothing allowed here can outlive it.
                     await self._desk.end_conversation(key, found.id)
                     return await self._desk.store.new_session(key, source=self.platform, reason=reason.value)
-        return await super().session_for(core, context)
+        return await super().session_for(store, context)
 
     def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
         feed = turn.sink

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, cast
 
 from .errors import AgentFailed
-from .ports import Agent, Reply
+from .outcome import Usage
+from .ports import Agent, Message, Reply
 from .turn import Turn
 
 __all__ = ["AnyAgent", "as_agent", "as_reply", "asyncio_agent", "runs_on_trio", "sync_agent", "trio_agent"]
@@ -28,6 +29,7 @@ def as_agent(function: AnyAgent) -> Agent:
         raise TypeError(
             f"agent={function!r} cannot be called: give a function that takes a Turn and returns a str or a Reply"
         )
+    _check_signature(function)
     if _is_async(function):
         return cast("Agent", function)
     return sync_agent(cast("Callable[[Turn], Reply | str]", function))
@@ -38,12 +40,45 @@ def as_reply(answer: object, agent: object) -> Reply:
     if isinstance(answer, str):
         return Reply(text=answer)
     if isinstance(answer, Reply):
-        return answer
+        return _checked(answer, agent)
     given = "None (is there a `return` missing?)" if answer is None else f"{type(answer).__name__}"
     raise AgentFailed(
         f"the agent {agent_name(agent)} returned {given}; an agent returns a str or a hermes_trio.Reply",
         "agent_wrong_reply",
     )
+
+
+def _checked(reply: Reply, agent: object) -> Reply:
+    """Return the reply, if its parts can be stored. `AgentFailed` names the part that cannot."""
+    parts = {"text": isinstance(reply.text, str), "usage": isinstance(reply.usage, Usage)}  # pyright: ignore[reportUnnecessaryIsInstance]
+    if reply.messages:
+        parts["messages"] = isinstance(reply.messages, tuple) and all(  # pyright: ignore[reportUnnecessaryIsInstance]
+            isinstance(message, Message)  # pyright: ignore[reportUnnecessaryIsInstance]
+            for message in reply.messages
+        )
+    for part, right in parts.items():
+        if not right:
+            given = type(getattr(reply, part)).__name__
+            wanted = {"text": "a str", "usage": "a Usage", "messages": "a tuple of Message"}[part]
+            raise AgentFailed(
+                f"the agent {agent_name(agent)} returned a Reply whose {part} is {given}; it must be {wanted}",
+                "agent_wrong_reply",
+            )
+    return reply
+
+
+def _check_signature(function: AnyAgent) -> None:
+    """Raise `TypeError` for a function that cannot take a turn as its one argument. One that has no signature to look at is let through."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"the agent {agent_name(function)}{signature} cannot be called with a Turn ({error}): an agent takes a Turn as its one argument"
+        ) from None
 
 
 def sync_agent(function: Callable[[Turn], Reply | str]) -> Agent:

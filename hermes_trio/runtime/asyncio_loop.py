@@ -7,34 +7,68 @@ asyncio itself lends its own loop (`AsyncioRuntime`); then there is no thread, a
 from __future__ import annotations
 
 import contextvars
+import functools
+import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, TypeVarTuple, cast
 
 import trio
 
 from .context import current_binding
-from .errors import RuntimeClosed
-from .threads import hold_clock, release_clock, wait_out
+from .errors import AgentFailed, RuntimeClosed, RuntimeProblem
+from .threads import exits_only_the_call, hold_clock, release_clock, wait_out
 from .tree import Node, Tree
 
 if TYPE_CHECKING:
     import asyncio
 
-    from .turn import Turn
+__all__ = ["AsyncioLoop", "OnTrio", "awaitable_from_asyncio"]
 
-__all__ = ["AsyncioLoop"]
+logger: Final = logging.getLogger("hermes_trio.runtime.asyncio_loop")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 CLOSE_SECONDS: Final = 5.0
 """How long the thread of the loop may take to end before it is shown as abandoned."""
 
 
+class OnTrio(Protocol):
+    """A turn or a job, whose methods belong to Trio."""
+
+    @property
+    def bridge(self) -> AsyncioLoop:
+        """The asyncio loop of its runtime."""
+        ...
+
+    def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
+        """Start a task on Trio that ends with it. Raises `RuntimeError` where that is too late."""
+        ...
+
+
+AnyOnTrio = TypeVar("AnyOnTrio", bound=OnTrio)
+
+
+def awaitable_from_asyncio(
+    method: Callable[Concatenate[AnyOnTrio, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[AnyOnTrio, P], Coroutine[Any, Any, T]]:
+    """Let asyncio code await a method of a turn or a job: there it runs on Trio, as a task of its owner."""
+
+    @functools.wraps(method)
+    async def call(owner: AnyOnTrio, /, *args: P.args, **named: P.kwargs) -> T:
+        if owner.bridge.on_trio():
+            return await method(owner, *args, **named)
+        bound = functools.partial(method, owner, *args, **named)
+        return await owner.bridge.call_back(owner, bound, method.__name__)
+
+    return call
+
+
 class AsyncioLoop:
-    """Runs coroutine functions of asyncio for tasks of Trio."""
+    """Runs coroutine functions of asyncio for tasks of Trio, and calls of other threads in the thread of Trio. Made in the runtime's Trio."""
 
     def __init__(self, tree: Tree, *, grace: float) -> None:
         self._tree = tree
@@ -46,7 +80,9 @@ class AsyncioLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], object] | None = None
         self._closed = False
-        self._token: trio.lowlevel.TrioToken | None = None
+        self._away: dict[Node, tuple[int, bool]] = {}
+        """How many calls on Trio each asyncio task of a node waits for, and whether a virtual clock was let go for them."""
+        self._token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         self.node: Node | None = None
 
     @property
@@ -84,7 +120,6 @@ class AsyncioLoop:
         On cancellation the task is cancelled and given the thread grace to end; one that stays deaf moves to the tree's `abandoned` node.
         """
         loop = await self._started()
-        self._token = trio.lowlevel.current_trio_token()
         self._count += 1
         outer = current_binding()
         words = name or getattr(function, "__qualname__", type(function).__name__)
@@ -119,7 +154,10 @@ class AsyncioLoop:
         abandoned = False
 
         async def call() -> T:
-            return await function(*args)
+            if self._thread is None:
+                return await function(*args)  # the loop is the host's: SystemExit means the host
+            with exits_only_the_call():
+                return await function(*args)
 
         def start() -> None:
             task = loop.create_task(call(), context=context)
@@ -167,18 +205,49 @@ class AsyncioLoop:
             raise
         task = tasks[0]
         if task.cancelled():
-            raise _cancelled_itself()
+            # Not by the turn, which is cancelled in Trio: the agent awaited something that was cancelled, or the program cancels every task of its loop.
+            words = "the agent" if node is None else f"the agent {node.name}"
+            raise AgentFailed(f"{words} was cancelled in asyncio, and not by its turn", "agent_cancelled_itself")
         return task.result()
 
-    async def call_back(self, turn: Turn, function: Callable[[], Awaitable[T]], name: str) -> T:
-        """Run `function` on Trio, as a task of `turn`, for a task of asyncio that waits for it. Cancelling the wait cancels it, and waits for its end."""
+    def on_trio(self) -> bool:
+        """Return whether this code runs in the Trio of the runtime."""
+        try:
+            return trio.lowlevel.current_trio_token() is self._token
+        except RuntimeError:
+            return False
+
+    def call_soon(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call `function(*args)` in the thread of Trio: now, if this is it. From elsewhere the calls keep their order, and what they raise is logged."""
+        if self.on_trio():
+            function(*args)
+            return
+
+        def call() -> None:
+            try:
+                function(*args)
+            except Exception:
+                logger.exception("a call from another thread failed: %s", getattr(function, "__qualname__", function))
+
+        try:
+            self._token.run_sync_soon(call)
+        except trio.RunFinishedError:
+            pass  # the runtime has ended, and with it whatever this was for
+
+    async def call_back(self, owner: OnTrio, function: Callable[[], Awaitable[T]], name: str) -> T:
+        """Run `function` on Trio, as a task of `owner`, for a task of asyncio that waits for it. Cancelling the wait cancels it, and waits for its end."""
         import asyncio
 
-        loop = asyncio.get_running_loop()
-        if self._token is None:
-            raise RuntimeClosed("a turn can be used by an asyncio agent of its runtime only, while that runs")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeProblem(
+                f"{name} is awaited in the Trio of its runtime or in asyncio; this is another Trio or no event loop at all"
+            ) from None
         future: asyncio.Future[T] = loop.create_future()
         scope = trio.CancelScope()
+        binding = current_binding()
+        caller = None if binding is None else binding.node
 
         def settle(result: T | None, error: BaseException | None) -> None:
             if not future.done():
@@ -189,7 +258,7 @@ class AsyncioLoop:
 
         async def work() -> None:
             result: T | None = None
-            error: BaseException | None = RuntimeClosed(f"the turn ended while {name} was under way")
+            error: BaseException | None = RuntimeClosed(f"its owner ended while {name} was under way")
             try:
                 with scope:
                     result = await function()
@@ -197,22 +266,24 @@ class AsyncioLoop:
             except Exception as raised:
                 error = raised  # it is the agent's to handle, not the turn's to fail with
             finally:
-                hold_clock(trio.lowlevel.current_clock())
+                self._take_clock(caller)
                 _tell_loop(loop, settle, result, error)
 
         def start() -> None:
             try:
-                turn.start_soon(work, name=name)
-                # The agent waits for Trio now, and not Trio for the agent: a virtual clock may go on.
-                release_clock(trio.lowlevel.current_clock())
-            except (RuntimeError, AttributeError):
-                _tell_loop(loop, settle, None, RuntimeClosed(f"the turn is over; {name} came too late"))
+                owner.start_on_trio(work, name)
+                self._leave_clock(caller)
+            except (RuntimeError, AttributeError, RuntimeClosed):
+                _tell_loop(loop, settle, None, RuntimeClosed(f"its owner is over; {name} came too late"))
 
-        self._token.run_sync_soon(start)
+        try:
+            self._token.run_sync_soon(start)
+        except trio.RunFinishedError:
+            raise RuntimeClosed(f"the runtime has ended; {name} came too late") from None
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._token.run_sync_soon(scope.cancel)
+            self.call_soon(scope.cancel)
             while not future.done():
                 try:
                     await asyncio.wait([future])  # noqa: ASYNC102 - bounded by the turn, whose task it is
@@ -221,6 +292,21 @@ class AsyncioLoop:
             if not future.cancelled():
                 future.exception()
             raise
+
+    def _leave_clock(self, caller: Node | None) -> None:
+        """The asyncio task of `caller` waits for Trio now, and not Trio for it: a virtual clock may go on."""
+        if caller is not None:
+            count, left = self._away.get(caller, (0, False))
+            self._away[caller] = (count + 1, left or release_clock(trio.lowlevel.current_clock()))
+
+    def _take_clock(self, caller: Node | None) -> None:
+        """One call of `caller` is over; after the last one, a virtual clock stands still for it again."""
+        if caller is not None:
+            count, left = self._away.pop(caller)
+            if count > 1:
+                self._away[caller] = (count - 1, left)
+            elif left:
+                hold_clock(trio.lowlevel.current_clock())
 
     async def _started(self) -> asyncio.AbstractEventLoop:
         if self._closed:
@@ -279,12 +365,6 @@ class AsyncioLoop:
             self.node.move(self._tree.abandoned)
         else:
             self.node.close("finished")
-
-
-def _cancelled_itself() -> BaseException:
-    import asyncio
-
-    return asyncio.CancelledError("the agent cancelled itself")
 
 
 def _tell_loop(loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object], *args: *Ts) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from .admission import Admission, SessionLocks
+from .agents import AnyAgent, as_agent
 from .asyncio_loop import AsyncioLoop
 from .budget import Allowance, Budget
 from .channel import CompletionChannel
@@ -72,6 +73,8 @@ class RuntimeCore:
         self, *, agent: Agent, store: RuntimeStore, settings: RuntimeSettings, ids: Ids, clock: Callable[[], float]
     ) -> None:
         self.agent = agent
+        self.adapt: Callable[[AnyAgent], Agent] = as_agent
+        """Makes an agent of what an embedding program gave; an `AsyncioRuntime` takes async functions for asyncio's."""
         self.store = store
         self.settings = settings
         self.ids = ids
@@ -140,7 +143,7 @@ class RuntimeCore:
         input: TurnInput | str,
         owner: Owner,
         *,
-        agent: Agent | None = None,
+        agent: AnyAgent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
         hooks: TurnHooks = NO_HOOKS,
@@ -153,7 +156,7 @@ class RuntimeCore:
         return TurnSpec(
             input=TurnInput(text=input, history=()) if isinstance(input, str) else input,
             context=context,
-            agent=agent,
+            agent=None if agent is None else self.adapt(agent),
             source=SUBAGENT,
             tenant=owner.tenant,
             budget=budget,

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import trio
 
+from .agents import AnyAgent
 from .budget import Budget
 from .channel import CompletionChannel, mint
 from .context import SessionContext, check_id
 from .core import RuntimeCore
 from .errors import Draining, RuntimeProblem
 from .outcome import Cause, Outcome, StopReceipt
-from .ports import Agent, InboxKind, InboxRow, NewMessage, NewReply, TurnInput, inbox_topic
+from .ports import InboxKind, InboxRow, NewMessage, NewReply, RuntimeStore, TurnInput, inbox_topic
 from .tree import waiting
 from .turn import EventSink, Turn
 
@@ -44,7 +45,7 @@ class Interface:
     one_shot: str = ""
     linger: float | None = None
     interactive: bool = False
-    agent: Agent | None = None
+    agent: AnyAgent | None = None
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
         """The input of the turn for these rows: one message, or a burst of notices."""
@@ -72,9 +73,9 @@ class Interface:
         """What is to be sent after this outcome. Pure: it is committed with the turn, and sent afterwards."""
         return ()
 
-    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
+    async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
         """The session behind a key: asked at each turn boundary, so `/new` and `/resume` take effect there and never inside a turn."""
-        return await core.store.resolve_session(context, source=self.platform)
+        return await store.resolve_session(context, source=self.platform)
 
     async def on_turn_start(self, turn: Turn) -> None:
         """Called when a turn is about to be conducted (typing indicators and the like)."""

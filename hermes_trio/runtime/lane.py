@@ -218,7 +218,7 @@ class Lanes:
         spec = TurnSpec(
             input=front.prepare(rows),
             context=context,
-            agent=front.agent,
+            agent=None if front.agent is None else core.adapt(front.agent),
             source=front.platform,
             tenant=routing.tenant,
             budget=budget,
@@ -258,7 +258,7 @@ class Lanes:
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.session_id:
             return first.session_id
-        return await front.session_for(self._core, first.routing)
+        return await front.session_for(self._core.store, first.routing)
 
     def _root(self, rows: Sequence[InboxRow]) -> Settlement:
         first = rows[0]

@@ -453,7 +453,9 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """Write the end of a turn; return whether it ended its session. Writing it twice changes nothing."""
         ...
 
-    async def start_job(self, job: JobStart) -> None: ...
+    async def start_job(self, job: JobStart) -> None:
+        """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
+        ...
 
     async def finish_job(self, job: JobFinish) -> int | None:
         """Write the end; return the id of the notice that now waits in the inbox, or None."""

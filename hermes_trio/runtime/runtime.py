@@ -312,7 +312,7 @@ class Runtime:
             spec = TurnSpec(
                 input=TurnInput(text=input) if isinstance(input, str) else input,
                 context=where,
-                agent=None if agent is None else as_agent(agent),
+                agent=None if agent is None else core.adapt(agent),
                 source=where.platform or "embedded",
                 budget=budget,
                 one_shot=one_shot,

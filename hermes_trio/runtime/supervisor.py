@@ -15,15 +15,17 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from .agents import AnyAgent
+from .asyncio_loop import AsyncioLoop, awaitable_from_asyncio
 from .budget import Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
 from .core import RuntimeCore
 from .ends import End
-from .errors import Draining, JobRefused, RuntimeClosed, RuntimeProblem, UnknownJob
+from .errors import Draining, JobRefused, OutcomeUnknown, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
-from .ports import Agent, JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
-from .tree import Node, split_cancelled, stop_node, waiting
+from .ports import JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
+from .tree import Node, printable, split_cancelled, stop_node, waiting
 from .turn import NO_HOOKS, Owner, TurnHooks
 from .turn_lifecycle import first_cause, run_child
 
@@ -89,15 +91,31 @@ class Job:
         """The session that the job belongs to."""
         return self.owner.context
 
+    @property
+    def bridge(self) -> AsyncioLoop:
+        """The asyncio loop of the runtime."""
+        return self._core.asyncio_loop
+
+    def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
+        """Start a task for a call from asyncio: a child turn in the job, the rest beside it, where it can wait for the job's end."""
+        if name == "run_child":
+            self._core.base_context.copy().run(self.nursery.start_soon, function)
+        else:
+            self._core.supervisor.start_soon(function)
+
     # -- for the job's own task --------------------------------------------------------------------------------------------------
 
     def started(self, info: object = None) -> None:
         """The work exists now; whoever started the job goes on."""
+        self.bridge.call_soon(self._started, info)
+
+    def _started(self, info: object) -> None:
         if self.state is JobState.STARTING:
             self.state = JobState.RUNNING
         self.info = info
         self._ready.set()
 
+    @awaitable_from_asyncio
     async def notify(self, kind: NoticeKind, text: str, **payload: Any) -> bool:
         """Tell the owner something while the job goes on. Returns whether there was a channel to tell it through."""
         if self.channel is None or self.seen:
@@ -115,11 +133,12 @@ class Job:
         )
         return notice is not None
 
+    @awaitable_from_asyncio
     async def run_child(
         self,
         input: TurnInput | str,
         *,
-        agent: Agent | None = None,
+        agent: AnyAgent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
         hooks: TurnHooks = NO_HOOKS,
@@ -130,6 +149,7 @@ class Job:
 
     # -- for everybody else ------------------------------------------------------------------------------------------------------
 
+    @awaitable_from_asyncio
     async def wait_started(self) -> object:
         """Wait for the start handshake and return what the job gave to it; raise if the job ended without ever starting."""
         await self._ready.wait()
@@ -137,11 +157,13 @@ class Job:
             raise self.error
         return self.info
 
+    @awaitable_from_asyncio
     async def wait(self) -> JobState:
         """Wait until the job has ended and its end is written down. Cancelling abandons the wait, never the job."""
         await self._over.wait()
         return self.state
 
+    @awaitable_from_asyncio
     async def mark_seen(self) -> None:
         """The owner knows how this job ended (or ended it): it will not be told again."""
         if self.seen or self.channel is None:
@@ -154,7 +176,10 @@ class Job:
             )
 
     def cancel(self, cause: Cause) -> None:
-        """Cancel the job's scope. The first cause stays."""
+        """Cancel the job's scope, from any thread. The first cause stays."""
+        self.bridge.call_soon(self._cancel, cause)
+
+    def _cancel(self, cause: Cause) -> None:
         if self.spec.deaf and cause.kind is not CancelCause.DRAIN:
             return
         if self.cause is None:
@@ -169,6 +194,7 @@ class Job:
         """Empty: the node's name is the job's title."""
         return ""
 
+    @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
         """Stop the job and everything in it; the receipt has one line a node."""
         why = Cause(CancelCause.STOP) if cause is None else cause
@@ -311,6 +337,8 @@ class Supervisor:
         core, session_id = self._core, owner.context.session_id
         assert self._nursery is not None
         id = spec.id or core.ids.make("job_", 12)
+        if id in self._jobs:
+            raise JobRefused(f"there is a job {id!r} already; give each job an id of its own, or none")
         session = self._sessions.get(session_id)
         if session is None:
             session = self._sessions[session_id] = _Session(
@@ -324,6 +352,12 @@ class Supervisor:
         # From the supervisor's context, not the caller's: the job has its session's identity, and no handle on the turn or the request.
         core.base_context.copy().run(self._nursery.start_soon, self._live, job)
         return job
+
+    def start_soon(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that belongs to no session. Raises `RuntimeClosed` after the end."""
+        if self._nursery is None:
+            raise RuntimeClosed("the runtime is closed")
+        self._core.base_context.copy().run(self._nursery.start_soon, function)
 
     def adopt_thread(self, name: str, owner: Owner, over: trio.Event) -> None:
         """A thread outlives the turn that started it: it becomes a job of its session, which ends when the thread does or a drain leaves it behind."""
@@ -339,16 +373,16 @@ class Supervisor:
 
     async def _live(self, job: Job) -> None:
         """The whole life of a job."""
-        core = self._core
         token = _binding.set(Binding(job.context, None, job.node))
         state: JobState | None = None
         try:
             try:
-                await core.store.start_job(self._row(job))
+                await self._write_start(job)
                 with job.scope:
                     async with trio.open_nursery() as nursery:
                         job.nursery = nursery
-                        state = await job.spec.run(job) or JobState.EXITED
+                        with printable():
+                            state = await job.spec.run(job) or JobState.EXITED
             except BaseException as error:  # noqa: ASYNC103 - the end of a job is recorded; what ends the program goes on
                 job.error = first_cause(error)
                 cancelled, rest = split_cancelled(error)
@@ -380,6 +414,14 @@ class Supervisor:
         else:
             job.state = JobState.TIMED_OUT
             job.cause = Cause(CancelCause.DEADLINE, f"older than {job.spec.seconds:g} s")
+
+    async def _write_start(self, job: Job) -> None:
+        """Write the row of a job. One that may have been written is written again, which changes nothing then."""
+        row = self._row(job)
+        try:
+            await self._core.store.start_job(row)
+        except OutcomeUnknown:
+            await self._core.store.start_job(row)
 
     async def _finish(self, job: Job) -> None:
         """One transaction: the terminal state and, if a channel was held, the notice. What the store refuses is repeated by `core.ends`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -17,12 +18,11 @@ import trio
 
 from .context import current_binding
 from .tree import Node, Tree
-from .turn import Turn
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-__all__ = ["Threads", "hold_clock", "release_clock", "virtual_clock_of", "wait_out"]
+__all__ = ["Threads", "exits_only_the_call", "hold_clock", "release_clock", "virtual_clock_of", "wait_out"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -53,20 +53,31 @@ class _Held:
             self._held.setdefault(virtual, []).append(virtual.autojump_threshold)
             virtual.autojump_threshold = math.inf
 
-    def release(self, clock: object) -> None:
-        """Undo one `hold`."""
+    def release(self, clock: object) -> bool:
+        """Undo one `hold`; return whether there was one."""
         virtual = virtual_clock_of(clock)
-        if virtual is not None:
-            before = self._held[virtual].pop(0)
-            if not self._held[virtual]:
-                virtual.autojump_threshold = before
-            else:
-                self._held[virtual][0] = before
+        if virtual is None or not self._held.get(virtual):
+            return False
+        before = self._held[virtual].pop(0)
+        if not self._held[virtual]:
+            virtual.autojump_threshold = before
+        else:
+            self._held[virtual][0] = before
+        return True
 
 
 _clocks: Final = _Held()
 hold_clock: Final = _clocks.hold
 release_clock: Final = _clocks.release
+
+
+@contextmanager
+def exits_only_the_call() -> Generator[None]:
+    """Make `SystemExit` in a thread that is not the program's main one a `RuntimeError`: it ends that call, as `sys.exit` does in any thread."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"sys.exit({error.code!r}) was called in a worker thread; it ends that call only") from error
 
 
 async def wait_out(over: trio.Event, returned: threading.Event, grace: float, clock: object) -> None:
@@ -157,7 +168,8 @@ class Threads:
 
         def call() -> T:
             try:
-                return function(*args)
+                with exits_only_the_call():
+                    return function(*args)
             finally:
                 returned.set()
                 try:
@@ -181,6 +193,8 @@ class Threads:
                     owner = owner.parent
                 if owner is not None:
                     owner.left = [*(owner.left or ()), node]
+                from .turn import Turn  # which is awaited from asyncio, and so needs this module
+
                 binding = current_binding()
                 if binding is not None and isinstance(binding.turn, Turn):
                     binding.turn.core.supervisor.adopt_thread(node.name, binding.turn.owner, over)

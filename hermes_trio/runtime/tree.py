@@ -30,6 +30,7 @@ __all__ = [
     "TreeTracer",
     "TreeWatcher",
     "current_node",
+    "printable",
     "split_cancelled",
     "stop_node",
     "stop_work",
@@ -689,6 +690,25 @@ def ended_as(error: BaseException | None) -> str:
         return "finished"
     _, rest = split_cancelled(error)
     return "cancelled" if rest is None else "failed"
+
+
+class printable:  # noqa: N801 - used as a function
+    """`with printable():` around code of others: an exception of theirs that has no text, because its `__repr__` or `__str__` fails, becomes a `RuntimeError`.
+
+    A nursery writes down what left it, and would break in the middle of its end.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        if error is None or isinstance(error, trio.Cancelled):
+            return
+        try:
+            f"{error!r} {error}"
+        except Exception:
+            raise RuntimeError(f"{type(error).__qualname__} was raised, which cannot be printed") from error
 
 
 def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:

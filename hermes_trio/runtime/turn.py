@@ -6,24 +6,25 @@ it cannot hold a watcher is for a type checker to say, not for an `if`. A child 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, TypeVarTuple, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, final
 
 import msgspec
 import trio
 
+from .asyncio_loop import AsyncioLoop, awaitable_from_asyncio
 from .budget import UNLIMITED, Allowance, Budget
 from .channel import CompletionChannel
 from .context import Binding, SessionContext, _binding
 from .outcome import CancelCause, Cause, Outcome, StopReceipt
-from .ports import Agent, InboxRow, Message, NewReply, NewRun, Reply, TurnInput
+from .ports import InboxRow, Message, NewReply, NewRun, Reply, TurnInput
 from .settlement import Settlement
-from .tree import Node, ended_as, stop_node
+from .tree import Node, ended_as, printable, stop_node
 
 if TYPE_CHECKING:
+    from .agents import AnyAgent
     from .core import RuntimeCore
     from .ends import End
     from .supervisor import Job, JobSpec
@@ -41,8 +42,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-P = ParamSpec("P")
-AnyTurn = TypeVar("AnyTurn", bound="Turn")
 Ts = TypeVarTuple("Ts")
 
 EventSink = Callable[[Mapping[str, Any]], None]
@@ -56,21 +55,6 @@ TITLE_LENGTH = 120
 """Characters of an input that name its turn in the tree."""
 
 PARENT_GONE = Cause(CancelCause.PARENT_GONE)
-
-
-def awaitable_from_asyncio(
-    method: Callable[Concatenate[AnyTurn, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[AnyTurn, P], Coroutine[Any, Any, T]]:
-    """Let an asyncio agent await a method of its turn: there it runs on Trio, as a task of the turn."""
-
-    @functools.wraps(method)
-    async def call(turn: AnyTurn, /, *args: P.args, **named: P.kwargs) -> T:
-        if trio.lowlevel.in_trio_run():
-            return await method(turn, *args, **named)
-        bound = functools.partial(method, turn, *args, **named)
-        return await turn.core.asyncio_loop.call_back(turn, bound, method.__name__)
-
-    return call
 
 
 class TurnHooks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -102,7 +86,7 @@ class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     input: TurnInput
     context: SessionContext
-    agent: Agent | None = None
+    agent: AnyAgent | None = None
     source: str = ""
     tenant: str = ""
     budget: Budget | None = None
@@ -228,20 +212,37 @@ class Turn:
         return await self.core.store.load_history(self.context.session_id)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Tell whoever follows this turn. Does nothing when nobody does."""
+        """Tell whoever follows this turn. Does nothing when nobody does.
+
+        The sink is called in the thread of Trio: at once, or, from an asyncio agent or a worker thread, in the order of the calls and before the turn ends.
+        """
         if self.sink is not None:
-            self.sink({"event": event, **fields})
+            self.core.asyncio_loop.call_soon(self._tell, {"event": event, **fields})
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        if self.sink is not None and self.node.closed_at is None:
+            self.sink(event)
 
     def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: str = "") -> None:
         """Run a task in the turn's nursery: a node of its own in the tree, over before the turn is."""
         self.nursery.start_soon(self._task, function, args, name or getattr(function, "__name__", "task"))
+
+    @property
+    def bridge(self) -> AsyncioLoop:
+        """The asyncio loop of the runtime."""
+        return self.core.asyncio_loop
+
+    def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
+        """As `start_soon`, for a call from asyncio."""
+        self.start_soon(function, name=name)
 
     async def _task(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: str) -> None:
         node = self.node.open("task", self.core.ids.make("task_", 8), name=name)
         token = _binding.set(Binding(self.context, self, node))
         error: BaseException | None = None
         try:
-            await function(*args)
+            with printable():
+                await function(*args)
         except BaseException as raised:
             error = raised
             raise
@@ -267,7 +268,7 @@ class Turn:
         self,
         input: TurnInput | str,
         *,
-        agent: Agent | None = None,
+        agent: AnyAgent | None = None,
         context: SessionContext | None = None,
         budget: Budget | None = None,
         hooks: TurnHooks = NO_HOOKS,
@@ -296,7 +297,10 @@ class Turn:
     # -- stopping ----------------------------------------------------------------------------------------------------------------
 
     def cancel(self, cause: Cause) -> None:
-        """Cancel the turn's scope. The first cause stays. It counts even if the turn has not started its work yet."""
+        """Cancel the turn's scope, from any thread. The first cause stays. It counts even if the turn has not started its work yet."""
+        self.core.asyncio_loop.call_soon(self._cancel, cause)
+
+    def _cancel(self, cause: Cause) -> None:
         if self.cause is None:
             self.cause = cause
         if self.scope is not None:

@@ -19,7 +19,7 @@ from .ends import End
 from .errors import AgentFailed, BudgetExhausted, Fenced, RuntimeProblem, SessionHeld
 from .outcome import CancelCause, Cause, Outcome, TurnState
 from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, NewReply, Reply, TurnFinish, TurnStart
-from .tree import Node, split_cancelled, waiting
+from .tree import Node, printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
 __all__ = ["NotBegun", "first_cause", "run_child", "run_turn"]
@@ -63,8 +63,9 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if start.hold or (start.run is None and start.inbox_ids):
                     await _begin(core, turn, start)
                     begun = True
-                agent = turn.spec.agent or core.agent
-                answer = await agent(turn)
+                with printable():
+                    agent = core.agent if turn.spec.agent is None else core.adapt(turn.spec.agent)
+                    answer = await agent(turn)
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes

@@ -27,10 +27,9 @@ from hermes_trio import (
     TurnSpec,
     TurnState,
 )
-from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.errors import Fenced, OutcomeUnknown
 from hermes_trio.runtime.outcome import Outcome
-from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, TurnStart
+from hermes_trio.runtime.ports import InboxRow, NewNotice, NewReply, NoticeKind, RuntimeStore, TurnStart
 from hermes_trio.runtime.turn import EventSink
 from hermes_trio.store import InboxState, open_store
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
@@ -367,9 +366,9 @@ async def test_a_poison_message_is_a_dead_letter_that_can_be_queued_again(virtua
             self.fail("sink", context.chat_name)
             return super().sink(context)
 
-        async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
+        async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
             self.fail("session_for", context.chat_name)
-            return await super().session_for(core, context)
+            return await super().session_for(store, context)
 
         def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
             return [NewReply(platform="fake", target={"chat_id": "1"}, text=reason)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from hermes_trio import Runtime, SessionContext
-from hermes_trio.runtime.errors import Draining, OutcomeUnknown
+from hermes_trio.runtime.errors import Draining, JobRefused, OutcomeUnknown
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
@@ -232,14 +233,28 @@ async def test_a_receiver_that_crashes_does_not_leave_jobs_without_an_end():
 
 
 async def test_a_job_whose_start_is_uncertain_has_an_end():
-    """`start_job` was committed and raised: nothing runs, and no row says that something does."""
+    """`start_job` was committed and raised, and so did its repetition: nothing runs, and no row says that something does."""
     world = World()
     async with world.runtime as runtime:
-        world.faults.fail("start_job", after_commit=True)
+        world.faults.fail("start_job", after_commit=True, times=2)
         with pytest.raises(StoreError):
             await runtime.supervisor.start_watched(fake_job(1), runtime.owner(), runtime.channel)
         assert await world.store.list_jobs(live_only=True) == []
         assert len(await world.store.list_jobs()) == 1
+
+
+async def test_a_job_whose_start_was_written_but_not_answered_starts():
+    """A lost answer costs nothing: the row is written again, which changes nothing, and the job runs under the id that it was given."""
+    world = World()
+    async with world.runtime as runtime:
+        world.faults.fail("start_job", after_commit=True)
+        spec = msgspec.structs.replace(fake_job(1), id="job_mine")
+        job = await runtime.supervisor.start_watched(spec, runtime.owner(), runtime.channel)
+        with pytest.raises(JobRefused, match="job_mine"):
+            await runtime.supervisor.start_watched(spec, runtime.owner(), runtime.channel)
+        assert await job.wait() is JobState.EXITED
+        assert [row.job_id for row in await world.store.list_jobs()] == ["job_mine"]
+        assert (await anext(runtime.completions())).job_id == "job_mine"
 
 
 async def test_a_run_whose_row_is_written_late_is_found_by_its_idempotency_key():

@@ -25,11 +25,10 @@ from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.messaging.supervision import receiving
 from hermes_trio.runtime.budget import Budget
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End
 from hermes_trio.runtime.errors import OutcomeUnknown, RuntimeProblem
 from hermes_trio.runtime.outcome import Outcome, TurnState
-from hermes_trio.runtime.ports import CRON_TOPIC, InboxKind, InboxRow, NewMessage, TurnInput
+from hermes_trio.runtime.ports import CRON_TOPIC, InboxKind, InboxRow, NewMessage, RuntimeStore, TurnInput
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page
@@ -80,8 +79,8 @@ class CronInterface(OneShotInterface):
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
         return Budget(seconds=float(rows[0].payload.get("deadline") or self._settings.deadline))
 
-    async def session_for(self, core: RuntimeCore, context: SessionContext) -> str:
-        return context.session_id or await super().session_for(core, context)
+    async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
+        return context.session_id or await super().session_for(store, context)
 
     def linger_of(self, context: SessionContext) -> float:
         return self._settings.linger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hermes_trio.runtime.errors import Fenced
+from hermes_trio.runtime.errors import Fenced, JobRefused
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import JobFinish, JobStart, inbox_topic
 from hermes_trio.store.records import FIRST_PAGE, JobRow, Page
@@ -12,7 +12,7 @@ from hermes_trio.store.records import FIRST_PAGE, JobRow, Page
 from .encoding import clean, dump, load_mapping, load_routing, merge_patch, routing_text
 from .inbox import insert_notice
 from .roots import close_root
-from .rows import Database, Row, equalities, exists, many, one, write
+from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
@@ -33,10 +33,11 @@ def job_from_row(row: Row) -> JobRow:
 
 
 def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
-    """Write a job down before its work exists."""
-    write(
+    """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
+    made = changed(
         db,
-        f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)",
+        f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)"
+        " ON CONFLICT (job_id) DO NOTHING",
         (
             job.job_id,
             job.kind,
@@ -52,6 +53,10 @@ def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
             owner,
         ),
     )
+    same = "job_id = ? AND kind = ? AND root_id = ? AND turn_id = ? AND owner = ? AND ended_at IS NULL"
+    given = (job.job_id, job.kind, job.root_id, job.turn_id, owner)
+    if not made and not exists(db, f"SELECT 1 FROM jobs WHERE {same}", given):
+        raise JobRefused(f"there has been a job {job.job_id!r} before; give each job an id of its own, or none")
 
 
 def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | None:
@@ -109,7 +114,7 @@ class SqliteJobs(Verbs):
     """The jobs' part of the store."""
 
     async def start_job(self, job: JobStart) -> None:
-        """Write a job down before its work exists."""
+        """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
         await self._write(start_job, self._clock(), self.owner, job)
 
     async def finish_job(self, job: JobFinish) -> int | None:

@@ -8,11 +8,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 import trio
 
 from hermes_trio.runtime.context import SessionContext
-from hermes_trio.runtime.errors import MailboxFull
+from hermes_trio.runtime.errors import JobRefused, MailboxFull
 from hermes_trio.runtime.outcome import JobState, TurnState
 from hermes_trio.runtime.ports import (
     InboxKind,
@@ -207,6 +208,20 @@ class StoreContract(ABC):
             await store.end_session("s1", "session_reset")
             late = JobFinish(job_id="job_3", state=JobState.EXITED, notice=_notice(job_id="job_3"))
             assert await store.finish_job(late) is None
+
+    @pytest.mark.trio
+    async def test_a_job_is_written_down_once(self, tmp_path: Path) -> None:
+        """Its beginning can be repeated, after an answer that was lost, while it runs. An id that another job has, or had, is refused."""
+        async with self.open_store(tmp_path) as store:
+            await store.finish_turn(_finish(_start(), "hi", "there"))
+            for _ in range(2):
+                await store.start_job(_job())
+            with pytest.raises(JobRefused, match="job_1"):
+                await store.start_job(msgspec.structs.replace(_job(), turn_id="turn_2"))
+            end = JobFinish(job_id="job_1", state=JobState.EXITED, notice=_notice("bye"))
+            assert await store.finish_job(end) is not None
+            with pytest.raises(JobRefused, match="job_1"):
+                await store.start_job(_job())
 
     @pytest.mark.trio
     async def test_what_was_seen_or_given_up_waits_no_more(self, tmp_path: Path) -> None:
