@@ -5,10 +5,13 @@ Nothing is loaded because it is installed: code runs in the server only after it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
+from hermes_trio.base.redaction import HIDDEN, redact
 from hermes_trio.base.settings import SettingsError, near
 
 __all__ = [
@@ -32,6 +35,10 @@ PROVIDERS: Final = "hermes_trio.providers"
 """Each entry is `build(name, table, environment) -> Model`. Asked for as the `provider` of a route of `[models]`, whose table it gets."""
 
 
+_SECRET_NAME: Final = re.compile(r"key|token|secret|passw|credential|auth|cookie|dsn|webhook", re.IGNORECASE)
+"""Names of settings and variables whose values are not told."""
+
+
 class PluginProblem(SettingsError):
     """A plugin that was asked for cannot be used; the text names it, its package and what is wrong."""
 
@@ -42,47 +49,102 @@ def installed_plugins(group: str) -> Mapping[str, EntryPoint]:
 
 
 def load_plugin(group: str, name: str, where: str) -> Any:
-    """Load a plugin. Raises `PluginProblem` if none of that name is installed or it cannot be imported; `where` is the key that asked for it."""
-    found = installed_plugins(group)
-    entry = found.get(name)
-    if entry is None:
-        known = f"installed are {', '.join(sorted(found))}" if found else "none is installed"
-        raise PluginProblem(f"{where} names {name!r}, which no package brings as {group}{near(name, found)}; {known}")
+    """Load a plugin; `where` is the key that asked for it.
+
+    Raises `PluginProblem` if no package brings it, several packages do, or it cannot be imported.
+    """
+    entry = _find(group, name, where)
     try:
         return entry.load()
-    except Exception as error:
-        package = entry.dist.name if entry.dist is not None else entry.module
-        raise PluginProblem(
-            f"{where}: {name!r} of the package {package} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise PluginProblem(f"{where}: {_blamed(entry)} cannot be loaded: {_words(error)}") from None
 
 
 def build_plugin(group: str, name: str, where: str, arguments: tuple[object, ...], kind: type[Any]) -> Any:
-    """Call a plugin that builds something. Raises `PluginProblem` if it fails or makes something else than a `kind`; its own `SettingsError` goes on."""
+    """Call a plugin that builds something. Raises `PluginProblem` if it fails or makes something else than a `kind`; its own `SettingsError` goes on.
+
+    The text of another error is told without what looks like a credential, and without the values that the plugin was given as one.
+    """
     build = load_plugin(group, name, where)
+    blamed = _blamed(_find(group, name, where))
+    if not callable(build):
+        raise PluginProblem(
+            f"{where}: {blamed} is a {type(build).__name__}; it must be a function that makes a {kind.__name__}"
+        )
     try:
         made = build(*arguments)
     except SettingsError:
         raise
-    except Exception as error:
-        raise PluginProblem(f"{where}: {name!r} of {group} failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PluginProblem(f"{where}: {blamed} failed: {_words(error, arguments)}") from None
+    if inspect.iscoroutine(made):
+        made.close()
     if not isinstance(made, kind):
-        raise PluginProblem(
-            f"{where}: {name!r} of {group} made a {type(made).__name__}; it must make a {kind.__name__}"
-        )
+        raise PluginProblem(f"{where}: {blamed} made a {type(made).__name__}; it must make a {kind.__name__}")
     return made
 
 
-def load_tools(names: Iterable[str], kind: type[Any]) -> list[Any]:
-    """The tools of these plugins, in order, each of them a `kind`. Raises `PluginProblem`."""
+def load_tools(names: Iterable[str], kind: type[Any], taken: Iterable[str] = ()) -> list[Any]:
+    """The tools of these plugins, in order, each of them a `kind`. Raises `PluginProblem`, also for a name that is in `taken` or comes twice."""
     tools: list[Any] = []
+    owners = dict.fromkeys(taken, "hermes-trio itself")
     for name in names:
         loaded = load_plugin(TOOLS, name, "plugins.tools")
+        blamed = _blamed(_find(TOOLS, name, "plugins.tools"))
         many = cast("list[Any]", list(loaded) if isinstance(loaded, list | tuple) else [loaded])  # pyright: ignore[reportUnknownArgumentType]
         for one in many:
             if not isinstance(one, kind):
                 raise PluginProblem(
-                    f"plugins.tools: {name!r} brings a {type(one).__name__}, which is no tool; make one with @hermes_trio.tool()"
+                    f"plugins.tools: {blamed} brings a {type(one).__name__}, which is no tool; make one with @hermes_trio.tool()"
                 )
+            called = one.spec.name
+            if called in owners:
+                raise PluginProblem(
+                    f"plugins.tools: {blamed} brings a tool named {called!r}, and so does {owners[called]}; one of them must be renamed or left out"
+                )
+            owners[called] = blamed
         tools += many
     return tools
+
+
+def _find(group: str, name: str, where: str) -> EntryPoint:
+    """The entry point of this name. Two packages with the same name are refused: which of them runs must not depend on the order of folders."""
+    found = entry_points(group=group)
+    entries = [entry for entry in found if entry.name == name]
+    if not entries:
+        names = sorted(found.names)
+        known = f"installed are {', '.join(names)}" if names else "none is installed"
+        raise PluginProblem(f"{where} names {name!r}, which no package brings as {group}{near(name, names)}; {known}")
+    if len({(_package(entry), entry.value) for entry in entries}) > 1:
+        packages = " and ".join(sorted({_package(entry) for entry in entries}))
+        raise PluginProblem(f"{where} names {name!r}, which {packages} bring as {group}; uninstall one of them")
+    return entries[0]
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.module
+
+
+def _blamed(entry: EntryPoint) -> str:
+    return f"{entry.name!r} of the package {_package(entry)}"
+
+
+def _words(error: BaseException, arguments: tuple[object, ...] = ()) -> str:
+    """What an error says, without credentials: those that look like one, and those that stand under the name of one in what the plugin was given."""
+    text = f"{type(error).__name__}: {error}"
+    secrets = {secret for given in arguments for secret in _secrets(given)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return redact(text)
+
+
+def _secrets(given: object) -> Iterator[str]:
+    if isinstance(given, Mapping):
+        for name, value in cast("Mapping[object, object]", given).items():
+            if isinstance(value, str) and len(value) >= 4 and _SECRET_NAME.search(str(name)):
+                yield value
+            else:
+                yield from _secrets(value)
+    elif isinstance(given, list | tuple):
+        for value in cast("Iterable[object]", given):
+            yield from _secrets(value)

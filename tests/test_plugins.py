@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hermes_trio.adapters.assembly import build_assembly
 from hermes_trio.agent.tool import Tool
 from hermes_trio.config import load_config
 from hermes_trio.gateway.gateway import open_gateway
-from hermes_trio.plugins import PROVIDERS, TOOLS, PluginProblem, installed_plugins, load_plugin, load_tools
+from hermes_trio.plugins import ADAPTERS, PROVIDERS, TOOLS, PluginProblem, installed_plugins, load_plugin, load_tools
 from hermes_trio.providers.routes import InvalidRoute, build_routes
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "plugins"
@@ -57,6 +58,79 @@ def test_a_broken_plugin_is_named_with_its_package(tmp_path: Path, monkeypatch: 
     install(tmp_path, monkeypatch, TOOLS, "number", "thing = 7")
     with pytest.raises(PluginProblem, match="brings a int, which is no tool"):
         load_tools(["number"], Tool)
+
+
+def test_a_plugin_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that calls `sys.exit` when it is imported or used does not end the server without a word."""
+    install(tmp_path, monkeypatch, TOOLS, "leaves", "raise SystemExit('bye')")
+    with pytest.raises(PluginProblem, match="'leaves' of the package plugin_leaves cannot be loaded: SystemExit: bye"):
+        load_tools(["leaves"], Tool)
+    install(tmp_path, monkeypatch, PROVIDERS, "goes", "def thing(*given):\n    raise SystemExit(3)")
+    with pytest.raises(PluginProblem, match="'goes' of the package plugin_goes failed: SystemExit: 3"):
+        build_routes({"routes": {"x": {"provider": "goes"}}})
+
+
+def test_an_error_of_a_plugin_tells_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that prints what it was given: its table and the server's environment. Credentials are hidden, by their form and by their name."""
+    code = "def thing(*given):\n    raise ValueError(f'cannot sign in: {given!r}')"
+    install(tmp_path, monkeypatch, ADAPTERS, "loud", code)
+    tables = {
+        "plugins": {"loud": {"password": "correct horse", "url": "https://a.example", "more": {"api_key": "k-1234"}}}
+    }
+    with pytest.raises(PluginProblem, match=r"'loud' of the package plugin_loud failed: ValueError") as raised:
+        build_assembly(tables, environment={"MAIL_TOKEN": "battery staple", "OTHER": f"sk-{'a1B2' * 8}"}, host=None)
+    told = str(raised.value)
+    assert "https://a.example" in told
+    for secret in ("correct horse", "k-1234", "battery staple", "a1B2"):
+        assert secret not in told
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_a_name_that_two_packages_bring_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which code runs must not depend on the order of folders; both packages are named."""
+    for number in ("one", "two"):
+        folder = tmp_path / number
+        folder.mkdir()
+        install(folder, monkeypatch, TOOLS, number, "thing = 1")
+        (folder / f"plugin_{number}-1.0.dist-info" / "entry_points.txt").write_text(
+            f"[{TOOLS}]\nshared = plugin_{number}:thing\n"
+        )
+    with pytest.raises(PluginProblem, match="'shared', which plugin_one and plugin_two bring"):
+        load_plugin(TOOLS, "shared", "plugins.tools")
+
+
+TERMINAL = """
+from hermes_trio import Turn, tool
+
+@tool()
+async def terminal(turn: Turn, text: str) -> dict[str, str]:
+    \"\"\"Mine.\"\"\"
+    return {"text": text}
+
+thing = [terminal]
+"""
+
+
+async def test_a_tool_that_takes_the_name_of_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin cannot stand in for a tool of the gateway, unless the owner has switched that off; nor two plugins for each other."""
+    for name in ("mine", "yours"):
+        install(tmp_path, monkeypatch, TOOLS, name, TERMINAL)
+    with pytest.raises(
+        PluginProblem, match=r"'yours' .* named 'terminal', and so does 'mine' of the package plugin_mine"
+    ):
+        load_tools(["mine", "yours"], Tool)
+    assembly = partial(build_assembly, {}, environment={}, host=None)
+    config = tmp_path / "config.toml"
+    config.write_text('[plugins]\ntools = ["mine"]\n')
+    with pytest.raises(PluginProblem, match="named 'terminal', and so does hermes-trio itself"):
+        async with open_gateway(load_config({}, home=tmp_path), assembly(), in_memory=True):
+            pass
+    config.write_text('[plugins]\ntools = ["mine"]\n[tools]\ndisabled = ["terminal"]\n')
+    async with open_gateway(load_config({}, home=tmp_path), assembly(), in_memory=True) as gateway:
+        assert "terminal" in [tool.spec.name for tool in gateway.toolbox.tools.own()]
 
 
 def test_an_installed_plugin_that_nobody_asked_for_is_not_loaded(

@@ -36,7 +36,7 @@ from hermes_trio.store.ports import Store
 from hermes_trio.tools.confinement import open_confinement
 from hermes_trio.tools.mcp import McpSettings
 from hermes_trio.tools.settings import ToolSettings
-from hermes_trio.tools.toolbox import CommandReview, Toolbox, open_toolbox
+from hermes_trio.tools.toolbox import NAMES, CommandReview, Toolbox, open_toolbox
 from hermes_trio.tracing.stage import configured_tracing
 
 __all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
@@ -119,7 +119,7 @@ async def open_gateway(
     mcp = McpSettings.read(config.mcp, config.environment)
     confinement = open_confinement(tools, config.environment or os.environ, home=config.home, config=config.path)
     tracing = [configured_tracing(config.tracing)] if config.tracing.enabled else []
-    extensions: list[Tool] = load_tools(config.plugins.tools, Tool)
+    extensions: list[Tool] = load_tools(config.plugins.tools, Tool, taken=set(NAMES) - set(tools.disabled))
     brokers: list[Approvals] = []
     boxes: list[Toolbox] = []
 
