@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import trio
 
+from hermes_trio.base.redaction import redact
 from hermes_trio.base.settings import SettingsError
 
 from .settings import TracingSettings
@@ -107,7 +108,13 @@ def _make_provider(settings: TracingSettings) -> SdkTracerProvider:
             f"tracing.exporter is {settings.exporter!r}, which is not installed; installed are {known}."
             " `pip install hermes-trio[otel]` brings otlp_proto_http"
         )
-    exporter: Any = entry.load()
+    try:
+        exporter: Any = entry.load()()
+    except (Exception, SystemExit) as error:
+        package = entry.dist.name if entry.dist is not None else entry.module
+        raise TracingProblem(
+            f"tracing.exporter {settings.exporter!r} of the package {package} cannot be used: {redact(f'{type(error).__name__}: {error}')}"
+        ) from None
     provider = TracerProvider(resource=Resource.create({"service.name": settings.service_name}), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter()))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider

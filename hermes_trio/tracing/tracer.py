@@ -8,6 +8,7 @@ follow the GenAI semantic conventions where these have one; the others begin wit
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
@@ -43,6 +44,8 @@ KINDS: Final = {
 FAILED: Final = frozenset({"failed", "timed_out", "lost"})
 
 _ALWAYS: Final = frozenset({"gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"})
+
+_NAME: Final = re.compile(r"[\w.:/@+\-]{0,128}")
 
 CONTENT_LIMIT: Final = 64 * 1024
 """Characters of one attribute that carries content; more is cut off."""
@@ -110,7 +113,7 @@ class SpanTracer:
         self._spans[node] = span
         if self._content and span.is_recording():
             if node.name and node.kind not in {"turn", "model", "tool"}:
-                span.set_attribute("hermes.title", node.name[:CONTENT_LIMIT])
+                span.set_attribute("hermes.title", _shown(node.name))
             if isinstance(node.work, Turn):
                 asked = Message(role="user", content=node.work.input.prompt)
                 span.set_attribute("gen_ai.input.messages", _messages([asked]))
@@ -234,7 +237,7 @@ def _is_job(node: Node) -> bool:
 
 def _opening(node: Node) -> tuple[str, dict[str, str]]:
     """The name of a node's span, and what is known when the node opens."""
-    attributes = {"hermes.node.id": node.id}
+    attributes = {"hermes.node.id": _name(node.id)}
     if node.tenant:
         attributes["hermes.tenant"] = node.tenant
     if _is_job(node):
@@ -254,11 +257,11 @@ def _opening(node: Node) -> tuple[str, dict[str, str]]:
         case "tool":
             attributes |= {
                 "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": node.name,
-                "gen_ai.tool.call.id": node.id,
+                "gen_ai.tool.name": _name(node.name),
+                "gen_ai.tool.call.id": _name(node.id),
                 "gen_ai.tool.type": "function",
             }
-            return f"execute_tool {node.name}", attributes
+            return f"execute_tool {_name(node.name)}", attributes
         case _:
             return node.kind, attributes
 
@@ -269,9 +272,9 @@ def _attributes_of(fact: object) -> dict[str, Any]:
         case Outcome():
             told: dict[str, Any] = {**_usage(fact.usage), "hermes.turn.committed": fact.committed}
             if fact.model:
-                told["gen_ai.request.model"] = fact.model
+                told["gen_ai.request.model"] = _name(fact.model)
             if fact.error_code:
-                told["error.type"] = fact.error_code
+                told["error.type"] = _name(fact.error_code)
             return told
         case ModelRequest():
             limits = {"gen_ai.request.max_tokens": fact.max_tokens, "gen_ai.request.temperature": fact.temperature}
@@ -280,7 +283,7 @@ def _attributes_of(fact: object) -> dict[str, Any]:
                 **{name: value for name, value in limits.items() if value is not None},
             }
         case Finished():
-            return {**_usage(fact.usage), "gen_ai.response.finish_reasons": [fact.finish_reason]}
+            return {**_usage(fact.usage), "gen_ai.response.finish_reasons": [_name(fact.finish_reason)]}
         case ModelError():
             return {"error.type": fact.kind.value}
         case BaseException():
@@ -334,6 +337,11 @@ def _messages(messages: Iterable[Message]) -> str:
         ]
         written.append({"role": message.role, "parts": parts})
     return _shown(msgspec.json.encode(written).decode())
+
+
+def _name(text: str) -> str:
+    """A name that comes from a model, a provider or a client, if it looks like one: what was said must not pass for the name of a tool."""
+    return text if _NAME.fullmatch(text) else "(not a name)"
 
 
 def _shown(text: str) -> str:

@@ -295,6 +295,50 @@ async def test_nothing_is_left_when_tracing_ends(spans: Spans, tmp_path: Path) -
         assert rt.tree.tracer is None
 
 
+async def test_a_name_that_a_model_made_up_tells_nothing() -> None:
+    """A model calls a tool that is not there, under a name that is what it was told: no span has it."""
+    spans = Spans()
+    call = tool_call(SECRET_WORDS, where="x")
+    async with Runtime(agent=agent_of([call], ["done"]), stages=[Tracing(spans.provider)]) as rt:
+        await rt.run_turn("go")
+    assert attributes(spans.one("execute_tool"))["gen_ai.tool.name"] == "(not a name)"
+    assert SECRET_WORDS not in "".join(span.to_json() for span in spans.all())
+
+
+async def test_the_title_of_a_job_tells_no_credential() -> None:
+    """With content the span of a job has its title, a command for instance; what looks like a key in it is hidden."""
+    spans = Spans()
+    key = "sk-" + "a1B2" * 8
+
+    async def work(job: Job) -> None:
+        job.started()
+
+    async def agent(turn: Turn) -> str:
+        job = await turn.start_job(JobSpec(kind="delegation", title=f"curl -H 'Authorization: Bearer {key}'", run=work))
+        await job.wait()
+        return ""
+
+    async with Runtime(agent=agent, stages=[Tracing(spans.provider, content=True)]) as rt:
+        await rt.run_turn("go")
+    title = attributes(spans.one("job delegation"))["hermes.title"]
+    assert title.startswith("curl -H")
+    assert key not in title
+
+
+def test_an_exporter_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the exporter and hides what looks like a key; it is not a traceback of another package."""
+    entry = EntryPoint("broken", "nowhere:Exporter", "opentelemetry_traces_exporter")
+    monkeypatch.setattr(stage_module, "entry_points", lambda group: [entry])
+
+    def load(_: EntryPoint) -> object:
+        raise ValueError(f"no access with sk-{'a1B2' * 8}")
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    with pytest.raises(TracingProblem, match="'broken' of the package nowhere cannot be used: ValueError") as raised:
+        configured_tracing(TracingSettings(enabled=True, exporter="broken"))
+    assert "a1B2" not in str(raised.value)
+
+
 def test_the_configuration_names_what_is_missing(tmp_path: Path) -> None:
     """`[tracing]` is read; an exporter that is not installed is named, with those that are and what to install."""
     (tmp_path / "config.toml").write_text('[tracing]\nenabled = true\nexporter = "carrier_pigeon"\n')
