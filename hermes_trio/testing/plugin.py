@@ -100,6 +100,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     seconds = _limit(item, ours)
     inner, replace = _inner(item)
     if not inspect.iscoroutinefunction(inner) or _is_unittest(item):
+        if seconds and item.get_closest_marker("hermes_seconds") is not None:
+            pytest.fail(
+                "@pytest.mark.hermes_seconds limits async test functions; nothing can stop this one. pytest-timeout can end the whole process",
+                pytrace=False,
+            )
         if not checked:
             return (yield)
         from .process_leaks import ProcessWatch
@@ -138,10 +143,14 @@ def _limit(item: pytest.Item, ours: bool) -> float:
     if marker is None and not ours:
         return 0.0
     given = item.config.getini("hermes_test_seconds") if marker is None else (marker.args or ("",))[0]
+    where = "hermes_test_seconds" if marker is None else "the limit in @pytest.mark.hermes_seconds"
     try:
-        return float(given)
+        seconds = float(given)
     except (TypeError, ValueError):
-        pytest.fail(f"hermes_test_seconds is {given!r}; it is a number of seconds, or 0 for no limit", pytrace=False)
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        pytest.fail(f"{where} is {given!r}; it is a number of seconds, or 0 for no limit", pytrace=False)
+    return seconds
 
 
 def _inner(item: pytest.Item) -> tuple[Any, Callable[[Any], None]]:
@@ -176,7 +185,7 @@ def _wrapped(test: Callable[..., Any], *, checked: bool, seconds: float) -> Call
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
         if _on_asyncio():
-            await _check_on_asyncio(functools.partial(test, *args, **kwargs))
+            await _check_on_asyncio(functools.partial(test, *args, **kwargs), checked, seconds)
         else:
             await _check_on_trio(functools.partial(test, *args, **kwargs), kwargs, checked, seconds)
 
@@ -206,14 +215,23 @@ async def _check_on_trio(test: Callable[[], Any], fixtures: dict[str, Any], chec
         await watch.check()
 
 
-async def _check_on_asyncio(test: Callable[[], Any]) -> None:
+async def _check_on_asyncio(test: Callable[[], Any], checked: bool, seconds: float) -> None:
     import asyncio
 
     from .process_leaks import ProcessWatch, blame
 
     before = asyncio.all_tasks()
-    watch = ProcessWatch.take()
-    await test()
+    watch = ProcessWatch.take() if checked else None
+    limit = asyncio.timeout(seconds or None)
+    try:
+        async with limit:
+            await test()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        pytest.fail(f"the test took more than {seconds:g} s of real time", pytrace=False)
+    if watch is None:
+        return
     await asyncio.sleep(0)  # a task that has just ended still counts until its loop has seen it
     left = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() - before if not task.done()]
     blame([*left, *watch.found()])

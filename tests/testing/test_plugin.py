@@ -219,6 +219,49 @@ def test_a_test_over_its_limit_fails_alone_with_the_tree(pytester: pytest.Pytest
     assert "TestTooSlow" in result.stdout.str()
 
 
+def test_the_marker_limits_asyncio_tests_and_refuses_what_it_cannot_limit(pytester: pytest.Pytester):
+    """A limit that was asked for is kept, or the test says that it cannot be. It does not switch the leak check on."""
+    pytester.makepyfile(
+        """
+        import asyncio, pytest, socket
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+        @pytest.mark.hermes_seconds(0.1)
+        @pytest.mark.anyio
+        async def test_waits():
+            await asyncio.sleep(60)
+
+        @pytest.mark.hermes_seconds(60)
+        @pytest.mark.anyio
+        async def test_leaves_a_socket():
+            globals()["kept"] = socket.socket()
+
+        @pytest.mark.hermes_seconds(60)
+        @pytest.mark.anyio
+        async def test_has_its_own_timeout():
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(60)
+
+        @pytest.mark.hermes_seconds(1)
+        def test_is_synchronous(): ...
+
+        @pytest.mark.hermes_seconds("soon")
+        @pytest.mark.anyio
+        async def test_has_a_wrong_limit(): ...
+        """
+    )
+    result = pytester.runpytest_subprocess(*COMMON)
+    result.assert_outcomes(passed=2, failed=3)
+    printed = result.stdout.str()
+    assert "the test took more than 0.1 s of real time" in printed
+    assert "limits async test functions" in printed
+    assert "the limit in @pytest.mark.hermes_seconds is 'soon'" in printed
+
+
 def test_all_checks_tests_of_every_kind(pytester: pytest.Pytester):
     """asyncio and Trio through anyio, unittest and plain functions: each leak fails its own test, and clean tests pass."""
     pytester.makepyfile(
