@@ -94,6 +94,8 @@ class RuntimeCore:
         self.starting: set[trio.Event] = set()
         """Runs whose rows are being written; each event is set when that is over."""
         self.draining: bool = False
+        self.drained: bool = False
+        """The time of a drain is over: what begins now is cancelled at once."""
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
         self.journal: EventWriter

@@ -413,6 +413,7 @@ class Runtime:
                 with waiting(f"{len(turns)} turns to end"):
                     for turn in turns:
                         await turn.node.wait_closed()
+        core.drained = True
         why = Cause(CancelCause.DRAIN, "the runtime is draining")
         while turns := others():
             for turn in turns:

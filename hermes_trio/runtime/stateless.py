@@ -150,6 +150,9 @@ class StatelessEntry:
             with traced:
                 assert start.run is not None
                 run = self.runs.make(spec, start.run)
+            if core.drained:
+                # A drain that did not wait for so slow a store has said that this may begin; it ends at once.
+                run.request_stop(Cause(CancelCause.DRAIN))
             written.result = outcome.Value(run)
         except Exception as error:
             written.result = outcome.Error(error)

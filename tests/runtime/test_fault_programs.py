@@ -300,9 +300,10 @@ class Program:
                 await self.play(runtime, 0, STEPS // 2)
                 if drains:
                     self.drained = True
+                    starting = len(runtime.core.starting)
                     report = await runtime.drain(self.dice.random() * 3)
                     # A run whose row a slow store has not written yet may still begin: the report says so.
-                    assert (report.turns, report.jobs) == (len(runtime.core.starting), 0), report
+                    assert (report.turns <= starting, report.jobs) == (True, 0), report
                 else:
                     await self.play(runtime, STEPS // 2, STEPS)
                     await self.check(runtime)

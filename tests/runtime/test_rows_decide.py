@@ -271,6 +271,33 @@ async def test_a_store_that_does_not_answer_holds_up_no_drain(virtual_clock: obj
     assert over[0] - began < 120, "the store itself is waited for, and nothing else"
 
 
+async def test_a_run_that_is_written_after_a_drain_does_not_run(virtual_clock: object) -> None:
+    """The store answers for a run's row when the drain is over: no agent is called for long, and the run's end says why."""
+    faults = StoreFaults()
+    agent = ScriptedAgent(sleeping, sleeping)
+    async with Runtime(agent=agent, store=faults.around(open_store(None))) as runtime, trio.open_nursery() as nursery:
+        faults.slow("begin_turn", seconds=60)
+
+        async def start() -> None:
+            spec = TurnSpec(input=TurnInput(text="x"), context=SessionContext(session_id="r"))
+            with pytest.raises(OutcomeUnknown):
+                await runtime.stateless.start_run(spec, run_id="run_1")
+
+        nursery.start_soon(start)
+        await trio.sleep(1)
+        assert not (await runtime.drain(1)).ok
+        await trio.sleep(120)
+        store: Any = runtime.store
+        row = await store.get_run("run_1")
+        assert (row.status.value, runtime.core.live_turns) == ("cancelled", {})
+
+
+async def sleeping(turn: Turn) -> str:
+    """A turn that takes an hour."""
+    await trio.sleep(3600)
+    return "late"
+
+
 async def test_an_end_is_reduced_only_if_it_is_refused_beside_a_write_that_succeeds(virtual_clock: object) -> None:
     """A store that fails four times and then works again has the whole of the turn, not its state alone."""
     faults = StoreFaults()
