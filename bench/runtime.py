@@ -173,9 +173,9 @@ async def no_task() -> None:
 @asynccontextmanager
 async def works() -> AsyncIterator[dict[str, Work]]:
     """Everything that is timed."""
-    front, where, said = Answers(), session(0), TurnInput(text="hello")
+    interface, where, said = Answers(), session(0), TurnInput(text="hello")
     message = NewMessage(inbox="bench", session_key=where.session_key, routing=where, text="hello")
-    async with open_runtime() as runtime, runtime.delivering(front) as delivery:
+    async with open_runtime() as runtime, runtime.delivering(interface) as delivery:
         core, channel, owner = runtime.core, delivery.channel, runtime.owner(where)
 
         async def bare(times: int) -> None:
@@ -212,9 +212,9 @@ async def works() -> AsyncIterator[dict[str, Work]]:
 
         async def lane(times: int) -> None:
             for _ in range(times):
-                front.ended = trio.Event()
+                interface.ended = trio.Event()
                 await delivery.accept(message)
-                await front.ended.wait()
+                await interface.ended.wait()
 
         async def job(times: int) -> None:
             async def run(job: Job) -> None:

@@ -115,12 +115,12 @@ class AdapterAssembly:
                 from .webhook.receiver import WebhookReceiver
 
                 webhook = WebhookReceiver(
-                    gateway.desk, self._webhook, host=self._host, environment=self._environment, home=self._home
+                    gateway.messaging, self._webhook, host=self._host, environment=self._environment, home=self._home
                 )
                 await stack.enter_async_context(webhook.open())
             cron: CronScheduler | None = None
             if self._cron is not None and self._cron.enabled:
-                cron = CronScheduler(gateway.desk, self._cron)
+                cron = CronScheduler(gateway.messaging, self._cron)
                 await stack.enter_async_context(cron.open())
             yield OpenAdapters(
                 hub=gateway, webhook=webhook, cron=cron, endpoints=self._endpoints(), mounts=self._mounts()

@@ -137,7 +137,7 @@ async def chat(
     assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
     left = ""
     async with _prompting(prompt), open_gateway(settings, assembly, database=database, directives=(CLI,)) as gateway:
-        adapter.delivery = lambda: gateway.adapters.hub.desk.deliveries[CLI]
+        adapter.delivery = lambda: gateway.adapters.hub.messaging.deliveries[CLI]
         adapter.running = lambda: len(gateway.runtime.supervisor)
         adapter.models = gateway.routes.names
         if prompt is not None:

@@ -60,8 +60,8 @@ def receipt_text(receipt: StopReceipt) -> str:
 class Commands:
     """The commands that every chat understands."""
 
-    def __init__(self, desk: MessagingCore) -> None:
-        self._desk = desk
+    def __init__(self, messaging: MessagingCore) -> None:
+        self._messaging = messaging
         self._entries: Mapping[str, _Entry] = {
             "new": _Entry("new", "start a new conversation; what runs in the old one is stopped", self._new),
             "stop": _Entry("stop [all]", "stop what the agent is doing; with all, its background work too", self._stop),
@@ -93,7 +93,7 @@ class Commands:
         None says that something waits, and that none of it is this person's to answer: in a group, only the asker's own requests are, and those that
         nobody asked for. The platform's `approval_admins` may answer all of them (`*`: everybody is one).
         """
-        approvals = self._desk.approvals
+        approvals = self._messaging.approvals
         if approvals is None:
             return []
         may = self._limits(source)
@@ -112,7 +112,7 @@ class Commands:
 
     def _limits(self, source: Source) -> Callable[[ApprovalRow], bool] | None:
         """Which requests a person may answer; None for all of them."""
-        member = self._desk.directory.find(source.platform)
+        member = self._messaging.directory.find(source.platform)
         if source.chat_type == "dm" or member is None:
             return None
         admins = member.settings.approval_admins
@@ -124,7 +124,7 @@ class Commands:
 
     async def _help(self, caller: CommandContext, command: Command) -> str:
         lines = [f"{caller.prefix}{entry.usage}: {entry.help}" for entry in self._entries.values()]
-        member = self._desk.directory.find(caller.platform)
+        member = self._messaging.directory.find(caller.platform)
         own = () if member is None else member.adapter.own_commands
         lines += [f"{caller.prefix}{usage}: {told}" for usage, told in own]
         return "\n".join(["Whatever is not a command is for the agent.", "", *lines])
@@ -135,12 +135,12 @@ class Commands:
             return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
         cause = Cause(CancelCause.STOP, f"{caller.prefix}stop")
         queued = await self._queued(caller)
-        receipt = await self._desk.deliveries[caller.platform].stop_turn(caller.session_key, cause)
+        receipt = await self._messaging.deliveries[caller.platform].stop_turn(caller.session_key, cause)
         said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
         session = await self._session(caller)
         jobs = 0 if session is None else await self._job_count(session.id)
         if words and session is not None:
-            receipts = await self._desk.runtime.supervisor.stop_session(session.id, cause)
+            receipts = await self._messaging.runtime.supervisor.stop_session(session.id, cause)
             said += [f"Background {one.target}: {receipt_text(one)}" for one in receipts]
         elif jobs:
             said.append(f"{_count(jobs, 'background job')} still running; {caller.prefix}stop all stops them too.")
@@ -149,15 +149,15 @@ class Commands:
         return "\n".join(said)
 
     async def _new(self, caller: CommandContext, command: Command) -> str:
-        desk, key = self._desk, caller.session_key
+        messaging, key = self._messaging, caller.session_key
         old = await self._session(caller)
-        turn = desk.deliveries[caller.platform].current_turn(key)
+        turn = messaging.deliveries[caller.platform].current_turn(key)
         cause = Cause(CancelCause.SESSION_ENDED, f"{caller.prefix}new")
         # All of it or none: a new session that keeps what the old one was allowed would be the worst of both. And before the stopping, which may take
         # seconds: a question of the new conversation must not be refused for the old one's sake.
-        with desk.committing() as bound:
-            await desk.store.new_session(key, source=caller.platform, reason="session_reset")
-            await desk.end_conversation(key, "" if old is None else old.id)
+        with messaging.committing() as bound:
+            await messaging.store.new_session(key, source=caller.platform, reason="session_reset")
+            await messaging.end_conversation(key, "" if old is None else old.id)
         if bound.cancelled_caught:
             raise StoreBusy(
                 f"{caller.prefix}new could not be written down in time; it is tried again when the platform brings it again"
@@ -165,18 +165,18 @@ class Commands:
         said = ["A new conversation begins."]
         if turn is not None:
             said.append(receipt_text(await turn.stop(cause)))
-        elif old is not None and desk.runtime.core.shared:
-            receipt = await desk.runtime.neighbours.stop_turn(caller.platform, key, cause, session_id=old.id)
+        elif old is not None and messaging.runtime.core.shared:
+            receipt = await messaging.runtime.neighbours.stop_turn(caller.platform, key, cause, session_id=old.id)
             said += [] if receipt is None else [receipt_text(receipt)]
         if old is not None:
-            stopped = await desk.runtime.supervisor.stop_session(old.id, cause)
+            stopped = await messaging.runtime.supervisor.stop_session(old.id, cause)
             said += [f"Background {one.target}: {receipt_text(one)}" for one in stopped]
         return "\n".join(said)
 
     async def _status(self, caller: CommandContext, command: Command) -> str:
-        desk, key = self._desk, caller.session_key
+        messaging, key = self._messaging, caller.session_key
         session = await self._session(caller)
-        turn = desk.deliveries[caller.platform].current_turn(key)
+        turn = messaging.deliveries[caller.platform].current_turn(key)
         lines: list[str] = []
         if session is None:
             lines.append("No conversation has begun here yet.")
@@ -185,7 +185,7 @@ class Commands:
                 f"Session {session.id}: {_count(session.message_count, 'message')},"
                 f" {session.input_tokens + session.output_tokens} tokens."
             )
-        if turn is None and await desk.elsewhere.node_of(caller.platform, key):
+        if turn is None and await messaging.elsewhere.node_of(caller.platform, key):
             lines.append("The agent is working, on another node.")
         elif turn is None:
             lines.append("The agent is idle.")
@@ -196,28 +196,28 @@ class Commands:
         queued = await self._queued(caller)
         if queued:
             lines.append(f"{_count(queued, 'message')} waiting.")
-        for job in [] if session is None else desk.runtime.supervisor.jobs(session.id):
+        for job in [] if session is None else messaging.runtime.supervisor.jobs(session.id):
             age = trio.current_time() - job.node.opened_at
             told = "you will be told" if job.watched else "not watched"
             lines.append(f"- background {job.spec.kind} {job.id}: {job.spec.title[:80]} ({age:.0f} s, {told})")
         lines += [] if session is None else await self._jobs_elsewhere(session.id)
-        if desk.approvals is not None:
-            pending = await desk.approvals.pending(key)
+        if messaging.approvals is not None:
+            pending = await messaging.approvals.pending(key)
             lines += [f"- waits for approval: `{short_command(approval.command, 200)}`" for approval in pending]
-        if desk.runtime.draining:
+        if messaging.runtime.draining:
             lines.append("The server is being stopped; new messages are kept for the next start.")
         return "\n".join(lines)
 
     async def _job_count(self, session_id: str) -> int:
-        here = len(self._desk.runtime.supervisor.jobs(session_id))
+        here = len(self._messaging.runtime.supervisor.jobs(session_id))
         return here + len(await self._jobs_elsewhere(session_id))
 
     async def _jobs_elsewhere(self, session_id: str) -> list[str]:
         """A line for each job of a session that runs on another node."""
-        core = self._desk.runtime.core
+        core = self._messaging.runtime.core
         if not core.shared:
             return []
-        rows = await self._desk.store.list_jobs(session_id=session_id, live_only=True)
+        rows = await self._messaging.store.list_jobs(session_id=session_id, live_only=True)
         return [
             f"- background {row.kind} {row.job_id}: {row.title[:80]} (on another node)"
             for row in rows
@@ -226,7 +226,7 @@ class Commands:
 
     async def _tree(self, caller: CommandContext, command: Command) -> str:
         """This conversation's part of the tree only: what other people do is not theirs to see."""
-        tree = self._desk.runtime.tree
+        tree = self._messaging.runtime.tree
         session = await self._session(caller)
         wanted = {("lane", caller.session_key), ("session", "" if session is None else session.id)}
         nodes = [node for node in tree.root.walk() if (node.kind, node.id) in wanted]
@@ -247,11 +247,11 @@ class Commands:
     # -- what they look at ---------------------------------------------------------------------------------------------------------
 
     async def _session(self, caller: CommandContext) -> SessionRow | None:
-        found = await self._desk.store.session_of(caller.session_key)
+        found = await self._messaging.store.session_of(caller.session_key)
         return None if found is None or found.ended_at is not None else found
 
     async def _queued(self, caller: CommandContext) -> int:
-        return await self._desk.store.inbox_waiting(inbox=caller.platform, session_key=caller.session_key)
+        return await self._messaging.store.inbox_waiting(inbox=caller.platform, session_key=caller.session_key)
 
 
 def answered_text(answered: Sequence[ApprovalRow] | None, answer: ApprovalAnswer) -> str:

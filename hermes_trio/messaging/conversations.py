@@ -67,10 +67,10 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
 class ChatInterface(Interface):
     """One for each adapter; registered with the runtime for as long as the gateway is open."""
 
-    def __init__(self, desk: MessagingCore, member: Platform, previews: Previews, prompts: Prompts) -> None:
+    def __init__(self, messaging: MessagingCore, member: Platform, previews: Previews, prompts: Prompts) -> None:
         self.platform = member.platform
         self.interactive = member.adapter.interactive
-        self._desk = desk
+        self._messaging = messaging
         self._member = member
         self._previews = previews
         self._prompts = prompts
@@ -91,27 +91,27 @@ class ChatInterface(Interface):
         return None if seconds is None else Budget(seconds=seconds)
 
     def sink(self, context: SessionContext) -> EventSink | None:
-        return TurnFeed(self._desk, self._member, context, self._previews, self._prompts)
+        return TurnFeed(self._messaging, self._member, context, self._previews, self._prompts)
 
     async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
         """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
         key = context.session_key
         policy = policy_for(self._member.settings, _chat_type(key))
         if policy.mode != "none":
-            found = await self._desk.store.session_of(key)
+            found = await self._messaging.store.session_of(key)
             if found is not None and found.ended_at is None:
                 now = trio.current_time()
-                ages = [now - job.node.opened_at for job in self._desk.runtime.supervisor.jobs(found.id)]
+                ages = [now - job.node.opened_at for job in self._messaging.runtime.supervisor.jobs(found.id)]
                 reason = reset_reason(
-                    policy, last_active=found.last_active, now=self._desk.runtime.core.clock(), job_ages=ages
+                    policy, last_active=found.last_active, now=self._messaging.runtime.core.clock(), job_ages=ages
                 )
                 if reason is not None:
                     self._told_model[key] = reason.told_model()
                     if policy.notify:
                         self._told_user[key] = reason.told_user(policy)
                     # Before the new session: if this fails, the reset is tried again, and nothing allowed here can outlive it.
-                    await self._desk.end_conversation(key, found.id)
-                    return await self._desk.store.new_session(key, source=self.platform, reason=reason.value)
+                    await self._messaging.end_conversation(key, found.id)
+                    return await self._messaging.store.new_session(key, source=self.platform, reason=reason.value)
         return await super().session_for(store, context)
 
     def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
@@ -124,12 +124,12 @@ class ChatInterface(Interface):
         if feed.preview is not None:
             feed.preview.close()
             payload |= {"preview": turn.id, "edits": feed.preview.message_id}
-        return self._desk.directory.compose(feed.address, text, payload) if text else ()
+        return self._messaging.directory.compose(feed.address, text, payload) if text else ()
 
     def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
         where = rows[-1].routing
         address = Address(self.platform, where.chat_id or where.user_id, where.thread_id or None)
-        return self._desk.directory.compose(address, REFUSED, {"reply_to": self._member.adapter.anchor(where)})
+        return self._messaging.directory.compose(address, REFUSED, {"reply_to": self._member.adapter.anchor(where)})
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
@@ -152,7 +152,7 @@ class ChatInterface(Interface):
 
     async def _settle_steering(self, turn: Turn) -> None:
         """What the turn took up has been told; what it did not take up stays in the inbox and is a turn of its own."""
-        handed = self._desk.steered.pop(turn.id, [])
+        handed = self._messaging.steered.pop(turn.id, [])
         left = list(turn.steering)
         told: list[int] = []
         for number, text in reversed(handed):
@@ -161,8 +161,8 @@ class ChatInterface(Interface):
             else:
                 told.append(number)
         if told:
-            end = End(f"messages {told}, taken up by turn {turn.id}", lambda: self._desk.store.acknowledge(told))
-            await self._desk.runtime.core.ends.put(end)
+            end = End(f"messages {told}, taken up by turn {turn.id}", lambda: self._messaging.store.acknowledge(told))
+            await self._messaging.runtime.core.ends.put(end)
 
 
 def _chat_type(key: str) -> str:

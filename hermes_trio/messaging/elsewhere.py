@@ -33,19 +33,19 @@ def has_children(turn: Turn) -> bool:
 class LanesElsewhere:
     """Steers and interrupts turns on other nodes, and here when they ask for it."""
 
-    def __init__(self, desk: MessagingCore) -> None:
-        self._desk = desk
+    def __init__(self, messaging: MessagingCore) -> None:
+        self._messaging = messaging
 
     @contextmanager
     def answering(self) -> Generator[None]:
         """Answer other nodes, for the body of the `with`."""
-        membership = self._desk.runtime.core.membership
+        membership = self._messaging.runtime.core.membership
         with membership.answering(STEER, self._steer_here), membership.answering(INTERRUPT, self._interrupt_here):
             yield
 
     async def node_of(self, platform: str, session_key: str) -> str:
         """The other node on which the lane of a conversation works now; empty if none does."""
-        core = self._desk.runtime.core
+        core = self._messaging.runtime.core
         if not core.shared:
             return ""
         node = await core.store.lane_owner(platform, session_key)
@@ -54,19 +54,21 @@ class LanesElsewhere:
     async def steer(self, node: str, platform: str, session_key: str, number: int, text: str) -> bool:
         """Hand a message, which is inbox row `number`, to the turn that runs there; False if it was not taken up."""
         payload = {"platform": platform, "number": number, "text": text}
-        ask = self._desk.runtime.core.membership.ask
+        ask = self._messaging.runtime.core.membership.ask
         answer = await ask(node, STEER, session_key, payload, seconds=STEER_SECONDS)
         return answer is not None and answer.value.get("steered") is True
 
     async def interrupt(self, node: str, platform: str, session_key: str) -> None:
         """Ask for the turn that runs there to end, unless sub-agents work inside it. Not waited for."""
-        await self._desk.runtime.core.membership.ask(node, INTERRUPT, session_key, {"platform": platform}, seconds=0)
+        await self._messaging.runtime.core.membership.ask(
+            node, INTERRUPT, session_key, {"platform": platform}, seconds=0
+        )
 
     async def _steer_here(self, request: NodeRequest) -> Mapping[str, Any]:
         turn = self._turn(request)
         if turn is None or turn.node.closed_at is not None:
             return {"steered": False}
-        self._desk.steer(turn, int(request.payload["number"]), str(request.payload["text"]))
+        self._messaging.steer(turn, int(request.payload["number"]), str(request.payload["text"]))
         return {"steered": True}
 
     async def _interrupt_here(self, request: NodeRequest) -> Mapping[str, Any]:
@@ -77,5 +79,5 @@ class LanesElsewhere:
         return {"interrupted": True}
 
     def _turn(self, request: NodeRequest) -> Turn | None:
-        inbox = self._desk.deliveries.get(str(request.payload.get("platform", "")))
+        inbox = self._messaging.deliveries.get(str(request.payload.get("platform", "")))
         return None if inbox is None else inbox.current_turn(request.target)

@@ -151,9 +151,9 @@ class TurnFeed:
     """See the module. Called with each event of the turn."""
 
     def __init__(
-        self, desk: MessagingCore, member: Platform, context: SessionContext, previews: Previews, prompts: Prompts
+        self, messaging: MessagingCore, member: Platform, context: SessionContext, previews: Previews, prompts: Prompts
     ) -> None:
-        self._desk = desk
+        self._messaging = messaging
         self._member = member
         self._context = context
         self._previews = previews
@@ -173,10 +173,10 @@ class TurnFeed:
         self.turn_id = turn_id
         adapter, settings = self._member.adapter, self._member.settings
         if settings.typing and adapter.typing_seconds is not None:
-            self._desk.spawn(self._type, adapter.typing_seconds)
+            self._messaging.spawn(self._type, adapter.typing_seconds)
         if settings.stream and adapter.supports_edit:
             preview = Preview(self._member, self.address, self._reply_to)
-            if self._desk.spawn(preview.run):
+            if self._messaging.spawn(preview.run):
                 self.preview = preview
                 self._previews.put(turn_id, preview)
 
@@ -196,7 +196,7 @@ class TurnFeed:
             self._waiting += 1 if name == "approval.request" else -1
             self._questions.append(event)
             if not self._asking:
-                self._asking = self._desk.spawn(self._ask)
+                self._asking = self._messaging.spawn(self._ask)
 
     async def _type(self, seconds: float) -> None:
         adapter, chat, thread = self._member.adapter, self.address.chat_id or "", self.address.thread_id or ""
@@ -223,8 +223,8 @@ class TurnFeed:
                     elif event["event"] == "approval.request":
                         if length > COMMAND_SHOWN:
                             shown = {"reply_to": self._reply_to, "question": event["approval_id"]}
-                            await self._desk.post(self.address, fenced_command(event), shown)
-                        await self._desk.post(
+                            await self._messaging.post(self.address, fenced_command(event), shown)
+                        await self._messaging.post(
                             self.address,
                             question_text(event, self._member.adapter.command_prefix),
                             {
@@ -245,9 +245,9 @@ class TurnFeed:
             f"the command has {length} characters, and a chat is shown {COMMAND_LONGEST} at most; what cannot be shown whole is not asked about:"
             " write it to a file and run the file, or split it up"
         )
-        if self._desk.approvals is not None:
-            await self._desk.approvals.withdraw(str(event["approval_id"]), reason)
-        await self._desk.post(self.address, f"A command was refused: {reason}.", {"reply_to": self._reply_to})
+        if self._messaging.approvals is not None:
+            await self._messaging.approvals.withdraw(str(event["approval_id"]), reason)
+        await self._messaging.post(self.address, f"A command was refused: {reason}.", {"reply_to": self._reply_to})
 
     async def _settle(self, event: Mapping[str, Any]) -> None:
         """Say at the question what became of it."""
@@ -265,7 +265,7 @@ class TurnFeed:
             if done.success:
                 return
         if event["event"] == "approval.expired":
-            await self._desk.post(self.address, result)
+            await self._messaging.post(self.address, result)
 
 
 def fenced_command(event: Mapping[str, Any]) -> str:

@@ -51,13 +51,13 @@ class MessageHub:
                 check_reset(policy, member.platform)
         self.runtime = runtime
         self.directory = directory
-        self.desk = MessagingCore(runtime, directory, senders, approvals, ends)
-        self.commands = Commands(self.desk)
-        self.door = AccessControl(self.desk.store)
+        self.messaging = MessagingCore(runtime, directory, senders, approvals, ends)
+        self.commands = Commands(self.messaging)
+        self.door = AccessControl(self.messaging.store)
         self.supervised: dict[str, Supervised] = {
             member.platform: Supervised(member.adapter, runtime.core.clock) for member in directory.members
         }
-        self._pipeline = Inbound(self.desk, self.door, self.commands)
+        self._pipeline = Inbound(self.messaging, self.door, self.commands)
         self._previews = Previews()
         self._prompts = Prompts()
         senders.hooks = self
@@ -65,12 +65,14 @@ class MessageHub:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[MessageHub]:
         """Everything is registered and running for the body of the `async with`; leaving it stops receiving, and nothing else."""
-        async with AsyncExitStack() as fronts:
+        async with AsyncExitStack() as interfaces:
             for member in self.directory.members:
                 member.adapter.gateway = self
-                front = ChatInterface(self.desk, member, self._previews, self._prompts)
-                self.desk.deliveries[member.platform] = await fronts.enter_async_context(self.runtime.delivering(front))
-            fronts.enter_context(self.desk.elsewhere.answering())
+                interface = ChatInterface(self.messaging, member, self._previews, self._prompts)
+                self.messaging.deliveries[member.platform] = await interfaces.enter_async_context(
+                    self.runtime.delivering(interface)
+                )
+            interfaces.enter_context(self.messaging.elsewhere.answering())
             ready = trio.Event()
             async with receiving(self.runtime, "gateway", lambda: self._receive(ready)):
                 await ready.wait()
@@ -80,7 +82,7 @@ class MessageHub:
         """The receiver: a scope for small tasks, and in it one supervised task an adapter."""
         try:
             async with trio.open_nursery() as nursery:
-                self.desk.scope = nursery
+                self.messaging.scope = nursery
                 ready.set()
                 for one in self.supervised.values():
                     nursery.start_soon(
@@ -88,12 +90,12 @@ class MessageHub:
                     )
                 await trio.sleep_forever()
         finally:
-            self.desk.scope = None
+            self.messaging.scope = None
 
     def health(self) -> dict[str, Any]:
         """How every adapter is, for `/health/detailed`: one that is not connected makes it `degraded`, and nothing else."""
         platforms = {name: one.health() for name, one in self.supervised.items()}
-        sending = self.desk.senders.statistics()
+        sending = self.messaging.senders.statistics()
         for name, line in platforms.items():
             line["outbox"] = sending.get(name)
         fine = (AdapterState.CONNECTED, AdapterState.STANDBY)
@@ -112,11 +114,11 @@ class MessageHub:
 
     async def get_cursor(self, adapter: Adapter) -> str | None:
         """See `GatewayPort`."""
-        return await self.desk.store.get_cursor(adapter.platform)
+        return await self.messaging.store.get_cursor(adapter.platform)
 
     async def set_cursor(self, adapter: Adapter, value: str) -> None:
         """See `GatewayPort`."""
-        await self.desk.store.set_cursor(adapter.platform, value)
+        await self.messaging.store.set_cursor(adapter.platform, value)
 
     # -- for the senders -------------------------------------------------------------------------------------------------------------
 
@@ -137,8 +139,8 @@ class MessageHub:
         if result.success:
             address = Address(row.platform, str(row.target.get("chat_id", "")), str(row.target.get("thread_id", "")))
             self._prompts.sent(approval_id, address, result.message_id, row.text)
-        elif self.desk.approvals is not None:
-            self.desk.spawn(self.desk.approvals.withdraw, question, unsent_question(row, result))
+        elif self.messaging.approvals is not None:
+            self.messaging.spawn(self.messaging.approvals.withdraw, question, unsent_question(row, result))
 
 
 def unsent_question(row: OutboxRow, result: SendResult) -> str:

@@ -41,8 +41,8 @@ ACK_SECONDS: Final = 30.0
 class Inbound:
     """See the module. It owns no task."""
 
-    def __init__(self, desk: MessagingCore, door: AccessControl, commands: Commands) -> None:
-        self._desk = desk
+    def __init__(self, messaging: MessagingCore, door: AccessControl, commands: Commands) -> None:
+        self._messaging = messaging
         self._door = door
         self._commands = commands
         self._seen: dict[str, OrderedDict[str, None]] = {}
@@ -50,7 +50,7 @@ class Inbound:
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `GatewayPort.receive`."""
-        member = self._desk.directory.find(adapter.platform)
+        member = self._messaging.directory.find(adapter.platform)
         if member is None:
             raise LookupError(f"the adapter {adapter.platform!r} is not one of this gateway's")
         source, settings = incoming.source, member.settings
@@ -77,10 +77,10 @@ class Inbound:
 
     async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
         """See `GatewayPort.approval_clicked`."""
-        member = self._desk.directory.find(adapter.platform)
+        member = self._messaging.directory.find(adapter.platform)
         if member is None or not await self._door.allows(source, member.settings):
             return "You are not allowed to answer this."
-        approval = await self._desk.store.get_approval(approval_id)
+        approval = await self._messaging.store.get_approval(approval_id)
         if approval is None or not _same_chat(approval.session_key, source, member):
             return "Nothing waits for approval here (any more)."
         answer = ApprovalAnswer(choice)
@@ -103,7 +103,7 @@ class Inbound:
                 return Received(receipt=Disposition.IGNORED, session_key=key)
             return await self._command(member, incoming, key, command)
         answer = bare_answer(incoming.text, waiting=True)
-        if answer is not None and self._desk.approvals is not None:
+        if answer is not None and self._messaging.approvals is not None:
             answered = await self._commands.answer(source, key, answer)
             if answered or answered is None:
                 said = answered_text(answered, answer)
@@ -123,15 +123,15 @@ class Inbound:
         return Received(receipt=Disposition.COMMAND, session_key=key, text=said)
 
     async def _accept(self, member: Platform, incoming: Incoming, key: str) -> Received:
-        desk, settings = self._desk, member.settings
+        messaging, settings = self._messaging, member.settings
         message = self._message(member, incoming, key)
-        delivery = desk.deliveries[member.platform]
+        delivery = messaging.deliveries[member.platform]
         turn = delivery.current_turn(key)
-        node = "" if turn is not None else await desk.elsewhere.node_of(member.platform, key)
+        node = "" if turn is not None else await messaging.elsewhere.node_of(member.platform, key)
         try:
-            if desk.runtime.draining:
+            if messaging.runtime.draining:
                 raise Draining
-            with desk.committing() as bound:
+            with messaging.committing() as bound:
                 # Steering takes text up; files, and what no person typed, are a turn of their own.
                 typed = not isinstance(incoming.text, LiteralText) and "content" not in incoming.payload
                 if (turn is not None or node) and settings.busy == "steer" and typed:
@@ -144,7 +144,7 @@ class Inbound:
                 )
         except Draining:
             # Not refused: it is written down, and the next start begins a turn with it (SC-9).
-            if await desk.store.accept_message(message) is None:
+            if await messaging.store.accept_message(message) is None:
                 return Received(receipt=Disposition.DUPLICATE, session_key=key)
             await self._say(incoming, "I am being restarted. Your message is kept, and answered afterwards.")
             return Received(receipt=Disposition.ACCEPTED, session_key=key)
@@ -153,7 +153,7 @@ class Inbound:
             return Received(receipt=Disposition.REFUSED, session_key=key)
         if turn is not None or node:
             if node and settings.busy == "interrupt":
-                await desk.elsewhere.interrupt(node, member.platform, key)
+                await messaging.elsewhere.interrupt(node, member.platform, key)
             elif turn is not None and settings.busy == "interrupt" and not has_children(turn):
                 turn.cancel(NEWER_MESSAGE)
             elif settings.busy_ack and self._may_acknowledge(key):
@@ -163,14 +163,14 @@ class Inbound:
     async def _steer(self, delivery: Inbox, turn: Turn | None, message: NewMessage, node: str) -> Received:
         """Hand a message to the running turn, here or on another node. It is in the inbox all the same, until that turn has ended and took it up."""
         key = message.session_key
-        number = await self._desk.store.accept_message(message)
+        number = await self._messaging.store.accept_message(message)
         if number is None:
             return Received(receipt=Disposition.DUPLICATE, session_key=key)
-        if node and await self._desk.elsewhere.steer(node, message.inbox, key, number, message.text):
+        if node and await self._messaging.elsewhere.steer(node, message.inbox, key, number, message.text):
             return Received(receipt=Disposition.STEERED, session_key=key)
         if turn is None or delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
             return Received(receipt=Disposition.ACCEPTED, session_key=key)
-        self._desk.steer(turn, number, message.text)
+        self._messaging.steer(turn, number, message.text)
         return Received(receipt=Disposition.STEERED, session_key=key)
 
     def _message(self, member: Platform, incoming: Incoming, key: str) -> NewMessage:
@@ -203,7 +203,7 @@ class Inbound:
         source = incoming.source
         anchor = source.message_id if incoming.anchor is None else incoming.anchor
         address = Address(source.platform, source.chat_id or source.user_id or "", source.thread_id)
-        await self._desk.post(address, text, {"reply_to": anchor or ""})
+        await self._messaging.post(address, text, {"reply_to": anchor or ""})
 
     def _may_acknowledge(self, key: str) -> bool:
         now = trio.current_time()

@@ -64,11 +64,11 @@ class OneShotInterface(Interface):
 
     interactive = False
 
-    def __init__(self, desk: MessagingCore, platform: str, reason: str) -> None:
+    def __init__(self, messaging: MessagingCore, platform: str, reason: str) -> None:
         self.platform = platform
         self.one_shot = reason
         self.delivery: Inbox
-        self._desk = desk
+        self._messaging = messaging
         self._turns: dict[str, Turn] = {}
         self._owed: set[str] = set()
 
@@ -100,14 +100,14 @@ class OneShotInterface(Interface):
         for place in self.places(turn):
             text = "" if place.platform == LOG else self.told(turn, outcome, place)
             if text:
-                entries += self._desk.directory.compose(place, text)
+                entries += self._messaging.directory.compose(place, text)
         return entries
 
     def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
         place = delivery_address(rows[-1].routing)
         if place is None or place.platform == LOG:
             return ()
-        return self._desk.directory.compose(place, f"[{self.title(rows[-1].routing)}: {REFUSED}]")
+        return self._messaging.directory.compose(place, f"[{self.title(rows[-1].routing)}: {REFUSED}]")
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
@@ -116,7 +116,7 @@ class OneShotInterface(Interface):
             # If the server dies in this turn, the next one knows whom to tell.
             owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
             self._owed.add(turn.id)
-            await self._desk.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
+            await self._messaging.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
@@ -125,15 +125,15 @@ class OneShotInterface(Interface):
         logger.info("%s %s %s: %s", self.platform, self.title(turn.context), outcome.state.value, said)
         if turn.id in self._owed:
             self._owed.discard(turn.id)
-            store, owed = self._desk.store, _owed(turn.context.session_id)
-            await self._desk.runtime.core.ends.put(
+            store, owed = self._messaging.store, _owed(turn.context.session_id)
+            await self._messaging.runtime.core.ends.put(
                 End(f"what is owed for session {turn.context.session_id}", lambda: store.set_meta(owed, None))
             )
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
         """Settle what died with the last server, and, for the body of the `async with`, what dies with another node that is reaped here."""
-        membership = self._desk.runtime.core.membership
+        membership = self._messaging.runtime.core.membership
         name = f"interrupted {self.platform}"
 
         async def settle() -> None:
@@ -148,7 +148,7 @@ class OneShotInterface(Interface):
 
         Returns how many there were.
         """
-        store, found, offset = self._desk.store, 0, 0
+        store, found, offset = self._messaging.store, 0, 0
         while True:
             page = await store.list_sessions(SessionFilter(source=self.platform), Page(PAGE, offset))
             for session in page:
@@ -162,13 +162,13 @@ class OneShotInterface(Interface):
             offset += PAGE
 
     async def _tell_interrupted(self, session_id: str) -> None:
-        store = self._desk.store
+        store = self._messaging.store
         written = await store.get_meta(_owed(session_id))
         if written is None:
             return
         owed = msgspec.json.decode(written)
         for place in owed["places"]:
-            await self._desk.post(Address(*place), interrupted_text(owed["title"]))
+            await self._messaging.post(Address(*place), interrupted_text(owed["title"]))
         await store.set_meta(_owed(session_id), None)
 
 

@@ -87,11 +87,11 @@ class Interface:
 class Inbox:
     """A registered front. `channel` names its inbox and outlives reconnects."""
 
-    def __init__(self, core: RuntimeCore, lanes: Lanes, front: Interface) -> None:
+    def __init__(self, core: RuntimeCore, lanes: Lanes, interface: Interface) -> None:
         self._core = core
         self._lanes = lanes
-        self.front = front
-        self.channel: CompletionChannel = mint(front.platform)
+        self.interface = interface
+        self.channel: CompletionChannel = mint(interface.platform)
 
     async def accept(self, message: NewMessage) -> bool:
         """Take a message for its session: durable when this returns. False if it was accepted before (`dedupe_key`).
@@ -107,22 +107,22 @@ class Inbox:
 
     def current_turn(self, session_key: str) -> Turn | None:
         """The turn that a lane is running now."""
-        return self._lanes.current(self.front.platform, session_key)
+        return self._lanes.current(self.interface.platform, session_key)
 
     async def stop_turn(self, session_key: str, cause: Cause) -> StopReceipt | None:
         """Stop the turn that a lane is running, on whichever node; None if it is idle. What is queued behind it stays queued."""
-        turn = self._lanes.current(self.front.platform, session_key)
+        turn = self._lanes.current(self.interface.platform, session_key)
         if turn is not None:
             return await turn.stop(cause)
         if self._core.shared:
-            return await self._core.neighbours.stop_turn(self.front.platform, session_key, cause)
+            return await self._core.neighbours.stop_turn(self.interface.platform, session_key, cause)
         return None
 
     async def sweep(self) -> int:
         """Wake every lane for which something waits in this inbox; returns how many."""
-        keys = await self._core.store.waiting_sessions(self.front.platform)
+        keys = await self._core.store.waiting_sessions(self.interface.platform)
         for key in keys:
-            self._lanes.wake(self.front.platform, key)
+            self._lanes.wake(self.interface.platform, key)
         return len(keys)
 
 

@@ -87,14 +87,14 @@ class Lanes:
 
     def register(self, delivery: Inbox) -> None:
         """A front is there: its inbox can be worked on."""
-        platform = delivery.front.platform
+        platform = delivery.interface.platform
         if platform in self._deliveries:
             raise ValueError(f"a delivering front for {platform!r} is registered already")
         self._deliveries[platform] = delivery
 
     def unregister(self, delivery: Inbox) -> None:
         """The front is gone; what waits for it keeps waiting."""
-        del self._deliveries[delivery.front.platform]
+        del self._deliveries[delivery.interface.platform]
 
     def current(self, inbox: str, session_key: str) -> Turn | None:
         """The turn that the lane of this key runs now."""
@@ -146,7 +146,7 @@ class Lanes:
                             lane.node.note = MORE_WAITS if more else ""
                             await self._run(lane, delivery, rows)
                         elif lane.session:
-                            await self._end_or_linger(lane, delivery.front)
+                            await self._end_or_linger(lane, delivery.interface)
                     failures = 0
                 except Exception as error:
                     failures += 1
@@ -201,11 +201,11 @@ class Lanes:
 
     async def _run(self, lane: Lane, delivery: Inbox, rows: Sequence[InboxRow]) -> None:
         """Run one turn with claimed rows. Raises if it could not be begun; how a turn ends that has begun is written in its rows."""
-        core, front = self._core, delivery.front
-        session_id = await self._session(front, rows)
+        core, interface = self._core, delivery.interface
+        session_id = await self._session(interface, rows)
         routing = rows[-1].routing
         lane.node.tenant = routing.tenant
-        budget = front.budget(rows)
+        budget = interface.budget(rows)
         root = self._root(rows)
         if rows[0].kind is InboxKind.NOTICE:
             used = 0 if budget is None or budget.wakes is None else await core.store.root_wakes(root.id)
@@ -214,20 +214,20 @@ class Lanes:
                 await self._give_up(session_id, f"the budget is used up (wakes: {used} of {budget.wakes} used)")
                 return
         context = msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id)
-        sink = front.sink(context)
+        sink = interface.sink(context)
         spec = TurnSpec(
-            input=front.prepare(rows),
+            input=interface.prepare(rows),
             context=context,
-            agent=None if front.agent is None else core.adapt(front.agent),
-            source=front.platform,
+            agent=None if interface.agent is None else core.adapt(interface.agent),
+            source=interface.platform,
             tenant=routing.tenant,
             budget=budget,
-            one_shot=front.one_shot,
+            one_shot=interface.one_shot,
             hooks=TurnHooks(
                 sink=sink,
-                asks=sink if front.interactive else None,
-                replies=front.replies,
-                on_end=front.on_turn_end,
+                asks=sink if interface.interactive else None,
+                replies=interface.replies,
+                on_end=interface.on_turn_end,
             ),
         )
         origin = TurnOrigin(rows=tuple(rows), outer_cause=Cause(CancelCause.DRAIN))
@@ -239,10 +239,10 @@ class Lanes:
             return
         try:
             turn = lane.current = core.make_turn(spec, delivery.channel, origin, root=root, below=lane.node)
-            if front.one_shot:
+            if interface.one_shot:
                 lane.session, lane.context = session_id, context
             try:
-                await front.on_turn_start(turn)
+                await interface.on_turn_start(turn)
             except Exception:
                 logger.exception("the hook before a turn of %s failed", lane.key)
             except BaseException:
@@ -253,12 +253,12 @@ class Lanes:
             lane.current = None
             core.admission.release()
 
-    async def _session(self, front: Interface, rows: Sequence[InboxRow]) -> str:
+    async def _session(self, interface: Interface, rows: Sequence[InboxRow]) -> str:
         """A notice goes to the session that started the work; a message to the one that the key stands for now."""
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.session_id:
             return first.session_id
-        return await front.session_for(self._core.store, first.routing)
+        return await interface.session_for(self._core.store, first.routing)
 
     def _root(self, rows: Sequence[InboxRow]) -> Settlement:
         first = rows[0]
@@ -272,12 +272,12 @@ class Lanes:
         await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
         await self._core.store.abandon(session_id=session_id, reason=reason)
 
-    async def _end_or_linger(self, lane: Lane, front: Interface) -> None:
+    async def _end_or_linger(self, lane: Lane, interface: Interface) -> None:
         """A one-shot session waits for what it was promised, but not for ever, and then ends. This is the only place that waits for it."""
         promised = await self._core.store.session_promised(lane.session)
         if promised and not lane.flag:
             assert lane.context is not None
-            given = front.linger_of(lane.context)
+            given = interface.linger_of(lane.context)
             seconds = self._core.settings.linger_seconds if given is None else given
             if lane.until is None:
                 lane.until = trio.current_time() + seconds
@@ -295,14 +295,14 @@ class Lanes:
         else:
             cause = None
         session_id, lane.session, lane.until = lane.session, "", None
-        end = End(f"session {session_id}", lambda: self._core.end_session(session_id, front.one_shot, cause))
+        end = End(f"session {session_id}", lambda: self._core.end_session(session_id, interface.one_shot, cause))
         await self._core.ends.put(end)
 
 
 def _told(delivery: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
     """What the senders of dead letters are told; nothing if the interface cannot say it."""
     try:
-        return () if delivery is None else tuple(delivery.front.refusal(rows, reason))
+        return () if delivery is None else tuple(delivery.interface.refusal(rows, reason))
     except Exception:
         logger.exception("what the senders of dead letters are told could not be composed")
         return ()

@@ -337,14 +337,14 @@ class Runtime:
         return Owner(context=where, turn_id="", root=Settlement(self.core.ids.make("root_", 16)), channel=self.channel)
 
     @asynccontextmanager
-    async def delivering(self, front: Interface) -> AsyncIterator[Inbox]:
+    async def delivering(self, interface: Interface) -> AsyncIterator[Inbox]:
         """Register a delivering front for the body of the `async with`. Entering sweeps its inbox."""
-        check_id(front.platform, "Interface.platform", 64)
+        check_id(interface.platform, "Interface.platform", 64)
         self.stateless.check()
-        delivery = Inbox(self.core, self._lanes, front)
+        delivery = Inbox(self.core, self._lanes, interface)
         self._lanes.register(delivery)
         wakes = self.core.store.subscribe(
-            inbox_topic(front.platform), lambda key: self._lanes.wake(front.platform, key)
+            inbox_topic(interface.platform), lambda key: self._lanes.wake(interface.platform, key)
         )
         try:
             with wakes:

@@ -86,7 +86,7 @@ async def open_cron(
     chat = MemoryPlatform()
     wall = WallClock() if clock is None else clock
     async with open_world(agent, Platform(chat, HOME), path=path, clock=wall, faults=faults) as world:
-        scheduler = CronScheduler(world.gateway.desk, CronSettings(**settings), check_seconds=check_seconds)
+        scheduler = CronScheduler(world.gateway.messaging, CronSettings(**settings), check_seconds=check_seconds)
         async with scheduler.open():
             yield Scheduled(world, scheduler, chat)
 

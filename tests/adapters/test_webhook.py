@@ -69,7 +69,7 @@ async def open_hooks(
         {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, WebhookSettings, "webhook"
     )
     async with open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings) as world:
-        door = WebhookReceiver(world.gateway.desk, settings, host=host, home=path.parent if path else None)
+        door = WebhookReceiver(world.gateway.messaging, settings, host=host, home=path.parent if path else None)
         async with door.open():
             yield Hooked(world, door, chat)
 
@@ -213,7 +213,7 @@ async def test_a_stop_ends_the_session_too() -> None:
         await hooked.post("a", {}, delivery="x")
         await trio.sleep(1)
         key = "agent:main:webhook:webhook:webhook:a:x:webhook:a"
-        turn = hooked.door.front.delivery.current_turn(key)
+        turn = hooked.door.interface.delivery.current_turn(key)
         assert turn is not None
         receipt = await turn.stop()
         assert receipt.ok
@@ -288,7 +288,7 @@ async def test_a_delivery_that_was_accepted_and_not_begun_begins_after_a_restart
         await hooked.post("a", {"n": 0}, delivery="x0")
         await trio.sleep(1)
         # Committed, and the server is gone before the lane is woken.
-        hooked.door.front.delivery.channel = SimpleNamespace(wake=lambda key: None)  # type: ignore[assignment]
+        hooked.door.interface.delivery.channel = SimpleNamespace(wake=lambda key: None)  # type: ignore[assignment]
         await hooked.post("a", {"n": 1}, delivery="x1")
     assert hooked.chat.texts() == [
         "[webhook/a: interrupted. The server was stopped before this was finished; it is not started again by itself.]"

@@ -54,9 +54,9 @@ class Hooked(Interface):
         self.ended.append(outcome.state.value)
 
 
-async def play(runtime: Runtime, front: Hooked) -> list[str]:
+async def play(runtime: Runtime, interface: Hooked) -> list[str]:
     """What is in the outbox some hours after a message came in."""
-    async with runtime.delivering(front) as inbox:
+    async with runtime.delivering(interface) as inbox:
         routing = SessionContext(platform="hooked", session_key=KEY)
         await inbox.accept(NewMessage(inbox="hooked", session_key=KEY, routing=routing, text="hello"))
         await trio.sleep(24 * 3600)
@@ -69,9 +69,9 @@ async def test_a_hook_that_fails_before_the_turn_is_asked_again(
     hook: str, runtime: Runtime, scripted_agent: ScriptedAgent
 ) -> None:
     """The message waits, and its turn runs when the hook works."""
-    front = Hooked(hook, 2)
-    assert await play(runtime, front) == ["echo: hello"]
-    assert (len(scripted_agent.turns), front.ended) == (1, ["completed"])
+    interface = Hooked(hook, 2)
+    assert await play(runtime, interface) == ["echo: hello"]
+    assert (len(scripted_agent.turns), interface.ended) == (1, ["completed"])
 
 
 @pytest.mark.parametrize("hook", RAISED_BEFORE)
@@ -98,9 +98,9 @@ async def test_a_hook_beside_the_turn_is_logged_and_the_turn_goes_on(
 
 async def test_replies_that_cannot_be_made_fail_the_turn(runtime: Runtime, scripted_agent: ScriptedAgent) -> None:
     """What was to be sent is part of the commit: without it the turn has failed, and its end is told once."""
-    front = Hooked("replies", 1)
-    assert await play(runtime, front) == []
-    assert front.ended == ["failed"]
+    interface = Hooked("replies", 1)
+    assert await play(runtime, interface) == []
+    assert interface.ended == ["failed"]
 
 
 @pytest.mark.parametrize(("kind", "page"), [(Interface, "embedding.md"), (Adapter, "plugins.md")])

@@ -339,9 +339,9 @@ async def test_a_lane_says_what_waits_and_its_stop_is_the_stop_of_its_turn(runti
     class Chat(Interface):
         platform = "chat"
 
-    front = Chat()
-    front.agent = agent
-    async with runtime.delivering(front) as inbox:
+    interface = Chat()
+    interface.agent = agent
+    async with runtime.delivering(interface) as inbox:
         routing = SessionContext(platform="chat", chat_id="1", session_key="k")
         for text in ("first", "second"):
             await inbox.accept(NewMessage(inbox="chat", session_key="k", text=text, routing=routing))

@@ -155,34 +155,34 @@ async def run_once(
 
     Cancelling it leaves the run to the runtime, which ends it with everything else.
     """
-    front = _RunFront(screen, model=model, deadline=deadline, linger=linger)
+    interface = _RunFront(screen, model=model, deadline=deadline, linger=linger)
     began = trio.current_time()
     key = f"agent:main:cli:run:{runtime.core.ids.hex(16)}"
     context = SessionContext(platform=RUN, source=RUN, chat_id="run", user_id="owner", session_key=key)
-    async with runtime.delivering(front) as delivery:
+    async with runtime.delivering(interface) as delivery:
         await delivery.accept(NewMessage(inbox=RUN, session_key=key, routing=context, text=prompt))
-        await front.begun.wait()
-        assert front.first is not None
-        turn = front.first
+        await interface.begun.wait()
+        assert interface.first is not None
+        turn = interface.first
         async with trio.open_nursery() as nursery:
             if stop is not None:
-                nursery.start_soon(_stop_when_asked, runtime, delivery, front, stop)
+                nursery.start_soon(_stop_when_asked, runtime, delivery, interface, stop)
             # The lane ends the session when everything has been told, and then itself.
             lane = turn.node.parent
             assert lane is not None
             await lane.wait_closed()
             if stop is None or not stop.is_set():
                 nursery.cancel_scope.cancel()
-    front.result.seconds = trio.current_time() - began
-    return front.result
+    interface.result.seconds = trio.current_time() - began
+    return interface.result
 
 
-async def _stop_when_asked(runtime: Runtime, delivery: Inbox, front: _RunFront, stop: trio.Event) -> None:
+async def _stop_when_asked(runtime: Runtime, delivery: Inbox, interface: _RunFront, stop: trio.Event) -> None:
     """Stop the turn that runs (or the first one, which says that it had ended), then what it left in the background."""
     await stop.wait()
-    assert front.first is not None
+    assert interface.first is not None
     cause = Cause(CancelCause.STOP, "Ctrl-C")
-    context = front.first.context
-    turn = delivery.current_turn(context.session_key) or front.first
-    front.result.receipt = await turn.stop(cause)
+    context = interface.first.context
+    turn = delivery.current_turn(context.session_key) or interface.first
+    interface.result.receipt = await turn.stop(cause)
     await runtime.core.end_session(context.session_id, RUN_COMPLETE, cause)

@@ -64,8 +64,8 @@ INSTRUCTIONS: Final = (
 class CronInterface(OneShotInterface):
     """The slots' side of the runtime."""
 
-    def __init__(self, desk: MessagingCore, settings: CronSettings, ended: Callable[[str], None]) -> None:
-        super().__init__(desk, CRON, CRON_COMPLETE)
+    def __init__(self, messaging: MessagingCore, settings: CronSettings, ended: Callable[[str], None]) -> None:
+        super().__init__(messaging, CRON, CRON_COMPLETE)
         self._settings = settings
         self._ended = ended
         self._places: dict[str, tuple[Address, ...]] = {}
@@ -103,11 +103,11 @@ class CronInterface(OneShotInterface):
         if given is not None:
             self._places[turn.id] = tuple(Address(*place) for place in given)
             slot = float(turn.input.payload["slot"])
-            await self._desk.store.start_cron_slot(turn.context.chat_id, slot, session_id=turn.context.session_id)
+            await self._messaging.store.start_cron_slot(turn.context.chat_id, slot, session_id=turn.context.session_id)
         else:
-            row = await self._desk.store.get_cron_job(turn.context.chat_id)
+            row = await self._messaging.store.get_cron_job(turn.context.chat_id)
             if row is not None:
-                self._places[turn.id] = resolve(self._desk, ScheduledJob.read(row)).addresses
+                self._places[turn.id] = resolve(self._messaging, ScheduledJob.read(row)).addresses
         await super().on_turn_start(turn)
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
@@ -120,23 +120,23 @@ class CronInterface(OneShotInterface):
         completed = outcome.state is TurnState.COMPLETED and bool(outcome.text.strip())
         state = CronState.COMPLETED if completed else CronState.FAILED
         error = problems if completed else outcome.error or "the agent ended its turn without an answer"
-        store = self._desk.store
+        store = self._messaging.store
         end = End(
             f"slot {slot} of cron job {job_id}",
             lambda: store.finish_cron_slot(job_id, slot, state, output=outcome.text, error=error),
             lambda _: store.finish_cron_slot(job_id, slot, state, error=error),
         )
-        await self._desk.runtime.core.ends.put(end)
+        await self._messaging.runtime.core.ends.put(end)
         self._ended(job_id)
 
 
-def resolve(desk: MessagingCore, job: ScheduledJob) -> Resolution:
+def resolve(messaging: MessagingCore, job: ScheduledJob) -> Resolution:
     """Where a job's answers go now; what cannot be resolved is a problem, and never silence."""
     try:
-        targets = job.targets(desk.directory.platforms)
+        targets = job.targets(messaging.directory.platforms)
     except TargetError as error:
         return Resolution((), True, (str(error),))
-    return resolve_targets(targets, origin=job.origin, homes=desk.directory.homes)
+    return resolve_targets(targets, origin=job.origin, homes=messaging.directory.homes)
 
 
 class CronScheduler:
@@ -144,32 +144,32 @@ class CronScheduler:
 
     def __init__(
         self,
-        desk: MessagingCore,
+        messaging: MessagingCore,
         settings: CronSettings | None = None,
         *,
         clock: Callable[[], float] | None = None,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self.settings: CronSettings = CronSettings() if settings is None else settings
-        self._desk = desk
-        self._clock: Callable[[], float] = desk.runtime.core.clock if clock is None else clock
+        self._messaging = messaging
+        self._clock: Callable[[], float] = messaging.runtime.core.clock if clock is None else clock
         self._check_seconds = check_seconds
         self._changed = trio.Event()
         self._lock = trio.Lock()
         self._live: set[str] = set()
         """Jobs whose slot has been started and whose turn has not ended."""
-        self.front = CronInterface(desk, self.settings, self._over)
+        self.interface = CronInterface(messaging, self.settings, self._over)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CronScheduler]:
         """Slots are run for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
-        runtime = self._desk.runtime
-        async with self.front.settling():
+        runtime = self._messaging.runtime
+        async with self.interface.settling():
             if not runtime.core.shared:
                 # Where nodes share the store, what was handed over and not begun is begun by another one.
                 await self._tell_unbegun()
             async with (
-                runtime.delivering(self.front) as self.front.delivery,
+                runtime.delivering(self.interface) as self.interface.delivery,
                 receiving(runtime, CRON, lambda: runtime.core.membership.run_alone(CRON, self._run)),
             ):
                 yield self
@@ -177,7 +177,7 @@ class CronScheduler:
     # -- time ------------------------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        with self._desk.store.subscribe(CRON_TOPIC, lambda _: self._changed.set()):
+        with self._messaging.store.subscribe(CRON_TOPIC, lambda _: self._changed.set()):
             while True:
                 self._changed = trio.Event()
                 try:
@@ -203,12 +203,12 @@ class CronScheduler:
     async def _tick(self) -> float | None:
         """Fire what is due; returns when something is due next."""
         soonest: float | None = None
-        for row in await self._desk.store.list_cron_jobs():
+        for row in await self._messaging.store.list_cron_jobs():
             if not row.enabled or row.next_at is None:
                 continue
             next_at: float | None = row.next_at
             if next_at <= self._clock():
-                if self._desk.runtime.draining or await self._is_full():
+                if self._messaging.runtime.draining or await self._is_full():
                     continue
                 async with self._lock:
                     next_at = await self._fire(row.id)
@@ -222,9 +222,9 @@ class CronScheduler:
 
     async def _running(self) -> set[str]:
         """The jobs whose slot has been started and whose turn has not ended, on whichever node."""
-        if not self._desk.runtime.core.shared:
+        if not self._messaging.runtime.core.shared:
             return self._live
-        found = await self._desk.store.list_cron_executions(page=Page(MOST_RUNNING))
+        found = await self._messaging.store.list_cron_executions(page=Page(MOST_RUNNING))
         return {one.job_id for one in found if one.state in (CronState.CLAIMED, CronState.RUNNING)}
 
     def _over(self, job_id: str) -> None:
@@ -235,7 +235,7 @@ class CronScheduler:
 
     async def _fire(self, job_id: str) -> float | None:
         """Account for everything of one job that is due, and start one run of it if there is one to start. Returns when it is due next."""
-        store = self._desk.store
+        store = self._messaging.store
         row = await store.get_cron_job(job_id)
         now = self._clock()
         if row is None or not row.enabled or row.next_at is None or row.next_at > now:
@@ -292,19 +292,19 @@ class CronScheduler:
         self, row: CronJob, slot: datetime, state: CronState, error: str, following: float | None
     ) -> bool:
         """Give a slot its row, and move the job on. False if somebody else gave it one."""
-        store, at = self._desk.store, slot.timestamp()
+        store, at = self._messaging.store, slot.timestamp()
         claimed = await self._written(
             lambda: store.claim_cron_slot(row.id, at, state=state, error=error, next_at=following)
         )
         if following is None:
             end = End(f"the schedule of cron job {row.id}", lambda: store.set_cron_next(row.id, None))
-            await self._desk.runtime.core.ends.put(end)
+            await self._messaging.runtime.core.ends.put(end)
         return claimed
 
     async def _start(self, job: ScheduledJob, slot: float, *, manual: bool = False) -> None:
         """Hand a claimed slot to its lane; the message's dedupe key lets it be handed over again. If it is refused the slot has failed, and says why."""
         row = job.row
-        resolution = resolve(self._desk, job)
+        resolution = resolve(self._messaging, job)
         key = f"agent:main:cron:cron:{row.id}:{slot:.3f}"
         when = datetime.fromtimestamp(slot, UTC)
         session_id = f"cron_{row.id}_{when:%Y%m%d_%H%M%S}" + (f"_{round(slot * 1000) % 1000:03}" if manual else "")
@@ -335,22 +335,22 @@ class CronScheduler:
         )
         self._live.add(row.id)
         try:
-            await self._written(lambda: self.front.delivery.accept(message))
+            await self._written(lambda: self.interface.delivery.accept(message))
         except RuntimeProblem as error:
             self._live.discard(row.id)
-            why, store = str(error), self._desk.store
+            why, store = str(error), self._messaging.store
             end = End(
                 f"slot {slot} of cron job {row.id}",
                 lambda: store.finish_cron_slot(row.id, slot, CronState.FAILED, error=why),
             )
-            await self._desk.runtime.core.ends.put(end)
+            await self._messaging.runtime.core.ends.put(end)
         except BaseException:
             self._live.discard(row.id)
             raise
 
     async def _tell_unbegun(self) -> None:
         """A slot that was handed over and not begun when the server died counts as failed; it is not begun now, and its owner is told."""
-        store = self._desk.store
+        store = self._messaging.store
         for key in await store.waiting_sessions(CRON):
             for row in await store.take_inbox(CRON, key):
                 if row.kind is not InboxKind.MESSAGE:
@@ -361,24 +361,24 @@ class CronScheduler:
                     " it is not made up for.]"
                 )
                 for place in row.payload.get("places", ()):
-                    await self._desk.post(Address(*place), text)
+                    await self._messaging.post(Address(*place), text)
 
     # -- the port of the HTTP front end and the command line ---------------------------------------------------------------------------
 
     async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]:
         """The jobs of a tenant, or of all."""
-        rows = await self._desk.store.list_cron_jobs(tenant=tenant)
+        rows = await self._messaging.store.list_cron_jobs(tenant=tenant)
         return [await self._view(row) for row in rows if row.enabled or include_disabled]
 
     async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Make a job; `ValueError` says which field is wrong."""
         row = new_job(
             fields,
-            id=self._desk.runtime.core.ids.hex(12),
+            id=self._messaging.runtime.core.ids.hex(12),
             tenant=tenant,
             now=self._clock(),
             timezone=self.settings.timezone,
-            platforms=self._desk.directory.platforms,
+            platforms=self._messaging.directory.platforms,
         )
         return await self._put(row)
 
@@ -398,7 +398,7 @@ class CronScheduler:
                 fields,
                 now=self._clock(),
                 timezone=self.settings.timezone,
-                platforms=self._desk.directory.platforms,
+                platforms=self._messaging.directory.platforms,
             )
             return await self._put(changed)
 
@@ -406,7 +406,7 @@ class CronScheduler:
         """Forget a job; a run that is under way goes on."""
         async with self._lock:
             row = await self._find(tenant, job_id)
-            return row is not None and await self._desk.store.delete_cron_job(row.id)
+            return row is not None and await self._messaging.store.delete_cron_job(row.id)
 
     async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
         """No slot of the job is run until it is resumed."""
@@ -424,7 +424,7 @@ class CronScheduler:
                 return None
             if row.id not in await self._running():
                 slot = round(self._clock(), 3)
-                if await self._written(lambda: self._desk.store.claim_cron_slot(row.id, slot)):
+                if await self._written(lambda: self._messaging.store.claim_cron_slot(row.id, slot)):
                     await self._start(ScheduledJob.read(row), slot, manual=True)
             return await self._view(row)
 
@@ -433,18 +433,18 @@ class CronScheduler:
         row = await self._find(tenant, job_id)
         if row is None:
             return None
-        return [execution_view(one) for one in await self._desk.store.list_cron_executions(row.id, Page(limit))]
+        return [execution_view(one) for one in await self._messaging.store.list_cron_executions(row.id, Page(limit))]
 
     async def _find(self, tenant: str | None, job_id: str) -> CronJob | None:
-        row = await self._desk.store.get_cron_job(job_id)
+        row = await self._messaging.store.get_cron_job(job_id)
         return row if row is not None and tenant in (None, row.tenant) else None
 
     async def _put(self, row: CronJob) -> dict[str, Any]:
-        stored = await self._desk.store.put_cron_job(row)
+        stored = await self._messaging.store.put_cron_job(row)
         return await self._view(stored)
 
     async def _view(self, row: CronJob) -> dict[str, Any]:
-        found: list[CronExecution] = await self._desk.store.list_cron_executions(row.id, Page(1))
+        found: list[CronExecution] = await self._messaging.store.list_cron_executions(row.id, Page(1))
         return job_view(row, found[0] if found else None, running=row.id in await self._running())
 
 

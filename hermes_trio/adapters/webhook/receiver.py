@@ -61,8 +61,8 @@ FILE_BYTES: Final = 1_048_576
 class WebhookInterface(OneShotInterface):
     """The deliveries' side of the runtime."""
 
-    def __init__(self, desk: MessagingCore, routes: Mapping[str, WebhookRoute]) -> None:
-        super().__init__(desk, WEBHOOK, WEBHOOK_COMPLETE)
+    def __init__(self, messaging: MessagingCore, routes: Mapping[str, WebhookRoute]) -> None:
+        super().__init__(messaging, WEBHOOK, WEBHOOK_COMPLETE)
         self._routes = routes
         self.pending: set[str] = set()
         """Session keys of deliveries that were accepted and whose first turn has not ended."""
@@ -81,7 +81,7 @@ class WebhookInterface(OneShotInterface):
 
     def linger_of(self, context: SessionContext) -> float:
         route = self._routes.get(context.user_name)
-        return self._desk.runtime.settings.linger_seconds if route is None else route.settings.linger
+        return self._messaging.runtime.settings.linger_seconds if route is None else route.settings.linger
 
     def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
         # A failure is the owner's business, not that of everybody who reads a pull request.
@@ -100,7 +100,7 @@ class WebhookReceiver:
 
     def __init__(
         self,
-        desk: MessagingCore,
+        messaging: MessagingCore,
         settings: WebhookSettings,
         *,
         host: str | None,
@@ -109,10 +109,10 @@ class WebhookReceiver:
     ) -> None:
         self.settings = settings
         self.routes: dict[str, WebhookRoute] = build_routes(
-            settings, desk.directory, host=host, environment=environment or {}
+            settings, messaging.directory, host=host, environment=environment or {}
         )
-        self.front = WebhookInterface(desk, self.routes)
-        self._desk = desk
+        self.interface = WebhookInterface(messaging, self.routes)
+        self._messaging = messaging
         self._home = home
         self._requests: dict[str, deque[float]] = {name: deque() for name in self.routes}
         self._direct: set[DeliveryId] = set()
@@ -127,9 +127,9 @@ class WebhookReceiver:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[WebhookReceiver]:
         """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
-        async with self.front.settling():
-            self.front.pending.update(await self._desk.store.waiting_sessions(WEBHOOK))
-            async with self._desk.runtime.delivering(self.front) as self.front.delivery:
+        async with self.interface.settling():
+            self.interface.pending.update(await self._messaging.store.waiting_sessions(WEBHOOK))
+            async with self._messaging.runtime.delivering(self.interface) as self.interface.delivery:
                 yield self
 
     @property
@@ -160,7 +160,7 @@ class WebhookReceiver:
             return CallbackResponse.of(200, {"status": "ignored", "event": event.name})
         if not matches(route.filters, event, self._read_file):
             return CallbackResponse.of(200, {"status": "ignored", "reason": "filter", "route": route.name})
-        delivery = delivery_of(route.name, names, payload, lambda: self._desk.runtime.core.ids.make("wh_", 24))
+        delivery = delivery_of(route.name, names, payload, lambda: self._messaging.runtime.core.ids.make("wh_", 24))
         delivery = signed_delivery(delivery, None if route.settings.repeats else scheme, event, body)
         try:
             return await self._deliver(route, event, delivery)
@@ -184,7 +184,7 @@ class WebhookReceiver:
             return CallbackResponse.refusal(413, f"the body has more than {self.settings.max_body_bytes} bytes"), None
         if not route.secrets and not route.insecure:
             return CallbackResponse.refusal(403, "this webhook route has no secret"), None
-        verdict = route.authenticate(headers, body, self._desk.runtime.core.clock())
+        verdict = route.authenticate(headers, body, self._messaging.runtime.core.clock())
         if isinstance(verdict, Rejected):
             left_out = self._refusals.admit(trio.current_time())
             if left_out is not None:
@@ -226,10 +226,10 @@ class WebhookReceiver:
         duplicate = CallbackResponse.of(200, {"status": "duplicate", "delivery_id": delivery.id})
         # Deliveries that were accepted before the signature decided are known by the sender's id.
         for name in dict.fromkeys((delivery.once, delivery.id)):
-            if await self._desk.store.delivery_known(route.name, name):
+            if await self._messaging.store.delivery_known(route.name, name):
                 return duplicate
         later = ("Retry-After", str(RETRY_SECONDS))
-        if self._desk.runtime.draining:
+        if self._messaging.runtime.draining:
             return CallbackResponse.refusal(503, "the server is being stopped; send it again", later)
         try:
             place = route.place(event)
@@ -244,22 +244,22 @@ class WebhookReceiver:
                 return await self._deliver_directly(route, delivery, place, text)
             finally:
                 self._direct.discard(delivery)
-        waiting = len(self.front.pending) + self._accepting
+        waiting = len(self.interface.pending) + self._accepting
         if waiting >= self.settings.max_pending:
             return CallbackResponse.refusal(503, f"{waiting} deliveries wait already; send it again", later)
         message = self._message(route, event, delivery, place, text)
         number: int | None = None
         self._accepting += 1
         try:
-            with self._desk.committing() as bound:
-                number = await self._desk.store.accept_delivery(route.name, delivery.once, message)
+            with self._messaging.committing() as bound:
+                number = await self._messaging.store.accept_delivery(route.name, delivery.once, message)
         finally:
             self._accepting -= 1
         if bound.cancelled_caught:
             return CallbackResponse.refusal(503, "the delivery could not be stored in time; send it again", later)
         if number is None:
             return duplicate
-        self.front.pending.add(message.session_key)
+        self.interface.pending.add(message.session_key)
         return CallbackResponse.of(
             202,
             {"status": "accepted", "route": route.name, "event": event.name, "delivery_id": delivery.id},
@@ -293,7 +293,7 @@ class WebhookReceiver:
         self, route: WebhookRoute, delivery: DeliveryId, place: Address, text: str
     ) -> CallbackResponse:
         """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
-        member = self._desk.directory.find(place.platform)
+        member = self._messaging.directory.find(place.platform)
         assert member is not None, "checked when the route was made"
         result = SendResult(success=False, error="there was nothing to say")
         with trio.move_on_after(DIRECT_SECONDS) as bound:
@@ -307,7 +307,7 @@ class WebhookReceiver:
             return CallbackResponse.of(
                 502, {"status": "error", "error": "the delivery failed", "delivery_id": delivery.id}
             )
-        await self._desk.store.record_delivery(route.name, delivery.once)
+        await self._messaging.store.record_delivery(route.name, delivery.once)
         return CallbackResponse.of(
             200,
             {
