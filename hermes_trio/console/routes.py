@@ -149,7 +149,7 @@ async def sign_in(request: Request) -> HandlerResult:
     signin.check_page(request)
     body = await request.json(_sign_in)
     if body.code:
-        caller = signin.redeem(body.code)
+        caller = await signin.redeem(body.code)
         if caller is None:
             raise ApiError(
                 401,

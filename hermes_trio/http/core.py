@@ -33,7 +33,7 @@ from .inputs import RateLimiter, ReaderLimit
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings
-from .signin import SignIn
+from .signin import SharedSignIn, SignIn
 from .turns import ApiTurns
 
 __all__ = ["ApiCore", "ApiServices", "ApiSettings", "CronPort", "DrainProof", "ModelEntry", "RuntimePort"]
@@ -190,7 +190,8 @@ class ApiCore:
         self.ids = Ids()
         self.started_at: float = time.time()
         self.keyring = Keyring(settings.admin_key, store)
-        self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home)
+        shared = SharedSignIn(store, runtime.membership) if store.lease_seconds > 0 else None
+        self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home, shared=shared)
         self._revocations = store.subscribe(KEY_TOPIC, self._forget_key)
         self._revocations.__enter__()  # for as long as the store is open: it closes after everything that asks here
         self.rate = RateLimiter(limits.requests_per_minute, limits.burst)

@@ -1,17 +1,21 @@
 """Signing in with a browser: one-time codes, cookie sessions, and the checks that a cookie needs and a bearer key does not.
 
 A session stands for a key: it has the key's scopes and tenant, and ends when the key is revoked. It is kept by the digest of its cookie, in a file of the
-home directory that only its owner can read, so that a page survives a restart of the server. A request with a cookie must come for a name of this server
-(DNS rebinding) and, if it changes something, from a page of this server (forged requests). A request with a bearer key is not asked either question.
+home directory that only its owner can read, or in the store where several nodes share it, so that a page survives a restart of the server. A request with
+a cookie must come for a name of this server (DNS rebinding) and, if it changes something, from a page of this server (forged requests). A request with a
+bearer key is not asked either question.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import secrets
 import time
-from hashlib import sha256
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import blake2b, sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -19,13 +23,15 @@ from typing import Final
 import msgspec
 import trio
 
+from hermes_trio.runtime.membership import Membership
 from hermes_trio.runtime.tree import waiting
+from hermes_trio.store.ports import Store
 
 from .auth import ADMIN, REMEMBERED_SECONDS, Keyring, Principal, is_loopback
 from .errors import ApiError
 from .requests import Request
 
-__all__ = ["SESSION_SECONDS", "SignIn", "cookie_name", "is_own_origin"]
+__all__ = ["SESSION_SECONDS", "SharedSignIn", "SignIn", "cookie_name", "is_own_origin"]
 
 logger: Final = logging.getLogger("hermes_trio.http.signin")
 
@@ -39,6 +45,12 @@ WRITE_SECONDS: Final = 10.0
 """How long somebody who signs in waits for the file of browser sessions."""
 
 SESSION_FILE: Final = "console_sessions.json"
+SESSION_ROW: Final = "console sessions"
+"""The value of the store that holds the browser sessions, where several nodes share it."""
+
+CODE_ROUTE: Final = "console code"
+"""Under this name the codes are noted that were used, where several nodes share the store."""
+
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -56,10 +68,26 @@ class _Kept(msgspec.Struct):
     sessions: dict[str, BrowserSession]
 
 
+class SharedSignIn(msgspec.Struct, frozen=True):
+    """What a server needs whose store several nodes share: a browser that has signed in on one is signed in on all."""
+
+    store: Store
+    membership: Membership
+
+
 class SignIn:
     """The codes and sessions of one server. `hosts` are the names, besides loopback, under which its pages may be opened."""
 
-    def __init__(self, keyring: Keyring, *, host: str, hosts: list[str], home: Path | None) -> None:
+    def __init__(
+        self,
+        keyring: Keyring,
+        *,
+        host: str,
+        hosts: list[str],
+        home: Path | None,
+        shared: SharedSignIn | None = None,
+    ) -> None:
+        self._shared = shared
         self._keyring = keyring
         self._hosts = frozenset(name.strip().strip("[]").lower() for name in (*hosts, host) if name.strip())
         self._path = None if home is None else home / SESSION_FILE
@@ -104,7 +132,9 @@ class SignIn:
     # -- codes -----------------------------------------------------------------------------------------------------------------
 
     def make_code(self, caller: Principal, seconds: float = CODE_SECONDS) -> str:
-        """A code that signs one browser in as `caller`, once, within `seconds`."""
+        """A code that signs one browser in as `caller`, once, within `seconds`; on every node, where several share the store."""
+        if self._shared is not None:
+            return self._signed(f"{secrets.token_urlsafe(12)}.{int((time.time() + seconds) * 1000)}.{caller.key_id}")
         now = trio.current_time()
         self._codes = {digest: one for digest, one in self._codes.items() if one[1] > now}
         while len(self._codes) >= MOST_CODES:
@@ -113,16 +143,38 @@ class SignIn:
         self._codes[_digest(code)] = (caller, now + seconds)
         return code
 
-    def redeem(self, code: str) -> Principal | None:
+    async def redeem(self, code: str) -> Principal | None:
         """Use a code up; None if there is none such, any more."""
+        if self._shared is not None:
+            return await self._redeem_signed(self._shared, code)
         found = self._codes.pop(_digest(code), None)
         return None if found is None or found[1] <= trio.current_time() else found[0]
+
+    def _signed(self, text: str) -> str:
+        assert self._shared is not None
+        mac = blake2b(text.encode(), key=self._shared.store.secret, person=b"console code", digest_size=24)
+        return f"{text}.{mac.hexdigest()}"
+
+    async def _redeem_signed(self, shared: SharedSignIn, code: str) -> Principal | None:
+        text, _, _ = code.rpartition(".")
+        nonce, _, rest = text.partition(".")
+        until, _, key_id = rest.partition(".")
+        if not nonce or not hmac.compare_digest(self._signed(text).encode(), code.encode("utf-8", "replace")):
+            return None
+        if not until.isdecimal() or int(until) <= time.time() * 1000:
+            return None
+        if not await shared.store.record_delivery(CODE_ROUTE, nonce):
+            return None
+        return ADMIN if key_id == ADMIN.key_id else await self._keyring.find_by_id(key_id)
 
     # -- sessions --------------------------------------------------------------------------------------------------------------
 
     async def open_session(self, caller: Principal) -> tuple[str, BrowserSession]:
         """A new session with the rights of `caller`: its cookie, and what is known of it. Kept when this returns."""
-        sessions = await self._load()
+        async with self._changing() as sessions:
+            return self._open(sessions, caller)
+
+    def _open(self, sessions: dict[str, BrowserSession], caller: Principal) -> tuple[str, BrowserSession]:
         now = time.time()
         for digest in [digest for digest, one in sessions.items() if one.expires_at <= now]:
             del sessions[digest]
@@ -131,17 +183,28 @@ class SignIn:
         token = secrets.token_urlsafe(32)
         until = now + SESSION_SECONDS if caller.expires_at is None else min(now + SESSION_SECONDS, caller.expires_at)
         session = sessions[_digest(token)] = BrowserSession(caller.key_id, now, until)
-        await self._keep()
         return token, session
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[dict[str, BrowserSession]]:
+        """The sessions, to be changed in the body of the `async with`: kept when it is left."""
+        if self._shared is None:
+            yield await self._load()
+            await self._keep()
+            return
+        async with self._writing, self._shared.membership.holding(SESSION_ROW):
+            sessions = await self._load()
+            yield sessions
+            await self._shared.store.set_meta(SESSION_ROW, msgspec.json.encode(_Kept(sessions)).decode())
 
     async def close_session(self, request: Request) -> bool:
         """End the session of a request; its cookie is worth nothing from now on."""
         token = cookie_of(request)
-        sessions = await self._load()
-        if token is None or sessions.pop(_digest(token), None) is None:
+        if token is None or _digest(token) not in await self._load():
             return False
+        async with self._changing() as sessions:
+            sessions.pop(_digest(token), None)
         self._callers.pop(_digest(token), None)
-        await self._keep()
         return True
 
     async def find(self, request: Request) -> tuple[Principal, BrowserSession] | None:
@@ -170,6 +233,9 @@ class SignIn:
         self._callers = {digest: one for digest, one in self._callers.items() if one[0].key_id != key_id}
 
     async def _load(self) -> dict[str, BrowserSession]:
+        if self._shared is not None:
+            text = await self._shared.store.get_meta(SESSION_ROW)
+            return {} if text is None else msgspec.json.decode(text, type=_Kept).sessions
         if self._sessions is None:
             path = self._path
             found = None if path is None else await trio.to_thread.run_sync(_read, path)

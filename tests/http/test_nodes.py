@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 import trio
 
+from hermes_trio.console.routes import console_routes
 from hermes_trio.runtime.turn import Turn
 
 from .gateway import Gateway, eventually, open_gateway
@@ -71,6 +73,30 @@ async def test_a_revoked_key_is_refused_by_every_node() -> None:
         assert await gateway.core.store.revoke_api_key(key.id)
         for _ in range(3):
             assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_a_browser_signs_in_once_for_all_nodes() -> None:
+    """A code is used once on whichever node, its cookie counts on all, and signing out ends it on all; a code that was changed is refused."""
+    same = {"Host": "127.0.0.1:8642", "Origin": "http://127.0.0.1:8642"}
+    async with open_gateway(routes=console_routes()) as gateway:
+        code = (await gateway.http.post("/v1/console/code")).json()["code"]
+        del gateway.http.headers["Authorization"]
+
+        async def sign_in(code: str) -> httpx2.Response:
+            return await gateway.http.post("/v1/console/session", json={"code": code}, headers=same)
+
+        assert (await sign_in(code[:-1] + ("0" if code[-1] != "0" else "1"))).status_code == 401
+        opened = await sign_in(code)
+        assert opened.status_code == 200
+        for _ in range(3):
+            assert (await sign_in(code)).status_code == 401
+        cookie = {**same, "Cookie": opened.headers["set-cookie"].partition(";")[0]}
+        gateway.http.cookies.clear()
+        for _ in range(3):
+            assert (await gateway.http.get("/v1/tree", headers=cookie)).status_code == 200
+        assert (await gateway.http.delete("/v1/console/session", headers=cookie)).json() == {"signed_out": True}
+        for _ in range(3):
+            assert (await gateway.http.get("/v1/tree", headers=cookie)).status_code == 401
 
 
 async def test_one_idempotency_key_on_two_nodes_is_one_turn() -> None:
