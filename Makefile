@@ -169,6 +169,10 @@ bench-readers: $(VENV)/.installed-dev ## 200 readers that stall: memory of the s
 bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, idle memory
 	@$(PY) -m bench.start $(QUICKFLAG) $(ARGS)
 
+.PHONY: bench-scale
+bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite: CPU of a turn, and four writers with notifications and without
+	@$(PY) -m bench.scale $(QUICKFLAG) $(ARGS)
+
 bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, history, live jobs and tree nodes
 	@$(PY) -m bench.growth $(QUICKFLAG) $(ARGS)
 

@@ -20,7 +20,7 @@ import trio
 
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
-from hermes_trio.runtime.ports import Message, inbox_topic
+from hermes_trio.runtime.ports import RUN_TOPIC, EventRow, Message, inbox_topic
 from hermes_trio.store import NewSession, Store, StoreError
 from hermes_trio.store.errors import StoreUnavailable
 from hermes_trio.store.postgres.blocking import connect_blocking
@@ -38,7 +38,7 @@ from hermes_trio.testing.contracts import GatewayStoreContract
 from hermes_trio.testing.contracts.gateway_store import NodeStoreContract
 from tests.postgres_server import PASSWORD, PostgresServer, free_port, postgres_server
 
-from .turns import KEY, message
+from .turns import KEY, message, run, start
 
 
 @pytest.mark.slow
@@ -183,6 +183,30 @@ async def test_what_was_not_notified_is_found_by_looking(postgres_url: str, monk
             assert number is not None
             await two.take_inbox("telegram", KEY)
             await two.acknowledge([number])
+
+
+@pytest.mark.slow
+async def test_a_run_that_is_followed_elsewhere_is_looked_at(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event whose notification was lost wakes whoever follows the run, once: a run that does not move wakes nobody again and again."""
+    monkeypatch.setattr(Hearing, "tell", lambda self, signals: None)
+    async with (
+        open_postgres(postgres_url, maintenance=False) as one,
+        open_postgres(postgres_url, maintenance=False, poll_seconds=0.1) as two,
+    ):
+        await one.begin_turn(start(run=run()))
+        woken: list[str] = []
+        with two.subscribe(RUN_TOPIC, woken.append, "run_1"):
+            await trio.sleep(1)
+            before = len(woken)
+            assert before <= 1
+            await one.append_events([EventRow(run_id="run_1", epoch="e", number=1, event={"event": "tool.started"})])
+            with trio.move_on_after(10):
+                while len(woken) == before:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            await trio.sleep(0.5)
+            assert len(woken) == before + 1
 
 
 @pytest.mark.slow

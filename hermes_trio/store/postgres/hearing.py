@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from hermes_trio.runtime.ports import KEY_TOPIC, OUTBOX_TOPIC, ROOT_TOPIC, inbox_topic
+from hermes_trio.runtime.ports import KEY_TOPIC, OUTBOX_TOPIC, ROOT_TOPIC, RUN_TOPIC, inbox_topic
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.signals import Signal, Signals
 
@@ -46,6 +46,12 @@ UNION ALL SELECT 'key', id FROM api_keys WHERE revoked_at > $2 - 30
 """
 """What waits, and the keys that were put out of force while nobody may have listened."""
 
+_RUNS: Final = """
+SELECT run_id, status || ' ' || coalesce((SELECT max(number) FROM events e WHERE e.run_id = r.run_id), 0)
+FROM runs r WHERE run_id = ANY ($1::text[])
+"""
+"""How far the runs are that somebody follows."""
+
 logger: Final = logging.getLogger(__name__)
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -68,6 +74,7 @@ class Hearing:
         self._node: Callable[[], str] = node
         self._clock: Callable[[], float] = clock
         self._seen: set[Signal] = set()
+        self._runs: dict[str, str] = {}
         self.heard: int = 0
         """Notifications of other nodes."""
 
@@ -136,10 +143,16 @@ class Hearing:
                 await link.gone.wait()
 
     async def look(self, link: PostgresLink) -> None:
-        """Announce what has waited since the last look."""
+        """Announce what has waited since the last look, and the followed runs that have moved on since."""
         found = set(await self._rows(link))
         both, self._seen = found & self._seen, found
         self._signals.announce(both)
+        followed = [key for topic, key in self._signals.wanted() if topic == RUN_TOPIC and key is not None]
+        if followed:
+            rows = dict(await link.run(_RUNS, [encode(array_text(followed))]))
+            moved = [(RUN_TOPIC, run_id) for run_id, far in rows.items() if self._runs.get(run_id) != far]
+            self._runs = rows
+            self._signals.announce(moved)
 
     async def _rows(self, link: PostgresLink) -> list[Signal]:
         wanted = self._signals.wanted()
@@ -155,4 +168,4 @@ class Hearing:
         return [*found, *others]
 
     def _has_rows(self, topic: str) -> bool:
-        return topic in (OUTBOX_TOPIC, ROOT_TOPIC, KEY_TOPIC) or topic.startswith(_INBOX)
+        return topic in (OUTBOX_TOPIC, ROOT_TOPIC, KEY_TOPIC, RUN_TOPIC) or topic.startswith(_INBOX)

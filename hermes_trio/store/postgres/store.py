@@ -55,7 +55,7 @@ from .link import PostgresLink, open_link
 from .locks import NODES, lock_number, note_locks
 from .schema import SCHEMA, check_schema, check_server
 from .search import PostgresSearch
-from .writer import PATIENCE, PostgresReads, UnitWriter
+from .writer import ATTEMPTS, PATIENCE, PostgresReads, UnitWriter
 
 __all__ = ["PostgresStore", "open_postgres", "parse_address", "telling"]
 
@@ -297,6 +297,7 @@ class PostgresStore(
     async def _transact(self, work: Callable[..., T], *args: object) -> T:
         """Run `work(database, *args)` in a transaction without the fence: for what makes and removes the row of this node. May run twice."""
         line = self._lines["leases"]
+        attempts = 0
         while True:
             link = await line.link(PATIENCE)
             async with self._leasing:
@@ -305,7 +306,8 @@ class PostgresStore(
                 except LinkBroken:
                     continue
                 except SqlError as error:
-                    if error.state not in REPEATABLE:
+                    attempts += 1
+                    if error.state not in REPEATABLE or attempts == ATTEMPTS:
                         raise translate_sql(error, self.path) from None
                     continue
             self.hearing.tell(signals)
