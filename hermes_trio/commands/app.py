@@ -55,7 +55,7 @@ app.command(
     "hermes_trio.commands.sessions:backup", name="backup", help="Copy the database, also while a server uses it."
 )
 app.command(
-    "hermes_trio.commands.sessions:doctor",
+    "hermes_trio.commands.doctor:doctor",
     name="doctor",
     help="Look at the database: integrity, sizes, what is stuck, what retention will remove; and at the MCP servers.",
 )

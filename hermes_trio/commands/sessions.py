@@ -1,4 +1,4 @@
-"""The commands that look after the store: `sessions …`, `backup` and `doctor`.
+"""The commands that look after the store: `sessions …` and `backup`.
 
 They work on the database itself, beside a running server or without one. Reading never disturbs a server. `prune` may run beside one, because
 it touches only ended rows, in small transactions; `end` may not, because a live session also has tasks, which only its server can stop.
@@ -22,10 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
-from hermes_trio.config import Config, load_config, loose_modes
+from hermes_trio.config import Config, load_config
 from hermes_trio.store import (
     Page,
-    Retention,
     SearchOrder,
     SearchQuery,
     SessionFilter,
@@ -37,7 +36,6 @@ from hermes_trio.store.backend import is_address, require_postgres
 from hermes_trio.store.ownership import owned
 from hermes_trio.store.records import DAY, SessionRow
 from hermes_trio.store.sqlite.backup import back_up
-from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
 from hermes_trio.store.sqlite.files import connect, connect_reader
 from hermes_trio.store.sqlite.maintenance import Prune, prune_some
 from hermes_trio.store.sqlite.rows import Database, one
@@ -45,11 +43,8 @@ from hermes_trio.store.sqlite.schema import VERSION, version_of
 from hermes_trio.store.sqlite.search import index_backlog, index_next, search
 from hermes_trio.store.sqlite.sessions import end_session, get_session, list_sessions, stored_messages
 from hermes_trio.store.sqlite.writer import run_now
-from hermes_trio.tools.confinement import confinement_lines, confinement_report
-from hermes_trio.tools.settings import ToolSettings
-from hermes_trio.tools.warden import Profile, Protections, probe_protections
 
-__all__ = ["backup", "doctor", "mount", "sessions"]
+__all__ = ["backup", "mount", "sessions"]
 
 sessions: Final = cyclopts.App(name="sessions", help="The conversations in the store.")
 
@@ -65,16 +60,15 @@ def mount(app: cyclopts.App) -> None:
     """Put the commands of this module under `app`."""
     app.command(sessions)
     app.command(backup)
-    app.command(doctor)
 
 
-def _config(home: Path | None, config: Path | None) -> Config:
+def read_config(home: Path | None, config: Path | None) -> Config:
     return load_config(os.environ, home=home, path=config)
 
 
-def _path(home: Path | None, config: Path | None, *, file_for: str = "") -> str:
+def store_path(home: Path | None, config: Path | None, *, file_for: str = "") -> str:
     """The store's file, or the address of its database; `file_for` names a command that knows only files, and what does its work for a database."""
-    place = _config(home, config).place
+    place = read_config(home, config).place
     if isinstance(place, str):
         if file_for:
             raise StoreError(f"the store is a PostgreSQL database: {file_for}")
@@ -114,7 +108,7 @@ def _reading(path: str) -> Iterator[Database]:
         return
     db = connect_reader(path)
     try:
-        _check_version(db, path)
+        check_version(db, path)
         yield db
     finally:
         db.close()
@@ -128,13 +122,13 @@ def _writing(path: str) -> Iterator[Database]:
         return
     db = connect(path)
     try:
-        _check_version(db, path)
+        check_version(db, path)
         yield db
     finally:
         db.close()
 
 
-def _check_version(db: Database, path: str) -> None:
+def check_version(db: Database, path: str) -> None:
     found = version_of(db)
     if found != VERSION:
         what = (
@@ -145,7 +139,7 @@ def _check_version(db: Database, path: str) -> None:
         raise StoreError(f"{path} has schema version {found}, this program works with {VERSION}: {what}")
 
 
-def _print_json(value: object) -> None:
+def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
@@ -153,7 +147,7 @@ def _when(moment: float | None) -> str:
     return "" if moment is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
 
 
-def _bytes(count: float) -> str:
+def shown_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -213,14 +207,14 @@ def list_command(
     config: ConfigOption = None,
 ) -> None:
     """List sessions, the newest activity first."""
-    with _reading(_path(home, config)) as db:
+    with _reading(store_path(home, config)) as db:
         found = list_sessions(
             db,
             SessionFilter(source=source, tenant=tenant, include_children=children, open_only=open_only),
             Page(limit, offset),
         )
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     _print_table(
         {"id": None, "title": 10, "last active": 10, "messages": 8, "source": 6, "ended": 10, "reason": 6},
@@ -250,12 +244,12 @@ def show_command(
     config: ConfigOption = None,
 ) -> None:
     """Show a session and its last messages."""
-    with _reading(_path(home, config)) as db:
+    with _reading(store_path(home, config)) as db:
         session = _session(db, session_id)
         everything = list(_all_messages(db, session_id, archived))
     last = everything[-messages:] if messages > 0 else []
     if as_json:
-        _print_json({"session": session, "messages": last})
+        print_json({"session": session, "messages": last})
         return
     facts = [
         (field, _when(value) if field.endswith(("_at", "_active")) else str(getattr(value, "value", value)))
@@ -303,7 +297,7 @@ def search_command(
     config: ConfigOption = None,
 ) -> None:
     """Search all messages."""
-    path = _path(home, config)
+    path = store_path(home, config)
     wanted = SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order)
     if is_address(path):
         from hermes_trio.store.postgres.search import index_next as index_rows
@@ -321,7 +315,7 @@ def search_command(
     if behind:
         sys.stderr.write(f"{behind} messages are not in the index yet; the running server adds them within seconds\n")
     if as_json:
-        _print_json(hits)
+        print_json(hits)
         return
     _print_table(
         {"session": None, "match": 16, "when": 10, "role": 9},
@@ -348,7 +342,7 @@ def end_command(
     config: ConfigOption = None,
 ) -> None:
     """End a session, without a running server. The first reason wins."""
-    path = _path(home, config)
+    path = store_path(home, config)
     try:
         with _alone(path), _writing(path) as db:
             _session(db, session_id)
@@ -360,7 +354,7 @@ def end_command(
             f' PATCH /api/sessions/{session_id} with {{"end_reason": "{reason}"}}'
         ) from None
     if as_json:
-        _print_json({"id": session_id, "ended": ended, "end_reason": session.end_reason})
+        print_json({"id": session_id, "ended": ended, "end_reason": session.end_reason})
     elif ended:
         Console().print(f"{session_id} is ended: {reason}", markup=False, highlight=False)
     else:
@@ -380,7 +374,7 @@ def prune_command(
     config: ConfigOption = None,
 ) -> None:
     """Remove ended sessions for good. Open sessions are never touched."""
-    path = _path(home, config)
+    path = store_path(home, config)
     prune = Prune(before=time.time() - older_than_days * DAY, source=source, end_reason=end_reason, tenant=tenant)
     count = 0
     if dry_run:
@@ -395,7 +389,7 @@ def prune_command(
                 removed, more = run_now(db, path, prune_some, prune, PRUNE_BATCH)
                 count += removed
     if as_json:
-        _print_json({"removed": 0 if dry_run else count, "matching": count, "dry_run": dry_run})
+        print_json({"removed": 0 if dry_run else count, "matching": count, "dry_run": dry_run})
     else:
         verb = "would be removed" if dry_run else "removed"
         Console().print(f"{count} sessions {verb}", highlight=False)
@@ -413,7 +407,7 @@ def export_command(
     config: ConfigOption = None,
 ) -> None:
     """Write sessions with their messages as JSON, one a line."""
-    with _reading(_path(home, config)) as db:
+    with _reading(store_path(home, config)) as db:
         chosen: Iterator[SessionRow] = (
             (_session(db, session_id) for session_id in session_ids) if session_ids else _all_sessions(db)
         )
@@ -467,99 +461,8 @@ def backup(
 ) -> None:
     """Copy the store to a new file, consistently, also while the server runs."""
     began = time.perf_counter()
-    size = back_up(_path(home, config, file_for="back it up with pg_dump, or from a replica"), path)
+    size = back_up(store_path(home, config, file_for="back it up with pg_dump, or from a replica"), path)
     if as_json:
-        _print_json({"path": str(path), "bytes": size, "seconds": round(time.perf_counter() - began, 3)})
+        print_json({"path": str(path), "bytes": size, "seconds": round(time.perf_counter() - began, 3)})
     else:
-        Console().print(f"{path}: {_bytes(size)}, checked", markup=False, highlight=False)
-
-
-async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: ConfigOption = None) -> int:
-    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Name the MCP servers, and say how commands are confined.
-
-    Exit code 1 if the store is not sound.
-    """
-    from hermes_trio.commands.tools import mcp_health
-
-    settings = _config(home, config)
-    path = _path(home, config, file_for="`hermes-trio store check` looks it over")
-    db = connect_reader(path)
-    try:
-        if version_of(db) != VERSION:
-            _check_version(db, path)
-        found = diagnose(db, path, time.time(), _retention(settings))
-    finally:
-        db.close()
-    loose = loose_modes(settings)
-    profile, protections = await _confinement(settings)
-    servers = await mcp_health(settings)
-    if as_json:
-        _print_json(
-            {
-                **msgspec.structs.asdict(found),
-                "sound": found.sound,
-                "healthy": found.healthy,
-                "loose_modes": loose,
-                "mcp": servers,
-                "confinement": confinement_report(profile, protections),
-            }
-        )
-    else:
-        _print_diagnosis(found)
-        for problem in (*loose, *confinement_lines(profile, protections)):
-            Console().print(problem, markup=False, highlight=False)
-        for name, one in servers.items():
-            why = f": {one['error']}" if one.get("error") else ""
-            Console().print(f"MCP server {name}: {one['state']}{why}", markup=False, highlight=False)
-    return 0 if found.sound else 1
-
-
-async def _confinement(settings: Config) -> tuple[Profile, Protections]:
-    """The profile of commands, and what this machine offers for it to the user who asks."""
-    return ToolSettings.read(settings.tools).confinement.profile, await probe_protections()
-
-
-def _retention(settings: Config) -> Retention:
-    from hermes_trio.gateway.gateway import retention_of
-
-    return retention_of(settings)
-
-
-def _print_diagnosis(found: Diagnosis) -> None:
-    console = Console()
-    server = "no server" if found.server_pid is None else f"server pid {found.server_pid}"
-    verdict = "sound" if found.sound else "NOT SOUND: " + "; ".join(found.integrity)
-    console.print(f"{found.path}: schema version {found.version}, {server}, {verdict}", markup=False, highlight=False)
-    if found.broken_links:
-        console.print(f"{found.broken_links} rows point to rows that are not there", highlight=False)
-    console.print(
-        f"file {_bytes(found.file_bytes)}, of which {_bytes(found.free_bytes)} unused; log {_bytes(found.log_bytes)};"
-        f" {found.open_sessions} open sessions; {found.unindexed} messages not indexed yet",
-        highlight=False,
-    )
-    table = Table(box=None)
-    table.add_column("table")
-    for name in ("rows", "size", "retention removes"):
-        table.add_column(name, justify="right")
-    names = [*found.rows, *(name for name in found.table_bytes if name not in found.rows)]
-    for name in names:
-        size = found.table_bytes.get(name, 0)
-        rows = found.rows.get(name)
-        if rows or size > 16_384:
-            table.add_row(name, "" if rows is None else f"{rows:,}", _bytes(size), f"{found.expired.get(name, 0):,}")
-    console.print(table)
-    _print_counts(console, found)
-
-
-def _print_counts(console: Console, found: Diagnosis) -> None:
-    stuck: Sequence[tuple[str, int]] = [(what, count) for what, count in found.stuck.items() if count]
-    for what, count in stuck:
-        note = (
-            "under way" if found.server_pid is not None else "left by a server that died; the next start puts it right"
-        )
-        console.print(f"{count} {what} ({note})", highlight=False)
-    for what, count in found.waiting.items():
-        if count:
-            console.print(f"{count} {what}", highlight=False)
-    if not stuck and not any(found.waiting.values()):
-        console.print("nothing is stuck", highlight=False)
+        Console().print(f"{path}: {shown_bytes(size)}, checked", markup=False, highlight=False)

@@ -29,7 +29,7 @@ from hermes_trio.store.ports import Store
 from .api.approvals import ApprovalsPort, NoApprovals
 from .auth import Keyring
 from .idempotency import IdempotentReplies
-from .inputs import RateLimiter, ReaderLimit
+from .limits import RateLimiter, ReaderLimit
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
-
-import msgspec
-import trio
 
 from hermes_trio.store import Page
 
-from .errors import ApiError, retry_after
+from .errors import ApiError
 from .requests import Request
 
 __all__ = [
-    "RateLimiter",
-    "ReaderLimit",
     "check_length",
     "detaches",
     "idempotency_key",
@@ -35,8 +27,6 @@ LARGEST_PAGE: Final = 200
 
 ID_LENGTH: Final = 256
 IDEMPOTENCY_LENGTH: Final = 255
-KEYS_REMEMBERED: Final = 10_000
-"""Rate-limited callers that are remembered; the longest unused ones are forgotten first, which gives them a full bucket."""
 
 RESERVED_PREFIXES: Final = ("api-", "run_")
 
@@ -157,69 +147,3 @@ def idempotency_key(request: Request) -> str:
             param="Idempotency-Key",
         )
     return trimmed
-
-
-class _Bucket(msgspec.Struct):
-    tokens: float
-    at: float
-
-
-class ReaderLimit:
-    """How many streams of run events a key reads at once. Each costs memory for as long as its reader stalls."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._reading: Counter[str] = Counter()
-        self.paging = trio.Lock()
-        """Held while a page of stored events is read and encoded: readers that catch up take turns, and everybody else comes in between."""
-
-    @contextmanager
-    def reading(self, key_id: str) -> Iterator[None]:
-        """One reader of this key for the body of the `with`; 429 if it has too many."""
-        if self._reading[key_id] >= self._most:
-            raise ApiError(
-                429,
-                f"This key follows {self._most} streams of run events already; close one of them first.",
-                code="too_many_readers",
-                headers=retry_after(1),
-            )
-        self._reading[key_id] += 1
-        try:
-            yield
-        finally:
-            self._reading[key_id] -= 1
-            if not self._reading[key_id]:
-                del self._reading[key_id]
-
-
-class RateLimiter:
-    """A token bucket for each key: `per_minute` requests in the long run, `burst` at once. 0 means no limit."""
-
-    def __init__(self, per_minute: int, burst: int) -> None:
-        self._rate = per_minute / 60
-        self._burst = float(max(1, burst or per_minute))
-        self._buckets: dict[str, _Bucket] = {}
-
-    def check(self, key_id: str) -> None:
-        """Take one token, or raise 429 with the time after which there is one."""
-        if not self._rate:
-            return
-        now = trio.current_time()
-        bucket = self._buckets.pop(key_id, None)
-        if bucket is None:
-            bucket = _Bucket(self._burst, now)
-        # Re-inserted at the end: the dictionary is in order of use.
-        self._buckets[key_id] = bucket
-        while len(self._buckets) > KEYS_REMEMBERED:
-            del self._buckets[next(iter(self._buckets))]
-        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.at) * self._rate)
-        bucket.at = now
-        if bucket.tokens < 1:
-            wait = (1 - bucket.tokens) / self._rate
-            raise ApiError(
-                429,
-                f"This key may make {self._rate * 60:g} requests a minute; try again in {wait:.1f} s.",
-                code="rate_limit_exceeded",
-                headers=retry_after(wait),
-            )
-        bucket.tokens -= 1

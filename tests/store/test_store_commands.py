@@ -16,6 +16,7 @@ import cyclopts
 import pytest
 import trio
 
+from hermes_trio.commands import doctor as doctor_command
 from hermes_trio.commands.sessions import mount
 from hermes_trio.runtime.ports import Message
 from hermes_trio.store import NewSession, SqliteStore, StoreError, UnknownSession, open_store
@@ -51,6 +52,7 @@ def command(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "200")
     app = cyclopts.App(backend="trio")
     mount(app)
+    doctor_command.mount(app)
 
     def run_it(*words: str) -> str:
         app([*words, "--home", str(home)], exit_on_error=False, result_action="return_value")
@@ -131,6 +133,7 @@ def test_a_table_fits_an_ordinary_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     app = cyclopts.App(backend="trio")
     mount(app)
+    doctor_command.mount(app)
     app(["sessions", *words, "--home", str(tmp_path)], exit_on_error=False, result_action="return_value")
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
 
@@ -249,6 +252,7 @@ def test_a_missing_store_is_named(tmp_path: Path) -> None:
     """The error says where it looked."""
     app = cyclopts.App(backend="trio")
     mount(app)
+    doctor_command.mount(app)
     with pytest.raises(StoreError, match=r"there is no store at .*state\.db"):
         app(["doctor", "--home", str(tmp_path)], exit_on_error=False, result_action="return_value")
 
