@@ -23,8 +23,8 @@ NODE_MODULES = frozenset(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of `NODE_MODULES` on one node, and on three."""
-    parametrize_nodes(metafunc, NODE_MODULES)
+    """Run the tests of `NODE_MODULES` on one node, and on three; a sample of them on three with PostgreSQL."""
+    parametrize_nodes(metafunc, NODE_MODULES, frozenset({"test_runs", "test_run_approvals"}))
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from hermes_trio.runtime.ports import Reply
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
+from hermes_trio.store.backend import open_backend
 from tests import node_mode
 
 KEY = "test-admin-key-0123456789"
@@ -240,8 +241,12 @@ async def open_gateway(
     with trio.fail_after(seconds):
         async with AsyncExitStack() as stack:
             if node_mode.NODES > 1 and path is None:
-                store = await stack.enter_async_context(open_store(None))
-                opened = [store.shared(f"node-{number}") for number in range(node_mode.NODES)]
+                names = [f"node-{number}" for number in range(node_mode.NODES)]
+                if node_mode.URL:
+                    opened = [open_backend(node_mode.URL, node_name=name) for name in names]
+                else:
+                    store = await stack.enter_async_context(open_store(None))
+                    opened = [store.shared(name) for name in names]
             else:
                 opened = [open_store(path)]
             runtimes = [

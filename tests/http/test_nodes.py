@@ -12,10 +12,12 @@ from hermes_trio.runtime.turn import Turn
 from .gateway import Gateway, eventually, open_gateway
 
 
-@pytest.fixture(autouse=True)
-def three(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
-    """Three nodes in every test of this module."""
+@pytest.fixture(autouse=True, params=["memory", pytest.param("postgres", marks=pytest.mark.slow)])
+def three(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """Three nodes in every test of this module, on a store in memory, and on a real PostgreSQL server."""
     monkeypatch.setattr("tests.node_mode.NODES", 3)
+    if request.param == "postgres":
+        monkeypatch.setattr("tests.node_mode.URL", request.getfixturevalue("postgres_url"))
 
 
 async def patient(turn: Turn) -> str:
