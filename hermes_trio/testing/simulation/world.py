@@ -61,7 +61,7 @@ class WorldSettings:
     concurrent_turns: int = 4
     narrow_turns: int = 2
     processes: int = 6
-    cron: str = "*/7 * * * *"
+    cron: str = "*/3 * * * *"
     """The schedule of the one job of a world; empty for none."""
     agent: Agent | None = None
     """Answers every turn in the place of the scripted model and its loop."""

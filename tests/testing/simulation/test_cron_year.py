@@ -105,7 +105,7 @@ async def a_year(days: int, seed: int) -> Counter[str]:
             await trio.sleep(min(dice.random() * 14 * DAY, end - now))
             if trio.current_time() < end:
                 life.power_off()
-                await trio.sleep(min(dice.random() * DAY / 2, end - trio.current_time()))
+                await trio.sleep(min(dice.random() * 2 * DAY, end - trio.current_time()))
         await trio.sleep(60)
         if life.dead:
             life = Life(store)
