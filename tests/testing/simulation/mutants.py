@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import trio
 
+from hermes_trio.messaging.conversations import ChatInterface
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.runtime.admission import Admission
 from hermes_trio.runtime.ends import End, Ends
@@ -214,6 +215,25 @@ def _signals_no_message(real: Any) -> Any:
     return accept
 
 
+def _cannot_read_thoughts(real: Any) -> Any:
+    """A message that the interface cannot prepare."""
+
+    def prepare(self: ChatInterface, rows: Any) -> Any:
+        if "think" in rows[0].text:
+            raise ValueError("poison")
+        return real(self, rows)
+
+    return prepare
+
+
+def _lets_errors_out(real: Any) -> Any:
+    async def failed(self: Lanes, lane: Any, delivery: Any, rows: Any, error: Exception, failures: int) -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    return failed
+
+
 def _reaps_nothing(real: Any) -> Any:
     def nothing(*args: Any) -> int:
         return 0
@@ -262,8 +282,12 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
     "2b a turn's end that fails once": ("8 calm", STORE, ((Ends, "put", _gives_up("turn")),)),
     "2c an attempt to send whose end fails once": ("1 watched", STORE, ((Ends, "put", _gives_up("the attempt")),)),
     "2d a slot's end that fails once": ("8 calm", STORE, ((Ends, "put", _gives_up("slot")),)),
-    "2e a claim that is not given back": ("8 calm", STORE, ((Ends, "put", _gives_up("the claim", "inbox")),)),
     "4 events that are refused once are gone": ("5 events", STORE, ((EventWriter, "flush", _drops_refused_events),)),
+    "5 a poison message ends the process": (
+        "the server ended",
+        STORE,
+        ((ChatInterface, "prepare", _cannot_read_thoughts), (Lanes, "_failed", _lets_errors_out)),
+    ),
     "10 the terminal event takes a number twice": ("5 events", STORE, ((EventWriter, "last", _takes_a_number_twice),)),
     "11 whoever writes must wake": (
         "8 calm",
