@@ -28,7 +28,8 @@ class LeakError(AssertionError):
 class ProcessWatch:
     """How things were before the body of the test."""
 
-    threads: frozenset[int]
+    threads: frozenset[threading.Thread]
+    """The threads themselves: the ident of one that has ended is given to the next."""
     children: frozenset[int]
     descriptors: frozenset[tuple[int, str]]
 
@@ -43,7 +44,7 @@ class ProcessWatch:
         deadline = time.monotonic() + OS_GRACE
         while True:
             gc.collect()
-            found = [f"thread {name}" for ident, name in _threads().items() if ident not in self.threads | threads]
+            found = [f"thread {new.name}" for new in _threads() - self.threads if new.ident not in threads]
             found += [f"child process {pid} ({_command(pid)})" for pid in _children() if pid not in self.children]
             found += [
                 f"descriptor {fd} -> {target}"
@@ -67,12 +68,8 @@ def blame(found: list[str], trees: str = "") -> None:
         raise LeakError(f"the test left something behind:\n{lines}" + (f"\n\nthe tree:\n{trees}" if trees else ""))
 
 
-def _threads() -> dict[int, str]:
-    return {
-        thread.ident: thread.name
-        for thread in threading.enumerate()
-        if thread.ident is not None and not thread.name.startswith(POOLS)
-    }
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(POOLS)}
 
 
 def _children() -> set[int]:

@@ -1,6 +1,10 @@
 """The plugin fails the very test that left something behind, and says what it was."""
 
+import threading
+
 import pytest
+
+from hermes_trio.testing.process_leaks import ProcessWatch
 
 pytest_plugins = ["pytester"]
 
@@ -262,6 +266,25 @@ def test_the_marker_limits_asyncio_tests_and_refuses_what_it_cannot_limit(pytest
     assert "the limit in @pytest.mark.hermes_seconds is 'soon'" in printed
 
 
+def test_a_thread_that_got_the_ident_of_an_earlier_one_is_caught():
+    """A thread that was there before the test ends in it, and the next one gets its ident: it is another thread all the same."""
+    first, second = threading.Event(), threading.Event()
+    before = threading.Thread(target=first.wait, daemon=True)
+    before.start()
+    watch = ProcessWatch.take()
+    first.set()
+    before.join()
+    left = threading.Thread(target=second.wait, name="left behind", daemon=True)
+    left.start()
+    try:
+        if left.ident != before.ident:
+            pytest.skip("the system gave another ident")
+        assert watch.found() == ["thread left behind"]
+    finally:
+        second.set()
+        left.join()
+
+
 def test_all_checks_tests_of_every_kind(pytester: pytest.Pytester):
     """asyncio and Trio through anyio, unittest and plain functions: each leak fails its own test, and clean tests pass."""
     pytester.makepyfile(
@@ -270,7 +293,7 @@ def test_all_checks_tests_of_every_kind(pytester: pytest.Pytester):
         import pytest
 
         def leak():
-            threading.Thread(target=threading.Event().wait, args=(3,), name="left behind", daemon=True).start()
+            threading.Thread(target=threading.Event().wait, args=(60,), name="left behind", daemon=True).start()
 
         @pytest.mark.anyio
         async def test_a_thread():
