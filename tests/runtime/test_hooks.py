@@ -97,8 +97,8 @@ async def test_a_hook_beside_the_turn_is_logged_and_the_turn_goes_on(
 
 
 async def test_replies_that_cannot_be_made_fail_the_turn(runtime: Runtime, scripted_agent: ScriptedAgent) -> None:
-    """What was to be sent is part of the commit: without it the turn has failed, and its end is told once."""
-    interface = Hooked("replies", 1)
+    """What was to be sent is part of the commit: without it the turn has failed, its end is told once, and nothing of its answer is sent."""
+    interface = Hooked("replies", 2)
     assert await play(runtime, interface) == []
     assert interface.ended == ["failed"]
 
