@@ -184,7 +184,8 @@ class CommandPolicy:
                 sudo_password_configured=self.settings.sudo_password,
             )
 
-        return read() if turn is None or len(command) < THREAD_ABOVE else await turn.run_sync(read, name="guard")
+        size = len(command) if remembered is None else len(command) + remembered.size
+        return read() if turn is None or size < THREAD_ABOVE else await turn.run_sync(read, name="guard")
 
     def forbids(self, verdict: Verdict) -> Decision | None:
         """A refusal that nothing overrides, or None."""

@@ -38,8 +38,8 @@ class Call(msgspec.Struct):
 
 
 def excerpt_of(argv: list[str]) -> str:
-    """The words of a command as a person may read them, shortened."""
-    return shown(" ".join(argv))[:MAX_EXCERPT]
+    """The words of a command as a person may read them, shortened. It costs the same however long the command is."""
+    return shown(" ".join(argv[:MAX_EXCERPT])[: 4 * MAX_EXCERPT])[:MAX_EXCERPT]
 
 
 def base_name(path: str) -> str:

@@ -7,7 +7,7 @@ read or exceeds a limit is blocked, because what was not inspected must not run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -20,7 +20,8 @@ from .verdict import Block, BlockCategory, Blocked, Finding, Verdict
 from .views import literal, over_limits, views
 
 _ALIAS = re.compile(r"^alias (?:-- )?([^\s=]+)=(.*)$", re.MULTILINE)
-_FUNCTION = re.compile(r"^(\S+) \(\) *\n\{ *\n.*?^\}$", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^(\S+) \(\) *\n\{ *$", re.MULTILINE)
+_FUNCTION_END = re.compile(r"^\}$", re.MULTILINE)
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -28,6 +29,11 @@ class Remembered(msgspec.Struct, frozen=True):
 
     definitions: str = ""
     variables: Mapping[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        """How many characters it has."""
+        return len(self.definitions) + sum(len(name) + len(value) for name, value in self.variables.items())
 
 
 def inspect_command(
@@ -66,7 +72,9 @@ def inspect_command(
                 words = _plain_words(items)
             walk.script(items, None)
     except (TooDeep, RecursionError):
-        blocked = Block(BlockCategory.OVER_LIMIT, "the command is nested too deep to inspect; split it up")
+        blocked = Block(
+            BlockCategory.OVER_LIMIT, "the command is nested too deep, or read too often, to inspect; split it up"
+        )
     except Unreadable as problem:
         reason = f"the command cannot be read as shell text: {problem}; correct the quoting or split it up"
         blocked = Block(BlockCategory.UNPARSEABLE, reason)
@@ -80,10 +88,18 @@ def _recall(walk: Shell, remembered: Remembered) -> None:
     """Give the walk what earlier commands left behind; a definition is read when its name is used."""
     walk.state.variables.update({name: [value] for name, value in remembered.variables.items()})
     text = literal(remembered.definitions)
-    walk.state.remembered.update({match.group(1): match.group() for match in _FUNCTION.finditer(text)})
+    walk.state.remembered.update(_functions(text))
     for match in _ALIAS.finditer(text):
         words = simple_command_words(": " + match.group(2))
         walk.state.remembered[match.group(1)] = "alias " + (HOLE if words is None else " ".join(words[1:]))
+
+
+def _functions(text: str) -> Iterator[tuple[str, str]]:
+    """The names and definitions of the functions in what `declare -f` printed, in one pass."""
+    position = 0
+    while (begin := _FUNCTION.search(text, position)) and (end := _FUNCTION_END.search(text, begin.end())):
+        position = end.end()
+        yield begin.group(1), text[begin.start() : position]
 
 
 def _located(finding: Finding, command: str) -> Finding:

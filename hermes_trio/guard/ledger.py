@@ -17,6 +17,8 @@ from .verdict import BlockCategory, Blocked, Category, Finding
 MAX_STEPS: Final = 20_000
 MAX_TEXT: Final = 400_000
 """Characters of nested text and of array items that one inspection reads in all."""
+MAX_WORDS: Final = 2_000_000
+"""Characters of the words of all commands that one inspection judges: a wrapper is judged with the command inside it, so that nesting multiplies them."""
 MAX_DEPTH: Final = 24
 MAX_COMMANDS: Final = 4_096
 _CONFINED_AWAY: Final = frozenset({Category.INLINE_CODE, Category.EXEC_OPTION})
@@ -32,6 +34,7 @@ class Ledger:
         self.commands: dict[str, None] = {}
         self._steps = 0
         self._characters = 0
+        self._judged = 0
         self._depth = 0
         self._muted = 0
         self._tentative = 0
@@ -69,6 +72,12 @@ class Ledger:
             raise Blocked(
                 BlockCategory.OVER_LIMIT, "the command is too complex to inspect; write it to a file and run it"
             )
+
+    def _judge(self, words: list[str]) -> None:
+        """Count the words of one command that is about to be judged."""
+        self._judged += len(words) + sum(map(len, words))
+        if self._judged > MAX_WORDS:
+            raise Blocked(BlockCategory.OVER_LIMIT, "the command runs too many words through other commands to inspect")
 
     def _spend(self, characters: int) -> None:
         self._characters += characters

@@ -29,7 +29,7 @@ from .syntax import (
     Simple,
     Word,
 )
-from .word_reader import MAX_NESTING, TEXT_RUN, TooDeep, Unreadable, WordReader
+from .word_reader import MAX_NESTING, TEXT_RUN, StepsLeft, TooDeep, Unreadable, WordReader
 
 __all__ = ["Reader", "TooDeep", "Unreadable"]
 
@@ -52,8 +52,8 @@ class _Heredoc(msgspec.Struct):
 class Reader(WordReader):
     """One pass over one text; `starts` and `comments` are filled as a side product."""
 
-    def __init__(self, text: str, *, nesting: int = 0) -> None:
-        super().__init__(text, nesting=nesting)
+    def __init__(self, text: str, *, nesting: int = 0, steps: StepsLeft | None = None) -> None:
+        super().__init__(text, nesting=nesting, steps=steps)
         self._heredocs: list[_Heredoc] = []
 
     def read(self) -> list[Item]:
@@ -63,7 +63,7 @@ class Reader(WordReader):
         return items
 
     def _inner(self, text: str) -> tuple[list[Item], set[int]]:
-        inner = Reader(text, nesting=self.nesting)
+        inner = Reader(text, nesting=self.nesting, steps=self._steps)
         return inner.read(), inner.starts
 
     # -- lists and pipelines
@@ -531,7 +531,7 @@ class Reader(WordReader):
         if heredoc.quoted:
             body: list[Part] = [Literal("\n".join(lines) + "\n" if lines else "", quoted=True)]
         elif heredoc.strips_tabs:
-            inner = Reader("\n".join(lines) + "\n", nesting=self.nesting)
+            inner = Reader("\n".join(lines) + "\n", nesting=self.nesting, steps=self._steps)
             body = inner._region(inner.end, TEXT_RUN, "$`\\")
         else:
             self.position = start

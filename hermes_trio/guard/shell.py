@@ -153,6 +153,7 @@ class Shell(Ledger):
         self.step()
         if not argv:
             return ""
+        self._judge(argv)
         with self._deeper():
             return self._call(argv, stdin)
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
+import msgspec
+
 from .quoting import ansi_c
 from .syntax import Arithmetic, Item, Literal, Parameter, Part, Pattern, ProcessSubstitution, Substitution, Word
 
 MAX_NESTING = 24
+STEPS, STEPS_A_CHARACTER = 500, 8
+"""How many words and blanks are looked for in a text at most. Reading the text once takes fewer; what takes more reads parts of it again and again."""
 
 _RUN = re.compile(r"[^ \t\n|&;()<>$`'\"\\]+")
 _QUOTED_RUN = re.compile(r"[^$`\"\\]+")
@@ -36,10 +40,21 @@ class TooDeep(Unreadable):
     """The text nests deeper than the reader follows."""
 
 
-class WordReader(ABC):
-    """A position in a text, and the reading of words from there; `comments` is filled as a side product."""
+class StepsLeft(msgspec.Struct):
+    """What is left of the steps in which a text must be read, the texts inside it included."""
 
-    def __init__(self, text: str, *, nesting: int = 0) -> None:
+    count: int
+
+
+class WordReader(ABC):
+    """A position in a text, and the reading of words from there; `comments` is filled as a side product.
+
+    However the text is made, reading it ends: each step is counted, and `TooDeep` is raised when there are too many. A text inside a text has the `steps`
+    of the outer one.
+    """
+
+    def __init__(self, text: str, *, nesting: int = 0, steps: StepsLeft | None = None) -> None:
+        self._steps = StepsLeft(STEPS + STEPS_A_CHARACTER * len(text)) if steps is None else steps
         self.text = text
         self.end: int = len(text)
         self.position: int = 0
@@ -72,7 +87,13 @@ class WordReader(ABC):
             raise Unreadable(f"unexpected {self.text[start : start + 1]!r} at {start}")
         return word
 
+    def _step(self) -> None:
+        self._steps.count -= 1
+        if self._steps.count < 0:
+            raise TooDeep("it would have to be read again and again")
+
     def _word(self, stop: str = "") -> Word:
+        self._step()
         parts: list[Part] = []
         text, end = self.text, self.end
         while self.position < end:
@@ -401,6 +422,7 @@ class WordReader(ABC):
         return None if match is None else match.group(1) or match.group(2)
 
     def _skip_blanks(self) -> None:
+        self._step()
         match = _BLANKS.match(self.text, self.position, self.end)
         if match is not None:
             self.position = match.end()

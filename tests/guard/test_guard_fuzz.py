@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_trio.guard import (
+    Remembered,
     Verdict,
     detaches,
     exit_code_meaning,
@@ -15,6 +18,7 @@ from hermes_trio.guard import (
     simple_command_words,
     strip_comments,
 )
+from hermes_trio.guard.reader import Reader
 
 from .blocked_corpus import ROOT_DELETE
 from .everyday_corpus import EVERYDAY
@@ -187,3 +191,54 @@ def test_an_operator_where_a_word_belongs_ends_the_reading(text: str) -> None:
     """A redirection where the shell takes words only is a syntax error; reading it must end, whatever follows."""
     check(text)
     assert not inspect(text).clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x[$(" * 16 + "a" + ")]" * 16,
+        "x[$(" * 22 + "a" + ")]" * 22,
+        "x[$(cat <<-E\n" * 14 + "a" + "\nE\n)]" * 14,
+        "y " + "x[$(" * 14 + "`x[$(a)]`" + ")]" * 14,
+    ],
+    ids=range(4),
+)
+def test_what_is_read_again_and_again_is_refused(text: str) -> None:
+    """An assignment that turns out to be a word is read twice, and so is each one inside it: the reading ends after a bounded number of steps."""
+    used = process_time()
+    verdict = inspect(text)
+    assert verdict.blocked is not None
+    assert process_time() - used < 2
+
+
+@pytest.mark.parametrize(
+    "text", ["a;" * 12_000, "x[$(a)]=b;" * 4_000, "if a;then b;fi;" * 2_000, "[ a ]&&b||c\n" * 3_000]
+)
+def test_reading_once_is_within_the_bound(text: str) -> None:
+    """Texts of the shortest commands need the most steps a character, and are read."""
+    Reader(text).read()
+
+
+HOSTILE_MEMORIES = {
+    "headers of functions": Remembered(definitions="a () \n{ \n" * 25_000),
+    "a function of wrappers": Remembered(definitions="f () \n{ \n" + "xargs " * 10_000 + "\n}\n"),
+    "a variable of wrappers": Remembered(variables={"x": "xargs " * 8_000}),
+    "a nested function": Remembered(definitions="f () \n{ \n" + "x[$(" * 20 + "a" + ")]" * 20 + "\n}\n"),
+    "aliases": Remembered(definitions="alias a='b c d'\n" * 16_000),
+}
+
+
+@pytest.mark.parametrize("memory", HOSTILE_MEMORIES.values(), ids=HOSTILE_MEMORIES)
+def test_a_short_command_with_a_hostile_memory_is_answered(memory: Remembered) -> None:
+    """What a session's shell remembers is written by its commands: it costs no more than a long command."""
+    used = process_time()
+    inspect_command("f; $x", home="/home/dev", cwd="/home/dev/project", remembered=memory)
+    assert process_time() - used < 4
+
+
+@pytest.mark.parametrize("wrapper", ["xargs ", "find / -exec ", "env -S 'a' ", "nohup "])
+def test_wrappers_around_wrappers_cost_no_more_than_their_words(wrapper: str) -> None:
+    """Each wrapper is judged with everything behind it; the words of all of them are counted."""
+    used = process_time()
+    assert not inspect(wrapper * 1_500).clean
+    assert process_time() - used < 4

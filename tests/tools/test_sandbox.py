@@ -229,6 +229,28 @@ async def test_the_temporary_folder_of_a_workspace_is_its_own(tmp_path: Path) ->
         shutil.rmtree(root)
 
 
+async def test_a_temporary_folder_that_became_a_link_shows_nothing_that_is_hidden(tmp_path: Path) -> None:
+    """Another command of the account may put a link to the gateway's home in the place of a workspace's temporary folder."""
+    await needs("landlock", "mount")
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    (home / "config.toml").write_text("secret")
+    (tmp_path / "tmp").symlink_to(home)
+    sandbox = Sandbox(SandboxPaths(home=str(home)))
+    async with open_warden() as warden:
+        said = await output_of(
+            warden,
+            sandbox,
+            "for d in /tmp /var/tmp /dev/shm; do cat $d/config.toml; echo evil > $d/evil; done; echo END",
+            Profile.WORKSPACE,
+            workspace=Workspace(str(work), str(tmp_path / "tmp")),
+        )
+    assert "END" in said
+    assert "secret" not in said
+    assert [entry.name for entry in home.iterdir()] == ["config.toml"]
+
+
 async def test_offline_has_a_loopback_and_nothing_else(tmp_path: Path) -> None:
     """A network namespace: programs can talk to themselves, and to nobody else."""
     await needs("network", "landlock")

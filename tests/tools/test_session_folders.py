@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
+import trio
 
 from hermes_trio.store import NewSession, open_store
 from hermes_trio.tools.session_folders import UNUSED_SECONDS, SessionFolders
@@ -103,3 +105,67 @@ def test_a_folder_that_cannot_be_made_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpawnFailed, match=r"tools\.terminal\.session_folder"):
         SessionFolders(str(tmp_path / "file"), store="store").make("s", "work")
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "link"])
+async def test_a_mark_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    """A command of the same account put something in its place that never ends, never answers, or lies elsewhere."""
+    clock = Clock()
+    folders = SessionFolders(str(tmp_path / "folders"), store="store", clock=clock)
+    mark = Path(folders.make("gone", "work")).parent / "session.json"
+    kept = mark.rename(tmp_path / "kept")
+    if kind == "pipe":
+        os.mkfifo(mark)
+    else:
+        mark.symlink_to("/dev/zero" if kind == "device" else kept)
+    os.utime(mark, (clock.now, clock.now), follow_symlinks=False)
+    clock.now += LONG
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, limit[1]))
+    try:
+        with trio.fail_after(10):
+            assert await folders.sweep(gone) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert mark.parent.exists()
+
+
+async def test_a_folder_that_becomes_a_link_before_it_is_removed_is_left_alone(tmp_path: Path) -> None:
+    """Between the look and the removal its session is asked for: what lies behind the link, or behind a link above it, is not touched."""
+    for above in (False, True):
+        clock = Clock()
+        root = tmp_path / f"folders-{above}"
+        folders = SessionFolders(str(root), store="store", clock=clock)
+        own = Path(folders.make("gone", "work")).parent
+        other = tmp_path / f"home-{above}"
+        precious = (other / own.name / "work" if above else other / "skills") / "precious"
+        precious.parent.mkdir(parents=True)
+        precious.write_text("kept")
+        clock.now += LONG
+
+        async def swapped(session_id: str) -> None:
+            place = root if above else own  # noqa: B023 - used within the round only
+            place.rename(tmp_path / f"old-{above}")  # noqa: B023
+            place.symlink_to(other)  # noqa: B023
+
+        assert await folders.sweep(swapped) == 0
+        assert precious.read_text() == "kept"
+
+
+def test_nothing_is_made_or_written_through_a_link(tmp_path: Path) -> None:
+    """Neither a folder that is a link is given to commands, nor is a mark written where a link points."""
+    folders = SessionFolders(str(tmp_path / "folders"), store="store")
+    own = Path(folders.make("one", "work")).parent
+    home = tmp_path / "home"
+    home.mkdir()
+    (own / "tmp").symlink_to(home)
+    with pytest.raises(SpawnFailed, match="a link lies in its place"):
+        folders.make("one", "tmp")
+    (own / "session.json").unlink()
+    (own / "session.json").symlink_to(home / "written")
+    folders.make("one", "work")
+    assert list(home.iterdir()) == []
+    own.rename(tmp_path / "old")
+    own.symlink_to(home)
+    with pytest.raises(SpawnFailed, match="a link lies in its place"):
+        folders.make("one", "work")

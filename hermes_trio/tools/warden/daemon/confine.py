@@ -174,12 +174,13 @@ def arrange(plan: Confinement) -> None:
         _make_read_only(tree)
     for path in plan.read_only:
         _rebind(path, read_only=True)
+    for path in plan.hidden:
+        _hide(path, [(inside, tree) for inside, tree in shown if inside.startswith(path + b"/")])
+    # After the hiding: a source that another command has replaced by a link shows nothing that is hidden.
     for source, target in plan.binds:
         tree = _clone(source)
         if tree is not None:
             _attach(tree, target)
-    for path in plan.hidden:
-        _hide(path, [(inside, tree) for inside, tree in shown if inside.startswith(path + b"/")])
     if plan.spaces & Spaces.PID:
         _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     if plan.guards_kernel:
