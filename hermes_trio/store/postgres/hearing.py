@@ -120,9 +120,10 @@ class Hearing:
             self.heard += 1
             self._signals.announce(signals)
 
-    async def run(self, seconds: float) -> None:
-        """Listen, and look at the rows every so many seconds, until cancelled."""
+    async def run(self, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen, and look at the rows every so many seconds, until cancelled. Started once it listens, or could not at the first attempt."""
         listening: PostgresLink | None = None
+        started = False
         while True:
             try:
                 link = await self._line.link(POLL_SECONDS)
@@ -136,6 +137,9 @@ class Hearing:
                     await self.look(link)
             except (StoreError, LinkBroken, SqlError) as error:
                 logger.debug("the signals of other nodes could not be read: %s; the next look tries again", error)
+            if not started:
+                started = True
+                task_status.started()
             with trio.move_on_after(seconds):
                 if (link := self._line.up) is None:
                     await trio.sleep(RETRY_SECONDS)

@@ -391,7 +391,7 @@ async def open_postgres(
                 writers.start_soon(store.upkeep.run, name="store upkeep")
                 try:
                     async with trio.open_nursery() as keepers:
-                        keepers.start_soon(store.hearing.run, poll_seconds, name="store signals")
+                        await keepers.start(store.hearing.run, poll_seconds, name="store signals")
                         if maintenance:
                             keepers.start_soon(look_after, store, trio.sleep, name="store maintenance")
                         try:
