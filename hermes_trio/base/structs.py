@@ -1,4 +1,4 @@
-"""Values are `msgspec.Struct`s: frozen, compared by what they hold, cheap to make and quick to define. This is one that keeps things to itself.
+"""Base classes of values. Values are frozen `msgspec.Struct`s: compared by their fields, cheap to make.
 
 attrs is for the few classes that need more of a field than a default: a private name, a converter, no place in the constructor.
 """
@@ -13,7 +13,7 @@ __all__ = ["RedactedStruct"]
 
 
 class RedactedStruct(msgspec.Struct, frozen=True):
-    """A value of which some fields, named in `hidden`, show up in no `repr`: secrets, and what would fill pages."""
+    """A value whose repr leaves out the fields in `hidden`: secrets, and what would fill pages."""
 
     hidden: ClassVar[tuple[str, ...]] = ()
 

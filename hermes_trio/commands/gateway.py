@@ -529,7 +529,7 @@ async def allow_user(
 
 @pairing.command(name="revoke")
 async def revoke_user(platform: str, user_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Let somebody in no longer."""
+    """Remove a user from a platform's allow-list."""
     from hermes_trio.commands.clients import open_rows
 
     async with open_rows(_configuration(home, config)) as store:

@@ -137,7 +137,9 @@ def _announce(stack: ExitStack, config: Config, addresses: list[str]) -> None:
     try:
         stack.enter_context(announced(config.database, addresses))
     except OSError as error:
-        logger.warning("commands in %s will look for this server where the configuration says: %s", config.home, error)
+        logger.warning(
+            "could not write the address file in %s; commands will use the configured address: %s", config.home, error
+        )
 
 
 def settle_heap() -> None:

@@ -67,7 +67,7 @@ class AccessControl:
         return False
 
     async def knock(self, source: Source, settings: PlatformSettings) -> AccessDecision:
-        """What happens to a message from this person. A code is shown once: whoever has an open one is not answered again."""
+        """Decide whether `source` may talk to the agent. May create a pairing code, which is shown once: a user with an open code gets no further answer."""
         if await self.allows(source, settings):
             return AccessDecision(Access.ALLOWED)
         person = source.user_id or source.user_id_alt

@@ -41,7 +41,7 @@ class Participation:
         try:
             earlier = msgspec.json.decode(kept, type=list[str])
         except msgspec.DecodeError:
-            logger.warning("what %s had kept about its threads cannot be read", self._adapter.platform)
+            logger.warning("could not read the stored threads of %s; it starts without them", self._adapter.platform)
             return
         self._threads = OrderedDict.fromkeys([*earlier, *self._threads])
 
@@ -56,4 +56,8 @@ class Participation:
         try:
             await self._adapter.gateway.set_cursor(self._adapter, msgspec.json.encode(list(self._threads)).decode())
         except StoreError as error:
-            logger.warning("the threads of %s could not be kept: %s", self._adapter.platform, error)
+            logger.warning(
+                "could not store the threads of %s; they are forgotten at the next start: %s",
+                self._adapter.platform,
+                error,
+            )

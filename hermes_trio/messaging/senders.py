@@ -159,7 +159,7 @@ class Senders:
         return self._runtime.core.clock()
 
     async def _live(self, sender: _Sender) -> None:
-        """A platform whose means of sending cannot be opened is tried again later; it takes nothing else with it."""
+        """Open the sending side of one platform, and try again later if that fails. A failure concerns this platform alone."""
         platform = sender.adapter.platform
         wakes = self._runtime.store.subscribe(OUTBOX_TOPIC, lambda _: sender.wake.set(), platform)
         with working("sender", f"sender:{platform}") as node, wakes:
@@ -196,7 +196,7 @@ class Senders:
                         break
                     seconds = math.inf if self._closing else await self._pause(sender)
                 except StoreError as error:
-                    logger.error("the outbox of %s cannot be read, trying again: %s", platform, error)
+                    logger.error("could not read the outbox of %s; trying again: %s", platform, error)
                     seconds = STORE_SECONDS
                 with trio.move_on_after(seconds), waiting(f"the outbox ({len(sender.in_flight)} being sent)"):
                     await sender.wake.wait()
@@ -233,7 +233,7 @@ class Senders:
                 result = await self._try_forms(sender, row, replaces)
                 await self._settle(sender, row, result)
         except StoreError as error:
-            logger.error("reply %d could not be prepared, it is tried again: %s", row.id, error)
+            logger.error("could not prepare reply %d; it will be tried again: %s", row.id, error)
             at, problem = self._now() + STORE_SECONDS, str(error)
             await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=problem))
         except BaseException:

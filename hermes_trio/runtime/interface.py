@@ -33,7 +33,7 @@ IN_PROCESS: Final = "in-process"
 
 
 class Interface:
-    """What an adapter that can be reached later says about itself. Subclass it; every method has a working default.
+    """How a delivering interface plugs into the runtime. Subclass it; every method has a default.
 
     `one_shot` is the end reason of sessions that end when their work has settled (a webhook delivery, a cron slot); empty for conversations.
     `interactive` says that a person reads the events of `sink` and can answer an approval.

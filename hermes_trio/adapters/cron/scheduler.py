@@ -183,7 +183,7 @@ class CronScheduler:
                 try:
                     soonest = await self._tick()
                 except StoreError as error:
-                    logger.error("the jobs cannot be read, trying again: %s", error)
+                    logger.error("could not read the cron jobs; trying again: %s", error)
                     soonest = self._clock() + STORE_SECONDS
                 await self._sleep_until(soonest)
 
@@ -284,7 +284,7 @@ class CronScheduler:
                 return bool(await write()) or unknown
             except StoreError as error:
                 unknown = unknown or isinstance(error, OutcomeUnknown)
-                logger.error("a slot cannot be written down, trying again in %g s: %s", STORE_SECONDS, error)
+                logger.error("could not store a cron slot; trying again in %g s: %s", STORE_SECONDS, error)
             with waiting("the store, to write a slot down"):
                 await trio.sleep(STORE_SECONDS)
 

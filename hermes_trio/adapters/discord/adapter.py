@@ -157,7 +157,9 @@ class DiscordAdapter(Adapter):
             try:
                 known = await self._client.get_channel(channel_id)
             except PlatformError as error:
-                logger.warning("channel %s is not known and is taken for no thread: %s", channel_id, error)
+                logger.warning(
+                    "could not look up channel %s; it is treated as a channel, not a thread: %s", channel_id, error
+                )
                 return None
             self._channels.note(channel_id, known)
         return known
@@ -170,7 +172,7 @@ class DiscordAdapter(Adapter):
                 application_id, slash_commands(), guild_id=self.settings.guild_id or None
             )
         except PlatformError as error:
-            logger.warning("the slash commands could not be registered: %s", error)
+            logger.warning("could not register the slash commands; the old ones stay: %s", error)
 
     async def _message(self, message: Message) -> None:
         assert self._bot is not None

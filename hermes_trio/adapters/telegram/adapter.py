@@ -139,7 +139,7 @@ class TelegramAdapter(Adapter):
         except PlatformError as error:
             if error.kind is PlatformErrorKind.UNAUTHORIZED:
                 raise
-            logger.warning("the menu of commands could not be set: %s", error)
+            logger.warning("could not set the command menu; the old one stays: %s", error)
 
     async def _poll(self, client: TelegramClient) -> None:
         poller = client.poll(timeout=self.settings.poll_seconds)
@@ -153,7 +153,7 @@ class TelegramAdapter(Adapter):
                             update = await anext(poller)
                         except PlatformError as error:
                             delay = reconnection.failed(error)
-                            logger.warning("Telegram cannot be polled, next attempt in %.0f s: %s", delay, error)
+                            logger.warning("could not poll Telegram; next attempt in %.0f s: %s", delay, error)
                             await trio.sleep(delay)
                             continue
                         reconnection.ready()
@@ -163,7 +163,7 @@ class TelegramAdapter(Adapter):
                 try:
                     await poller.flush()
                 except PlatformError as error:
-                    logger.info("Telegram could not be told what has been read; it will repeat it: %s", error)
+                    logger.info("could not confirm updates with Telegram; they will be redelivered: %s", error)
 
     async def _take(self, update: Update, poller: TelegramPoller) -> None:
         """Work on one update and confirm it."""
@@ -266,7 +266,7 @@ class TelegramAdapter(Adapter):
                 return SendResult.sent(sent.message_id)
             except PlatformError as error:
                 if error.kind in (PlatformErrorKind.BAD_FORMAT, PlatformErrorKind.TOO_LONG) and len(forms) > 1:
-                    logger.info("Telegram did not take a text as it was, sending it plainer: %s", error)
+                    logger.info("Telegram refused a formatted text; sending it as plain text: %s", error)
                     forms.pop(0)
                 elif error.moved_to is not None and error.moved_to not in chats:
                     self._moved[message.chat_id] = error.moved_to

@@ -67,7 +67,7 @@ def allow(db: Database, now: float, platform: str, user_id: str, user_name: str)
 
 
 def disallow(db: Database, platform: str, user_id: str) -> bool:
-    """Let somebody in no longer."""
+    """Remove a user from a platform's allow-list."""
     sql = "DELETE FROM allowed_users WHERE platform = ? AND user_id = ?"
     return bool(changed(db, sql, (platform, user_id)))
 

@@ -1,7 +1,7 @@
 """The one task that writes, and the group commit that makes it cheap.
 
 Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, each
-verb in a savepoint of its own, so that one that fails takes nothing else with it; then it commits once, and only then wakes the callers.
+verb in a savepoint of its own, so that a failing verb rolls back only its own savepoint; then it commits once, and only then wakes the callers.
 A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller who is alone need not queue: it
 does what the writer would do, in its own task.
 
@@ -167,7 +167,7 @@ class InlineWorker:
         self._result = outcome.capture(work)
 
     async def over(self) -> None:
-        """It is."""
+        """Return at once: inline work has already finished."""
 
     def take(self) -> Any:
         """The result."""
