@@ -19,6 +19,7 @@ import trio
 
 from hermes_trio.config import Config
 from hermes_trio.http.auth import AdminKey, keep_key
+from hermes_trio.http.load import sample_load
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
@@ -101,11 +102,17 @@ async def open_server(
         ready = trio.Event()
         failure: list[OSError] = []
 
+        async def answer(task_status: trio.TaskStatus[list[str]]) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sample_load, gateway.api)
+                run = partial(serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing)
+                await run(task_status=task_status)
+                nursery.cancel_scope.cancel()
+
         async def receive() -> None:
             try:
                 async with trio.open_nursery() as nursery:
-                    run = partial(serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing)
-                    serving.addresses = await nursery.start(run)
+                    serving.addresses = await nursery.start(answer)
                     ready.set()
             except* OSError as group:
                 if ready.is_set():

@@ -30,6 +30,7 @@ from .api.approvals import ApprovalsPort, NoApprovals
 from .auth import Keyring
 from .idempotency import IdempotentReplies
 from .limits import RateLimiter, ReaderLimit
+from .load import LoadHistory
 from .metrics import Metrics
 from .routing import Route
 from .settings import Limits, ServerSettings
@@ -199,6 +200,7 @@ class ApiCore:
         self.turns = ApiTurns(runtime.stateless, store, limits)
         self.replies = IdempotentReplies(store, runtime.membership)
         self.metrics = Metrics(runtime)
+        self.load = LoadHistory()
         self.drain = DrainControl(runtime)
         self.conversations = SessionLocks()
         """Turns of one named conversation of responses take turns."""

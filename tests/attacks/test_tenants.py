@@ -52,7 +52,9 @@ OPERATOR = Case()
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 CASES: Mapping[str, Case] = {
-    **dict.fromkeys(("health", "health_v1", "health_detailed", "metrics", "models", "model", "capabilities"), SHARED),
+    **dict.fromkeys(
+        ("health", "health_v1", "health_detailed", "health_load", "metrics", "models", "model", "capabilities"), SHARED
+    ),
     **dict.fromkeys(("openapi", "docs", "docs_script"), SHARED),
     **dict.fromkeys(("drain_start", "drain", "keys", "key_create", "key_revoke"), OPERATOR),
     **dict.fromkeys(("jobs", "job_create", "job", "job_update", "job_delete"), OPERATOR),

@@ -65,6 +65,10 @@ async def test_ends_that_wait_are_named_and_503_means_that_no_write_succeeds() -
         check = answer.json()["readiness"]["checks"]["ends"]
         assert (answer.status_code, answer.json()["status"], check["status"]) == (200, "degraded", "degraded")
         assert "turn turn_1" in check["waiting"][0]
+        _, secret = await gateway.core.store.create_api_key("dev", scopes=("runs",), tenant="acme")
+        other = await gateway.http.get("/health/detailed", headers={"Authorization": f"Bearer {secret}"})
+        # The count is everybody's, the names are of every tenant's work.
+        assert other.json()["readiness"]["checks"]["ends"] == {"status": "degraded", "count": 1}
         works, gateway.runtime.store.probe = gateway.runtime.store.probe, fail  # type: ignore[method-assign]
         assert (await gateway.http.get("/health/detailed")).status_code == 503
         gateway.runtime.store.probe = works  # type: ignore[method-assign]

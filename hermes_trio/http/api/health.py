@@ -1,4 +1,4 @@
-"""Is the server there, is it well, and what does it count: `/health`, `/health/detailed`, `/metrics`."""
+"""Is the server there, is it well, and what does it count: `/health`, `/health/detailed`, `/health/load`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from hermes_trio.http.auth import RequiredScope
+from hermes_trio.http.load import EVERY_SECONDS, LoadSample
 from hermes_trio.http.metrics import CONTENT_TYPE
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
@@ -60,7 +61,9 @@ async def detailed_health(request: Request) -> HandlerResult:
     code = 200
     unwritten = host.unwritten
     if unwritten:
-        checks["ends"] = {"status": "degraded", "count": len(unwritten), "waiting": unwritten[:NAMED_ENDS]}
+        checks["ends"] = {"status": "degraded", "count": len(unwritten)}
+        if request.caller.admin:  # they name the work of every tenant
+            checks["ends"]["waiting"] = unwritten[:NAMED_ENDS]
         code = 503  # until a write succeeds: only without one the server is not fit for work
         with trio.move_on_after(PROBE_SECONDS), suppress(Exception):
             await core.store.probe()
@@ -134,7 +137,7 @@ async def _nodes(request: Request) -> list[dict[str, Any]]:
             "jobs": node.info.get("jobs", 0),
             "draining": node.info.get("draining", False),
             "configuration": node.info.get("configuration", ""),
-            "runs": list(node.leases),
+            **({"runs": list(node.leases)} if request.caller.admin else {}),
         }
         for node in await store.list_nodes()
     ]
@@ -154,6 +157,20 @@ def _disk(home: Path | None) -> dict[str, Any]:
 async def metrics(request: Request) -> HandlerResult:
     """The metrics, for Prometheus."""
     return Response(request.core.metrics.render(), media=CONTENT_TYPE)
+
+
+class LoadBody(msgspec.Struct):
+    """The load of the last minutes, the oldest sample first."""
+
+    data: list[LoadSample]
+    every: float = EVERY_SECONDS
+    object: str = "list"
+
+
+async def load(request: Request) -> HandlerResult:
+    """Say how the load was in the last minutes, or since the sample `after`."""
+    after = request.query("after")
+    return Response.of(LoadBody(request.core.load.after(int(after) if after.isdecimal() and len(after) < 18 else 0)))
 
 
 def health_routes() -> list[Route]:
@@ -179,6 +196,15 @@ def health_routes() -> list[Route]:
             handler=detailed_health,
             summary="Say how the server is",
             answer=dict[str, Any],
+            tag="health",
+        ),
+        Route(
+            name="health_load",
+            method="GET",
+            path="/health/load",
+            handler=load,
+            summary="Say how the load was in the last minutes",
+            answer=LoadBody,
             tag="health",
         ),
         Route(

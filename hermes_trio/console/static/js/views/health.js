@@ -56,7 +56,7 @@ function wordsOf(name, check) {
 export function health({ samples, store, me, head, body, go, announce, fail }) {
   samples.wanted = true;
   const whole = (n) => String(Math.round(n));
-  const charts = [stacked(), chart("Turns at once", (one) => one.turns, whole, 10), chart("Requests a second", (one) => one.requests, (n) => n.toFixed(1), 8), chart("An answer takes", (one) => one.lag, (n) => `${n.toFixed(1)} ms`, 50), chart("Waits in the outbox", (one) => one.outbox, whole, 4)];
+  const charts = [stacked(), chart("Turns at once", (one) => one.kinds.turn ?? 0, whole, 10), chart("Requests a second", (one) => one.requests, (n) => n.toFixed(1), 8), chart("The loop is late by", (one) => one.late, (n) => `${n.toFixed(1)} ms`, 50), chart("Waits in the outbox", (one) => one.outbox, whole, 4)];
   const check = (name, words, look = "") => h("li", null, h("span", { class: `dot ${look}` }), h("span", { class: "cut" }, name), h("span", { class: "dim cut", title: words }, words));
   const sum = h("span", { class: "sum wide" }), verdict = h("section", { class: "verdict" }), checks = h("ul", { class: "checks" }), platforms = h("ul", { class: "checks" }), drain = h("div", { class: "drain" }), guards = h("ul", { class: "guards" });
   head.append(sum);
