@@ -138,6 +138,8 @@ class Keyring:
 
     def __init__(self, admin_key: str, store: KeyStore) -> None:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()
+        self.admin_mark = sha256(b"admin key of a browser session" + self._admin_digest).hexdigest()
+        """Tells one admin key from another, and nothing else about it."""
         self._store = store
         self._known: dict[bytes, tuple[Principal, float]] = {}
         self._refusals = LineLimiter()

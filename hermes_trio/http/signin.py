@@ -1,9 +1,9 @@
 """Signing in with a browser: one-time codes, cookie sessions, and the checks that a cookie needs and a bearer key does not.
 
-A session stands for a key: it has the key's scopes and tenant, and ends when the key is revoked. It is kept by the digest of its cookie, in a file of the
-home directory that only its owner can read, or in the store where several nodes share it, so that a page survives a restart of the server. A request with
-a cookie must come for a name of this server (DNS rebinding) and, if it changes something, from a page of this server (forged requests). A request with a
-bearer key is not asked either question.
+A session stands for a key: it has the key's scopes and tenant, and ends when the key is revoked or, for the admin key, replaced. It is kept by the digest of
+its cookie, in a file of the home directory that only its owner can read, or in the store where several nodes share it, so that a page survives a restart of
+the server. A request with a cookie must come for a name of this server (DNS rebinding) and, if it changes something, from a page of this server (forged
+requests). A request with a bearer key is not asked either question.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import blake2b, sha256
@@ -55,11 +56,12 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 class BrowserSession(msgspec.Struct):
-    """One signed-in browser. `key_id` is the key whose rights it has."""
+    """One signed-in browser. `key_id` is the key whose rights it has; `admin_mark` says which admin key that was, for they share one id."""
 
     key_id: str
     created_at: float
     expires_at: float
+    admin_mark: str = ""
 
 
 class _Kept(msgspec.Struct):
@@ -138,7 +140,7 @@ class SignIn:
         now = trio.current_time()
         self._codes = {digest: one for digest, one in self._codes.items() if one[1] > now}
         while len(self._codes) >= MOST_CODES:
-            del self._codes[next(iter(self._codes))]
+            del self._codes[_oldest_of_the_busiest({digest: one[0].key_id for digest, one in self._codes.items()})]
         code = secrets.token_urlsafe(24)
         self._codes[_digest(code)] = (caller, now + seconds)
         return code
@@ -179,10 +181,12 @@ class SignIn:
         for digest in [digest for digest, one in sessions.items() if one.expires_at <= now]:
             del sessions[digest]
         while len(sessions) >= MOST_SESSIONS:
-            del sessions[next(iter(sessions))]
+            del sessions[_oldest_of_the_busiest({digest: one.key_id for digest, one in sessions.items()})]
+        self._callers = {digest: one for digest, one in self._callers.items() if digest in sessions}
         token = secrets.token_urlsafe(32)
         until = now + SESSION_SECONDS if caller.expires_at is None else min(now + SESSION_SECONDS, caller.expires_at)
-        session = sessions[_digest(token)] = BrowserSession(caller.key_id, now, until)
+        mark = self._keyring.admin_mark if caller.key_id == ADMIN.key_id else ""
+        session = sessions[_digest(token)] = BrowserSession(caller.key_id, now, until, mark)
         return token, session
 
     @asynccontextmanager
@@ -218,11 +222,16 @@ class SignIn:
             return None
         known = self._callers.get(digest)
         if known is None or trio.current_time() - known[1] > REMEMBERED_SECONDS:
-            caller = ADMIN if session.key_id == ADMIN.key_id else await self._keyring.find_by_id(session.key_id)
+            caller = await self._caller(session)
             if caller is None:
                 return None
             known = self._callers[digest] = (caller, trio.current_time())
         return known[0], session
+
+    async def _caller(self, session: BrowserSession) -> Principal | None:
+        if session.key_id != ADMIN.key_id:
+            return await self._keyring.find_by_id(session.key_id)
+        return ADMIN if session.admin_mark == self._keyring.admin_mark else None
 
     async def still_signed_in(self, request: Request) -> bool:
         """Whether the session of a request that goes on is in force; a request with a bearer key has none to lose."""
@@ -258,6 +267,12 @@ class SignIn:
                 except OSError as error:
                     problem = error
             logger.warning("could not write %s; browsers must sign in again after a restart: %s", path, problem)
+
+
+def _oldest_of_the_busiest(holders: dict[str, str]) -> str:
+    """What gives way when there are too many: the oldest of the key that has the most, so that no key can push out another's."""
+    busiest, _ = Counter(holders.values()).most_common(1)[0]
+    return next(digest for digest, key_id in holders.items() if key_id == busiest)
 
 
 def _read(path: Path) -> _Kept | None:

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from hermes_trio.console.routes import console_routes
-from hermes_trio.http.auth import ADMIN
+from hermes_trio.http.auth import ADMIN, Keyring
 from hermes_trio.http.settings import ServerSettings
-from hermes_trio.http.signin import SESSION_FILE
+from hermes_trio.http.signin import MOST_CODES, MOST_SESSIONS, SESSION_FILE, SignIn
 from tests.http.gateway import KEY, Gateway, open_gateway
 
 SESSION = "/v1/console/session"
@@ -127,6 +127,40 @@ async def test_a_session_survives_a_restart_and_its_file_holds_no_cookie(tmp_pat
         headers = {"Cookie": f"hermes_trio_{gateway.url.rpartition(':')[2]}={token}"}
         assert (await gateway.http.get("/v1/tree", headers=headers)).status_code == 401
         await sign_in(gateway)
+
+
+async def test_another_admin_key_ends_the_sessions_of_the_one_before(tmp_path: Path) -> None:
+    """Whoever changes the admin key because it was seen shuts out the browsers that it let in, also those of a file."""
+    async with open_console(home=tmp_path) as gateway:
+        token = (await sign_in(gateway)).headers["set-cookie"].partition("=")[2].partition(";")[0]
+    for key, status in ((KEY, 200), ("another-admin-key-0123456789", 401), (KEY, 200)):
+        async with open_console(home=tmp_path) as gateway:
+            keyring = Keyring(key, gateway.core.store)
+            gateway.core.signin = SignIn(keyring, host="127.0.0.1", hosts=[], home=tmp_path)
+            headers = {"Cookie": f"hermes_trio_{gateway.url.rpartition(':')[2]}={token}"}
+            assert (await gateway.http.get("/v1/tree", headers=headers)).status_code == status, key
+    assert KEY not in (tmp_path / SESSION_FILE).read_text()
+
+
+async def test_no_key_pushes_out_the_sessions_or_codes_of_another() -> None:
+    """A tenant's key signs in again and again, and makes codes without end: it loses its own, and nobody else loses anything."""
+    async with open_console() as gateway:
+        row, _ = await gateway.core.store.create_api_key("dev", scopes=("runs",), tenant="acme")
+        dev = await gateway.core.keyring.find_by_id(row.id)
+        assert dev is not None
+        signin = gateway.core.signin
+        code = signin.make_code(ADMIN)
+        await sign_in(gateway)
+        first, _ = await signin.open_session(dev)
+        for _ in range(MOST_CODES + 5):
+            signin.make_code(dev)
+        for _ in range(MOST_SESSIONS + 5):
+            await signin.open_session(dev)
+        assert (await gateway.http.get("/v1/tree")).status_code == 200
+        assert await signin.redeem(code) == ADMIN
+        name = f"hermes_trio_{gateway.url.rpartition(':')[2]}"
+        gateway.http.cookies.clear()
+        assert (await gateway.http.get("/v1/tree", headers={"Cookie": f"{name}={first}"})).status_code == 401
 
 
 @pytest.mark.parametrize("origin", [None, "https://evil.example", "null", "http://127.0.0.1:1", "http://localhost"])

@@ -42,7 +42,7 @@ if (alone) root.dataset.page = "chat";
 const main = document.querySelector("main"), rail = document.querySelector(".rail"), status = document.querySelector(".live");
 const store = new TreeStore(), link = { state: "connecting", at: 0, next: 0, word: "" };
 const ctx = {
-  store, link, me: null, samples: new Samples(store), asks: new Asks(), talks: null,
+  store, link, me: null, samples: new Samples(), asks: new Asks(), talks: null,
   go: (path) => { location.hash = "#/" + path; },
   announce: (words) => put(status, words),
   /** Say what went wrong, in the server's words. */
@@ -100,6 +100,7 @@ function showSignIn(problem) {
 }
 function leave() {
   follower?.close();
+  follower = null;
   ctx.talks?.close();
   view?.leave?.();
   view = null;
@@ -114,14 +115,17 @@ async function signOut() {
   leave();
   try {
     await del("/v1/console/session");
-  } catch {
-    // Gone or not: this page forgets it.
+  } catch (error) {
+    return showSignIn(error instanceof Problem && error.status === 401 ? "The session is over. Sign in again." : "The server does not answer: the session is not ended yet. Open this page again and sign out.");
   }
-  signedOut();
+  location.reload(); // nothing that this person saw stays in the page
 }
 const may = (scope) => scope === "" || ctx.me.admin || ctx.me.scopes.includes(scope);
 
+let before = ""; // the key that this page was opened with
 function enter(me) {
+  if (before !== "" && before !== me.key_id) return location.reload(); // what the other key saw is not this one's
+  before = me.key_id;
   ctx.me = me;
   delete root.dataset.signed;
   visible = Object.keys(VIEWS).filter((name) => {
@@ -129,11 +133,13 @@ function enter(me) {
     return may(scope) && (feature === "" || me.features.includes(feature)) && (!alone || name === "chat");
   });
   buildRail();
+  const whole = may("runs") && !alone;
+  ctx.watched = whole ? () => {} : watch; // where there is no tree, the chat's stream says whether there is a server
   ctx.talks?.close();
   ctx.talks = visible.includes("chat") ? new Talks(ctx) : null;
   follower?.close();
-  if (may("runs") && !alone) follow();
-  else link.state = "live";
+  if (whole) follow();
+  else if (!ctx.talks) link.state = "live";
   ctx.asks.enabled = may("runs");
   route();
 }
@@ -142,12 +148,13 @@ function enter(me) {
 function follow() {
   follower = new Follower("/v1/tree/events", {
     hear: (event) => { store.apply(event); if (link.state === "connecting") { link.state = "live"; if (view === null) route(); } }, // a view that is there may hold what was typed
-    state: (name, more) => {
-      if (name === "live" && link.state === "lost") regain();
-      else if (name === "lost") lose(more);
-      else if (name === "refused") more.status === 401 ? signedOut() : lose(30);
-    },
+    state: (name, more) => { if (name !== "live" || link.state === "lost") watch(name, more); }, // connected is who has a snapshot
   });
+}
+function watch(name, more) {
+  if (name === "live") link.state === "lost" ? regain() : (link.state = "live");
+  else if (name === "lost") lose(more);
+  else if (name === "refused") more.status === 401 ? signedOut() : lose(30);
 }
 function lose(seconds) {
   if (link.state === "live") {
@@ -162,10 +169,11 @@ function regain() {
   link.state = "live";
   store.frozen = null;
   delete root.dataset.link;
-  ctx.announce("Connected again. The tree is up to date.");
+  ctx.announce("Connected again. This page is up to date.");
   view?.regain?.();
 }
 store.restarted = () => {
+  ctx.samples.clear();
   tell("The server was started again. What ran before it has ended; this page is up to date.");
   view?.regain?.();
 };
@@ -190,10 +198,18 @@ function buildRail() {
 }
 
 // -- routes
+/** A part of the address; one that nobody encoded is taken as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 const banner = h("div", { class: "banner", role: "alert", hidden: true });
 function route() {
   if (ctx.me === null) return;
-  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
+  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/").map(decoded);
   const known = visible.includes(name) ? name : visible[0];
   view?.leave?.();
   for (const one of links) {
@@ -246,7 +262,7 @@ function beat() {
   linkDot.className = "dot " + (lost ? "bad" : link.state === "connecting" ? "off" : "beat");
   if (banner.hidden === lost) {
     banner.hidden = !lost;
-    banner.replaceChildren(glyph("warn"), h("span"), h("button", { class: "btn", onclick: () => follower?.now() }, "Try now"));
+    banner.replaceChildren(glyph("warn"), h("span"), h("button", { class: "btn", onclick: () => (follower ?? ctx.talks?.follower)?.now() }, "Try now"));
   }
   if (lost) put(banner.children[1], `The connection is lost. What you see is from ${span(now() - store.frozen)} ago and stands still. Next attempt in ${Math.max(0, Math.ceil(link.next - now()))} s.`);
   if (waits > told) ctx.announce(`${count(waits, "approval")} waiting for a person`);

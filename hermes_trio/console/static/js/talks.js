@@ -36,7 +36,7 @@ export class Talks {
     this.loaded = false;
     this.shown = null; // the conversation that is on the screen
     this.heard = []; // the newest events with their ids: a conversation that is read anew takes up those that came meanwhile
-    this.follower = new Follower("/v1/web/events", { hear: ({ id, data }) => this.hear(data, id), state: (state) => { if (state === "live") this.load(); } });
+    this.follower = new Follower("/v1/web/events", { hear: ({ id, data }) => this.hear(data, id), state: (state, more) => { ctx.watched(state, more); if (state === "live") this.load(); } });
     this.looked = () => { if (!document.hidden && this.shown) this.saw(this.shown); };
     document.addEventListener("visibilitychange", this.looked);
   }
@@ -120,12 +120,21 @@ export class Talks {
     if (this.heard.length > HEARD) this.heard.shift();
     if (event.event === "resync") return this.load();
     const talk = this.find(event.conversation);
-    if (!talk) return this.load();
+    if (!talk) return this.meet(event);
     if (event.event === "seen") return talk === this.shown ? undefined : this.load();
     if (event.event === "message") return event.turn ? undefined : this.changed(talk, event.text);
     if (!talk.read || isAfter(id, talk.read) !== false) this.take(talk, event);
     if (event.event === "turn.ended") this.changed(talk, "");
     else if (event.event === "approval.request") this.notify(talk, "waits for your answer");
+    this.version += 1;
+  }
+
+  /** An event of a conversation that this page has not heard of: begun in another one, or by its first turn. */
+  async meet(event) {
+    await this.load();
+    const talk = this.find(event.conversation);
+    if (event.event === "approval.request") this.notify(talk ?? fresh(event.conversation), "waits for your answer");
+    else if (talk && (event.event === "turn.ended" || (event.event === "message" && !event.turn))) await this.changed(talk, event.text ?? "");
     this.version += 1;
   }
 
@@ -198,10 +207,10 @@ export class Talks {
   async answer(talk, approval, choice) {
     try {
       await post(`${pathOf(talk)}/approvals/${encodeURIComponent(approval.approval_id)}`, { choice });
+      talk.asks = talk.asks.filter((one) => one.approval_id !== approval.approval_id);
     } catch (error) {
-      this.ctx.fail(error);
+      this.ctx.fail(error); // it waits as before, and can be answered again
     }
-    talk.asks = talk.asks.filter((one) => one !== approval);
     this.version += 1;
   }
 }

@@ -8,7 +8,7 @@ const KINDS = { terminal: "process", process: "process", delegate_task: "delegat
 const hour = (at) => clock(new Date(1000 * at)).slice(0, 5);
 
 const BAD = /^The server stopped|exit code (?!0\b)|was lost|timed out/; // notices of work that did not end well
-const MOST_FILES = 8;
+const MOST_FILES = 8, MOST_BYTES = 5e6, MOST_TOGETHER = 7e6; // what the server takes in one message
 const size = (bytes) => (bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${Math.round(bytes / 1000)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
 
 /** A file of this computer, as it is sent: in base64. */
@@ -25,7 +25,7 @@ const attached = (files) => (files?.length ? h("ul", { class: "files", "aria-lab
   file.url ? h("a", { class: "cut", href: file.url, download: file.name }, file.name) : h("span", { class: "cut" }, file.name), h("span", { class: "num faint" }, size(file.bytes))))) : null);
 
 /** @param {import("../types.js").Context} ctx @returns {import("../types.js").View} */
-export function chat({ talks, head, body, rest, go, announce }) {
+export function chat({ talks, head, body, rest, go, announce, tell }) {
   let open = talks.find(rest[0]) ?? null, drawn = "", wanted = rest[0] ?? "", files = [];
   const people = h("ol", { class: "talks scroll", "aria-label": "Conversations" }), flow = h("ol", { class: "flow", "aria-label": "Messages", role: "log" });
   const scroll = h("div", { class: "scroll talk", tabindex: "0", "data-home": "", "aria-label": "Conversation" }, flow);
@@ -37,7 +37,20 @@ export function chat({ talks, head, body, rest, go, announce }) {
   body.append(people, h("section", { class: "room", "aria-label": "Messages" }, scroll, h("form", { class: "write", onsubmit: (event) => { event.preventDefault(); send(); }, ondragover: (event) => event.preventDefault(), ondrop: (event) => { event.preventDefault(); attach(event.dataTransfer.files); } }, tray, chooser, h("button", { class: "btn quiet", type: "button", title: "Pictures, and text files", onclick: () => chooser.click() }, "Attach"), input, stop, h("button", { class: "btn primary" }, "Send"))));
 
   async function attach(more) {
-    files = [...files, ...(await Promise.all([...more].map(encode)))].slice(0, MOST_FILES);
+    const chosen = [], refused = [];
+    let together = files.reduce((sum, one) => sum + one.bytes, 0);
+    // Looked at before it is read: a file that the server would refuse may be larger than this page's memory.
+    for (const file of more) {
+      const fits = file.size <= MOST_BYTES && together + file.size <= MOST_TOGETHER && files.length + chosen.length < MOST_FILES;
+      (fits ? chosen : refused).push(file);
+      if (fits) together += file.size;
+    }
+    if (refused.length) tell(`Not attached: ${refused.map((file) => `${file.name.slice(0, 60)} (${size(file.size)})`).slice(0, 3).join(", ")}${refused.length > 3 ? ", …" : ""}. A message can have ${MOST_FILES} files of at most ${size(MOST_BYTES)} each, ${size(MOST_TOGETHER)} together.`, "bad");
+    try {
+      files = [...files, ...(await Promise.all(chosen.map(encode)))];
+    } catch {
+      tell("A file cannot be read any more: nothing was attached.", "bad");
+    }
     drawTray();
     input.focus();
   }
