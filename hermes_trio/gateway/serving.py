@@ -102,18 +102,17 @@ async def open_server(
         ready = trio.Event()
         failure: list[OSError] = []
 
-        async def answer(task_status: trio.TaskStatus[list[str]]) -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sample_load, gateway.api)
-                run = partial(serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing)
-                await run(task_status=task_status)
-                nursery.cancel_scope.cancel()
-
         async def receive() -> None:
             try:
-                async with trio.open_nursery() as nursery:
-                    serving.addresses = await nursery.start(answer)
-                    ready.set()
+                async with trio.open_nursery() as sampling:
+                    sampling.start_soon(sample_load, gateway.api)
+                    async with trio.open_nursery() as nursery:
+                        run = partial(
+                            serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing
+                        )
+                        serving.addresses = await nursery.start(run)
+                        ready.set()
+                    sampling.cancel_scope.cancel()
             except* OSError as group:
                 if ready.is_set():
                     raise
