@@ -1,4 +1,4 @@
-"""Names that a package offers without loading the modules behind them: starting the server stays quick and small."""
+"""Lazy module attributes: a package exports names whose modules are imported on first use, which keeps the start quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds how many log lines a stranger can cause: a few in a while are written, the rest are counted."""
+"""Limit the log lines that unauthenticated clients can cause: a few per period are written, the rest are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["LineLimiter"]
 
 @final
 class LineLimiter:
-    """At most `lines` lines in `seconds`. Times are monotonic seconds, given by the caller."""
+    """Allow at most `lines` lines in `seconds`. The caller passes the time, in monotonic seconds."""
 
     __slots__ = ("_began", "_left_out", "_lines", "_seconds", "_written")
 
@@ -21,7 +21,7 @@ class LineLimiter:
         self._left_out = 0
 
     def admit(self, now: float) -> int | None:
-        """Count one line: None if it is to be left out, else how many were left out since the last one that was written."""
+        """Count one line. Return None if it must be dropped, else how many lines were dropped since the last one that was written."""
         if self._began is None or now - self._began >= self._seconds:
             self._began, self._written = now, 0
         if self._written >= self._lines:

@@ -26,7 +26,7 @@ MountSend: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class MountCaller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who calls: the holder of a key."""
+    """The authenticated caller of a request."""
 
     key_id: str
     name: str

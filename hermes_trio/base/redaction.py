@@ -1,4 +1,4 @@
-"""Keys stay out of everything that a person or a log may read.
+"""Keep keys out of logs, errors and events.
 
 A `Secret` shows itself to nobody by accident: its value is read by one explicit call, and `scrub` takes it out of
 text that came back from outside. `redact` takes out what looks like a credential, for text in which the exact key
@@ -44,7 +44,7 @@ def _hide(match: re.Match[str]) -> str:
 
 
 def redact(text: str) -> str:
-    """`text` without anything that looks like a key, a token or a password, and not longer than an error should be."""
+    """Remove everything that looks like a key, a token or a password from `text`, and shorten it to the length of an error message."""
     if len(text) > _MAXIMUM_TEXT:
         # Cut inside the kept part of a key, the rest would be too short to be recognised: cut at white space if
         # there is any.
@@ -54,7 +54,7 @@ def redact(text: str) -> str:
 
 
 def hide_credentials(text: str) -> str:
-    """`text` without anything that looks like a key, a token or a password, in its full length."""
+    """Remove everything that looks like a key, a token or a password from `text`, in its full length."""
     return _CREDENTIALS.sub(_hide, text)
 
 
@@ -68,11 +68,11 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The key itself, for the one place that puts it on the wire."""
+        """Return the key itself, for the code that sends it."""
         return self._value
 
     def scrub(self, text: str) -> str:
-        """`text` without this key, and without the halves of it that a provider may quote."""
+        """Remove this key, and the halves of it that a provider may quote, from `text`."""
         value = self._value
         if len(value) >= 4:
             text = text.replace(value, HIDDEN)

@@ -1,4 +1,4 @@
-"""Tables of the configuration as typed settings. A mistake names the key, what stands there, and what would be right."""
+"""Read configuration tables as typed settings. An error names the key, its value, and what would be accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SettingsError(ValueError):
 
 
 def read_settings(table: Mapping[str, Any], kind: type[S], where: str) -> S:
-    """A table as `kind`; `where` is how the table is called in the configuration file. Raises `SettingsError`."""
+    """Convert a table to `kind`. `where` is the name of the table in the configuration file. Raises `SettingsError`."""
     try:
         return msgspec.convert(dict(table), kind)
     except msgspec.ValidationError as error:
@@ -60,7 +60,7 @@ def explain(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, in brackets, or nothing."""
+    """Suggest the closest known key, in brackets; empty if none is close."""
     import difflib  # only for an error
 
     close = difflib.get_close_matches(name, list(known), 1)

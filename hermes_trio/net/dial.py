@@ -1,4 +1,4 @@
-"""Opening a connection to a provider: address, proxy, TLS.
+"""Open connections: address, proxy, TLS.
 
 A `Dialer` owns the TLS context (made once, on first use: loading the system's certificates takes tens of
 milliseconds) and the proxy rules. It keeps no connection: what `connect` returns belongs to the caller.
@@ -126,7 +126,7 @@ def _parse_proxy(name: str, url: str) -> Proxy:
 
 
 class Proxies(msgspec.Struct, frozen=True):
-    """Which proxy, if any, stands between us and an origin. Loopback is proxied only by one that was named for `everything`."""
+    """Choose the proxy for an origin. Loopback is proxied only if one proxy was named for `everything`."""
 
     http: Proxy | None = None
     https: Proxy | None = None
@@ -135,7 +135,7 @@ class Proxies(msgspec.Struct, frozen=True):
 
     @classmethod
     def through(cls, url: str) -> Proxies:
-        """One proxy for every origin, as a setting names it. Raise `InvalidURL` for one that cannot be used."""
+        """Use one proxy, given as `http://host:port`, for every origin. Raises `InvalidURL`."""
         proxy = _parse_proxy("proxy", url)
         return cls(proxy, proxy, everything=True)
 
@@ -162,7 +162,7 @@ class Proxies(msgspec.Struct, frozen=True):
         return cls(proxy("http_proxy"), proxy("https_proxy"), exempt)
 
     def choose(self, origin: Origin) -> Proxy | None:
-        """The proxy for this origin, or None for a direct connection."""
+        """Return the proxy for this origin, or None for a direct connection."""
         proxy = self.https if origin.secure else self.http
         if proxy is None or self.everything:
             return proxy
@@ -189,7 +189,7 @@ def _exempts(entry: str, origin: Origin) -> bool:
 
 @final
 class Dialer:
-    """Makes connections.
+    """Opens connections.
 
     `tls` replaces the context that trusts the system's certificates (or, where there are none, certifi's).
     """
@@ -199,7 +199,7 @@ class Dialer:
         self._tls = tls
 
     def proxy_for(self, origin: Origin) -> Proxy | None:
-        """The proxy through which `connect` goes to this origin."""
+        """Return the proxy that `connect` uses for this origin, or None."""
         return self._proxies.choose(origin)
 
     async def connect(self, origin: Origin, *, tunnel: bool = False) -> tuple[trio.abc.Stream, trio.socket.SocketType]:
@@ -267,7 +267,7 @@ async def _tunnel(stream: trio.SocketStream, proxy: Proxy, origin: Origin) -> No
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong: the cause, if trio wrapped it into an error of its own, and the first of several attempts."""
+    """Describe an error by its cause: trio wraps the errors of several attempts, of which the first is shown."""
     cause = error.__cause__
     if cause is not None and not getattr(error, "errno", None):
         return _words(cause)

@@ -35,7 +35,7 @@ IDLE_SECONDS: Final = 30.0
 
 
 class ResponseBroken(Exception):
-    """The peer went away or did not speak HTTP. `untouched` says that not one byte of a response had arrived."""
+    """The peer closed the connection or sent invalid HTTP. `untouched` is true if no byte of a response had arrived."""
 
     def __init__(self, message: str, *, untouched: bool = False) -> None:
         super().__init__(message)
@@ -144,7 +144,7 @@ class ClientConnection:
         return self.complete and self._keep_alive and not self.aborted
 
     def abort(self) -> None:
-        """Close the socket now, without waiting for anybody: the peer sees its client gone."""
+        """Close the socket at once, without a checkpoint. The peer sees a disconnect."""
         if not self.aborted:
             self.aborted = True
             self._parser = None
