@@ -132,9 +132,9 @@ def check(days: int, seed: int) -> Counter[str]:
     return found
 
 
-def test_three_weeks_of_jobs_with_crashes_are_accounted_for() -> None:
+def test_a_week_of_jobs_with_crashes_are_accounted_for() -> None:
     """A sample of the year."""
-    assert sum(check(21, 3).values()) > 300
+    assert sum(check(8, 3).values()) > 120
 
 
 @pytest.mark.slow

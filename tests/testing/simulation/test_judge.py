@@ -20,7 +20,7 @@ QUICK = [
 
 def test_a_sample_of_worlds_keeps_every_promise() -> None:
     """With faults of every family; `make simulate` runs ten thousand of them."""
-    broken = {seed: found for seed in range(1, 13) if (found := run_seed(seed).violations)}
+    broken = {seed: found for seed in range(1, 9) if (found := run_seed(seed).violations)}
     assert broken == {}
 
 
