@@ -72,7 +72,7 @@ class Life:
                 approvals = Approvals(runtime.store, seconds=60)  # type: ignore[arg-type]
                 hub = MessageHub(runtime, Platforms([]), senders, approvals)
                 async with hub.open():
-                    cron = CronScheduler(hub.desk, CronSettings(timezone=ZONE), check_seconds=DAY)
+                    cron = CronScheduler(hub.messaging, CronSettings(timezone=ZONE), check_seconds=DAY)
                     async with cron.open():
                         await trio.sleep_forever()
 
