@@ -93,6 +93,9 @@ def test_the_database_goes_away_and_comes_back(own_server: PostgresServer, tmp_p
     database = own_server.new_database()
     url = own_server.url(database)
     assert command(tmp_path, url, "store", "init").returncode == 0
+    (tmp_path / "home").mkdir(mode=0o700)
+    # Longer than a slow machine needs to start a database again: a node that cannot renew its lease ends.
+    (tmp_path / "home" / "config.toml").write_text("[store]\nlease_seconds = 120.0\n")
     with (
         server_process(tmp_path / "home", environment={"HERMES_STORE_URL": url}) as server,
         client_of(server) as client,
