@@ -117,8 +117,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         item.add_marker(pytest.mark.trio(run=_run_virtual), append=False)
     if checked or seconds:
         replace(_wrapped(inner, checked=checked, seconds=seconds))
-    with _network_models(item) if ours or "hermes_trio.providers" in sys.modules else nullcontext():
-        return (yield)
+    try:
+        with _network_models(item) if ours or "hermes_trio.providers" in sys.modules else nullcontext():
+            return (yield)
+    finally:
+        replace(inner)  # the parameters of a hypothesis test share its function, which pytest-trio replaces, too
 
 
 def _is_unittest(item: pytest.Item) -> bool:
