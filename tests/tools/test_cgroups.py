@@ -132,7 +132,7 @@ async def test_a_command_does_not_start_without_its_group(tmp_path: Path) -> Non
 def test_a_limit_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
     """A start warns, and health is degraded, where memory is to be limited and no group can do it."""
     table = {"confinement": {"limits": {"memory_mebibytes": 64, "cgroup": "off"}}}
-    full = Protections(mount=True, pid=True, network=True, landlock=7)
+    full = Protections(mount=True, pid=True, network=True, ipc=True, landlock=7)
     rules = open_confinement(
         ToolSettings.read(table), {"HOME": str(tmp_path)}, home=tmp_path / "home", protections=full
     )

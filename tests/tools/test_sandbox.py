@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from hermes_trio.tools.warden.daemon.wire import Confinement, Plan, Spaces, Stre
 from .bench_of_tools import call, open_bench, running, until
 from .warden_witness import nothing_left, read_all
 
-FULL = Protections(mount=True, pid=True, network=True, landlock=7)
+FULL = Protections(mount=True, pid=True, network=True, ipc=True, landlock=7)
 
 
 async def needs(*names: str) -> Protections:
@@ -249,6 +251,17 @@ async def test_a_temporary_folder_that_became_a_link_shows_nothing_that_is_hidde
     assert "END" in said
     assert "secret" not in said
     assert [entry.name for entry in home.iterdir()] == ["config.toml"]
+
+
+async def test_shared_memory_of_a_command_ends_with_it(tmp_path: Path) -> None:
+    """System V memory belongs to the user: without a namespace it outlived its command, beyond every limit, and commands of other tenants could read it."""
+    await needs("mount", "ipc")
+    make = "import ctypes; print('made', ctypes.CDLL(None).shmget(0x68657278, 4096, 0o1600) >= 0)"
+    look = "import ctypes; print('found', ctypes.CDLL(None).shmget(0x68657278, 0, 0) >= 0)"
+    async with open_warden() as warden:
+        made = await output_of(warden, Sandbox(), f"{sys.executable} -c {shlex.quote(make)}", Profile.PROTECT)
+        found = await output_of(warden, Sandbox(), f"{sys.executable} -c {shlex.quote(look)}", Profile.PROTECT)
+    assert (made, found) == ("made True\n", "found False\n")
 
 
 async def test_offline_has_a_loopback_and_nothing_else(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
     mount: bool = False
     pid: bool = False
     network: bool = False
+    ipc: bool = False
     landlock: int = 0
     """The version of its interface; 0 without."""
     root: bool = False
@@ -138,6 +139,10 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
         if not self.pid:
             found.append(
                 "no PID namespace: processes of a command can outlive a server, warden and keeper that are killed at once"
+            )
+        if self.mount and not self.ipc:
+            found.append(
+                "no IPC namespace: System V memory that a command makes outlives it, and other tenants' commands can read it"
             )
         if not self.landlock:
             found.append("no Landlock: commands can reach abstract sockets of processes outside")
@@ -172,7 +177,10 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
         """The namespaces that commands get, without that of the network."""
         if not self.mount:
             return Spaces.NONE
-        return Spaces.MOUNT | (Spaces.PID if self.pid else Spaces.NONE) | (Spaces.USER if self.user else Spaces.NONE)
+        made = Spaces.MOUNT
+        for space, offered in ((Spaces.USER, self.user), (Spaces.PID, self.pid), (Spaces.IPC, self.ipc)):
+            made |= space if offered else Spaces.NONE
+        return made
 
 
 async def probe_protections() -> Protections:
@@ -185,14 +193,15 @@ async def probe_protections() -> Protections:
         except OSError:
             pass
     numbers = output.split()
-    if len(numbers) != 5:
+    if len(numbers) != 6:
         return Protections(root=os.geteuid() == 0)
-    user, mount, pid, network, landlock = map(int, numbers)
+    user, mount, pid, network, ipc, landlock = map(int, numbers)
     return Protections(
         user=bool(user),
         mount=bool(mount),
         pid=bool(pid),
         network=bool(network),
+        ipc=bool(ipc),
         landlock=landlock,
         root=os.geteuid() == 0,
     )

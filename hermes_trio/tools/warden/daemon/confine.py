@@ -20,6 +20,7 @@ _CLONE_FLAGS = {
     Spaces.USER: 0x1000_0000,
     Spaces.PID: 0x2000_0000,
     Spaces.NETWORK: 0x4000_0000,
+    Spaces.IPC: 0x0800_0000,
 }
 
 # The numbers of system calls from 424 on are the same on every architecture.

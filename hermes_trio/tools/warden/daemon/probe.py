@@ -1,4 +1,4 @@
-"""Try what this kernel lets the calling user do, and print it: `user mount pid network landlock`, as numbers.
+"""Try what this kernel lets the calling user do, and print it: `user mount pid network ipc landlock`, as numbers.
 
 Run as a file by a bare interpreter, like `main.py`: only an attempt tells whether namespaces can be made here. Nothing outside of short-lived
 children is changed.
@@ -45,7 +45,8 @@ def main() -> None:
         user, mount = Spaces.NONE, False
     pid = mount and possible(user | Spaces.MOUNT | Spaces.PID)
     network = mount and possible(user | Spaces.MOUNT | Spaces.NETWORK)
-    found = (user == Spaces.USER, mount, pid, network, confine.landlock_version())
+    ipc = mount and possible(user | Spaces.MOUNT | Spaces.IPC)
+    found = (user == Spaces.USER, mount, pid, network, ipc, confine.landlock_version())
     sys.stdout.write(" ".join(str(int(one)) for one in found) + "\n")
 
 

@@ -94,6 +94,8 @@ class Spaces(IntFlag):
     MOUNT = 2
     PID = 4
     NETWORK = 8
+    IPC = 16
+    """System V memory, semaphores and queues, and POSIX queues: they belong to a user, not to a process, and outlive it."""
 
 
 class Confinement:
