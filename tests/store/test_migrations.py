@@ -15,7 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from hermes_trio.http.turns import ApiTurns
+from hermes_trio.http.turns import SessionClaim
 from hermes_trio.store import SearchQuery, StoreError, StoreFull, open_store
 from hermes_trio.store.sqlite.files import connect
 from hermes_trio.store.sqlite.migrations import MIGRATIONS
@@ -251,5 +251,5 @@ def test_keys_of_http_sessions_name_their_tenant(tmp_path: Path):
         assert {name: (key, routed) for name, key, routed in many(db, sql)} == {
             name: (key, key) for name, key in wanted.items()
         }
-    assert ApiTurns.bound("a:b", "mine").session_key == wanted["mine"]
+    assert SessionClaim(tenant="a:b", session_id="mine").context().session_key == wanted["mine"]
     db.close()
