@@ -139,6 +139,48 @@ def test_a_command_that_hides_what_it_does_is_shown_letter_by_letter(
         page.locator(".answered code", has_text=r"\u202e").wait_for()
 
 
+WIDE = """() => [...document.querySelectorAll("main *")].filter((el) => {
+  const box = el.getBoundingClientRect();
+  const beyond = el.scrollWidth > el.clientWidth + 1 && getComputedStyle(el).overflowX === "visible" && el.clientWidth > 0;
+  return box.width > 0 && (box.right > innerWidth + 1 || beyond) && !el.closest("[hidden], .head, .cut, svg, select");
+}).map((el) => `${el.tagName}.${el.className}`)"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_long_words_and_letters_that_turn_round_stay_in_their_place(
+    browser: Browser, server: ServerProcess, http: httpx2.Client, width: int
+) -> None:
+    """Nothing is pushed out of the window, over a button, and a name that turns its letters round leaves the id beside it readable."""
+    name = f"a{width}\u202eb " + "W" * 90
+    made = http.post("/admin/keys", json={"name": name, "tenant": "T" * 80, "scopes": ["runs"]}).json()
+    job = http.post("/api/jobs", json={"name": name, "schedule": "every 1h", "prompt": name}).json()["job"]
+    http.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": name * 3}]},
+        headers={"X-Hermes-Session-Id": f"wide-{width}"},
+    ).raise_for_status()
+    start(http, f"!run rm -rf ./{'W' * 300}")
+    with visitor(browser, server.url) as one:
+        page = one.open(link(http))
+        page.set_viewport_size({"width": width, "height": 800})
+        for view, there in (
+            ("approvals", ".card"),
+            ("keys", ".entry"),
+            ("jobs", ".entry"),
+            (f"sessions/wide-{width}", ".script .line"),
+        ):
+            page.goto(f"{server.url}/#/{view}")
+            page.locator(there).first.wait_for()
+            assert page.evaluate(WIDE) == [], view
+            if view == "keys":
+                id = page.locator(".entry", has_text=made["id"]).locator("code").first
+                assert id.evaluate("(el) => getComputedStyle(el).unicodeBidi") == "isolate"
+        page.goto(f"{server.url}/#/approvals")
+        page.locator(".card").first.get_by_role("button", name="Deny").click()
+    http.delete(f"/admin/keys/{made['id']}").raise_for_status()
+    http.delete(f"/api/jobs/{job['id']}").raise_for_status()
+
+
 def test_files_that_no_message_can_hold_are_refused_before_they_are_read(
     browser: Browser, server: ServerProcess, http: httpx2.Client, tmp_path: Path
 ) -> None:
