@@ -103,7 +103,8 @@ def test_dead_letters_of_both_directions_are_shown_and_tried_again(browser: Brow
 def test_health_says_the_protections_as_doctor_does_and_a_drain_ends_with_its_report(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """The lines of `doctor`, word for word; the drain needs two presses, stops what runs, and its report says what was left."""
+    """The lines of `doctor`, word for word; charts of the time before the page; the drain needs two presses, and its report says what was left."""
+    (tmp_path / "config.toml").write_text("[server]\ndrain_seconds = 1.0\n")
     with (
         server_process(tmp_path) as server,
         httpx2.Client(base_url=server.url, headers=server.headers, trust_env=False, timeout=30) as http,
@@ -116,9 +117,13 @@ def test_health_says_the_protections_as_doctor_does_and_a_drain_ends_with_its_re
         shown = page.locator(".guards li").all_inner_texts()
         assert [line.strip() for line in shown] == [line.removeprefix("commands: ") for line in words]
         http.post("/v1/runs", json={"input": "!run sleep 7777"}).raise_for_status()
+        while len(http.get("/health/load").json()["data"]) < 2:
+            page.wait_for_timeout(100)
+        page.reload()
+        page.locator(".tile .line[d*=L]").first.wait_for(state="attached")
         page.get_by_role("button", name="Drain the server…").click()
         page.get_by_role("button", name="Refuse new work for good").click()
-        page.get_by_text("Drained · nothing runs").wait_for(timeout=40_000)
+        page.get_by_text("Drained · nothing runs").wait_for()
         assert "turns cancelled" in page.locator(".drain .receipt").inner_text()
         page.get_by_text("Draining: no new work is taken").wait_for()
         one.allowed = ["503"]
