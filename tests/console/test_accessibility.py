@@ -209,6 +209,7 @@ def test_actions_need_only_the_keyboard(browser: Browser, crowded: tuple[ServerP
         page.locator(".flow").get_by_text("You said: typed by hand").wait_for()
         page.keyboard.press("Escape")
         page.keyboard.press("5")
+        page.get_by_role("region", name="Transcript").wait_for()
         page.keyboard.press("/")
         page.keyboard.type("typed by hand")
         page.locator(".hit").first.wait_for()
