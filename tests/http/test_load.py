@@ -54,9 +54,10 @@ async def test_a_store_that_fails_or_hangs_costs_its_count_alone(monkeypatch: py
         core = gateway.core
         for backlog in (fail, partial(trio.sleep, 3600.0)):
             broken: Any = backlog
-            monkeypatch.setattr(core.store, "backlog", broken)
-            for _ in range(load.STORE_EVERY):
-                await core.load.take(core, 2.0, 0.0)
+            with monkeypatch.context() as patch:
+                patch.setattr(core.store, "backlog", broken)
+                for _ in range(load.STORE_EVERY):
+                    await core.load.take(core, 2.0, 0.0)
         assert [one.outbox for one in core.load.after(0)] == [0] * (2 * load.STORE_EVERY)
 
 
