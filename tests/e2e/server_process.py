@@ -23,13 +23,14 @@ _ADDRESS = re.compile(r"listens on (http://\S+)")
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:
-    """An environment without settings of this machine's user."""
+    """An environment without settings of this machine's user, and without the variables of a `make` that runs the tests."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(
-            ("HERMES_", "API_SERVER_", "OPENAI_", "ANTHROPIC_", "TELEGRAM_", "DISCORD_", "SLACK_", "PYTEST_")
+            ("HERMES_", "API_SERVER_", "OPENAI_", "ANTHROPIC_", "TELEGRAM_", "DISCORD_", "SLACK_", "PYTEST_", "MAKE")
         )
+        and name not in {"ARGS", "MFLAGS"}
     }
     return {**kept, "HERMES_HOME": str(home), "PYTHONUNBUFFERED": "1", **more}
 
