@@ -6,8 +6,7 @@ from typing import Final
 
 from hermes_trio.store.records import FIRST_HITS, Page, SearchHit, SearchOrder, SearchQuery
 from hermes_trio.store.sqlite.rows import Database, equalities, exists, many, marks, write_many
-from hermes_trio.store.sqlite.search import hit_from_row
-from hermes_trio.store.sqlite.verbs import Verbs
+from hermes_trio.store.sqlite.search import SqliteSearch, hit_from_row
 
 from .words import text_query, text_words
 
@@ -59,20 +58,13 @@ def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
     return [hit_from_row(db, row, terms) for row in many(db, sql, (query, *bindings, page.limit, page.offset))]
 
 
-class PostgresSearch(Verbs):
-    """Search's part of the store."""
+class PostgresSearch(SqliteSearch):
+    """Search's part of the store, with the index in a column of the messages."""
 
     async def search_messages(self, query: SearchQuery, page: Page = FIRST_HITS) -> list[SearchHit]:
         """Find messages, after indexing what is committed. No query is malformed: one without a usable term finds nothing."""
         await self.index_messages()
         return await self._scan(search, query, page)
-
-    async def index_messages(self) -> int:
-        """Index what is committed and not indexed yet, in small batches; return how many messages that was."""
-        total = 0
-        while indexed := await self.index_some():
-            total += indexed
-        return total
 
     async def index_some(self) -> int:
         """Index one small batch of what is committed and not indexed yet; return how many messages that was."""

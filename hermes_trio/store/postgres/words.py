@@ -12,31 +12,18 @@ import unicodedata
 from functools import cache
 from typing import Final
 
+from hermes_trio.store.sqlite.search import QUERY_LENGTH, QUERY_TERM, SPACELESS, TERM_LIMIT
+
 __all__ = ["text_query", "text_words"]
 
-QUERY_LENGTH: Final = 2_048
-TERM_LIMIT: Final = 32
 WORD_LENGTH: Final = 500
 LAST_POSITION: Final = 16_383
 POSITIONS_A_WORD: Final = 255
 VECTOR_BYTES: Final = 900_000
 """A vector holds less than a megabyte: of a longer text the words up to here are found."""
 
-_SPACELESS: Final = (
-    "\u0e00-\u0eff"  # Thai, Lao
-    "\u1000-\u109f"  # Myanmar
-    "\u1780-\u17ff"  # Khmer
-    "\u2e80-\u2fdf"  # radicals
-    "\u3040-\u30ff"  # Hiragana, Katakana
-    "\u3100-\u31ff"  # Bopomofo, Hangul compatibility
-    "\u3400-\u4dbf\u4e00-\u9fff"  # Han
-    "\uac00-\ud7af"  # Hangul
-    "\uf900-\ufaff"  # Han compatibility
-    "\U00020000-\U0003ffff"  # Han, other planes
-)
 _LATIN_MARKS: Final = re.compile("[\u0300-\u036f]")
 _ASCII_WORD: Final = re.compile(r"[a-z0-9]+")
-_TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 @cache
@@ -44,8 +31,8 @@ def _token() -> re.Pattern[str]:
     """A run of a script without spaces, or a word: letters and digits with the marks that belong to them."""
     found = (character for character in map(chr, range(sys.maxunicode + 1)) if not "\u0300" <= character <= "\u036f")
     marks = re.escape("".join(mark for mark in found if unicodedata.category(mark) in ("Mn", "Mc")))
-    letter = rf"(?:(?![{_SPACELESS}])[^\W_])"
-    return re.compile(rf"([{_SPACELESS}]+)|({letter}(?:(?![{_SPACELESS}])(?:[^\W_]|[{marks}]))*)")
+    letter = rf"(?:(?![{SPACELESS}])[^\W_])"
+    return re.compile(rf"([{SPACELESS}]+)|({letter}(?:(?![{SPACELESS}])(?:[^\W_]|[{marks}]))*)")
 
 
 def _plain(text: str) -> str:
@@ -116,7 +103,7 @@ def text_query(text: str) -> tuple[str, tuple[str, ...]]:
     terms: list[str] = []
     either = False
     shown = "".join(" " if ord(mark) < 32 or 0xD800 <= ord(mark) <= 0xDFFF else mark for mark in text[:QUERY_LENGTH])
-    for match in _TERM.finditer(shown):
+    for match in QUERY_TERM.finditer(shown):
         if len(terms) >= TERM_LIMIT:
             break
         quoted, bare = match.group(1), match.group(2)

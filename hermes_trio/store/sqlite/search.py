@@ -22,7 +22,16 @@ from .cursors import get_meta, set_meta
 from .rows import Database, Row, equalities, many, marks, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteSearch", "hit_from_row", "index_backlog", "index_next"]
+__all__ = [
+    "QUERY_LENGTH",
+    "QUERY_TERM",
+    "SPACELESS",
+    "TERM_LIMIT",
+    "SqliteSearch",
+    "hit_from_row",
+    "index_backlog",
+    "index_next",
+]
 
 QUERY_LENGTH: Final = 2_048
 TERM_LIMIT: Final = 32
@@ -31,7 +40,7 @@ SNIPPET_LENGTH: Final = 160
 NEIGHBOUR_LENGTH: Final = 200
 INDEXED_UPTO: Final = "search.indexed_upto"
 
-_SPACELESS: Final = (
+SPACELESS: Final = (
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f"  # Myanmar
     "\u1780-\u17ff"  # Khmer
@@ -43,8 +52,8 @@ _SPACELESS: Final = (
     "\uf900-\ufaff"  # Han compatibility
     "\U00020000-\U0003ffff"  # Han, other planes
 )
-_HAS_SPACELESS: Final = re.compile(f"[{_SPACELESS}]")
-_TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
+_HAS_SPACELESS: Final = re.compile(f"[{SPACELESS}]")
+QUERY_TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class _Query(msgspec.Struct, frozen=True):
@@ -66,7 +75,7 @@ def _parse(text: str) -> _Query:
     literals: list[str] = []
     terms: list[str] = []
     either = False
-    for match in _TERM.finditer(_plain(text[:QUERY_LENGTH])):
+    for match in QUERY_TERM.finditer(_plain(text[:QUERY_LENGTH])):
         if len(terms) >= TERM_LIMIT:
             break
         quoted, bare = match.group(1), match.group(2)
@@ -129,7 +138,7 @@ def index_next(db: Database, limit: int = INDEX_BATCH) -> int:
         db,
         "INSERT INTO message_grams (rowid, content) SELECT id, content FROM messages"
         " WHERE id > ? AND id <= ? AND octet_length(content) <> length(content) AND content GLOB ?",
-        (start, end, f"*[{_SPACELESS}]*"),
+        (start, end, f"*[{SPACELESS}]*"),
     )
     set_meta(db, INDEXED_UPTO, str(end))
     return count
