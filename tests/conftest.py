@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if inspect.iscoroutinefunction(inner) and item.get_closest_marker("hermes_seconds") is None:
             slow = item.get_closest_marker("slow") is not None
             item.add_marker(pytest.mark.hermes_seconds(SLOW_SECONDS if slow else SECONDS))
+
+
+def pytest_collection_finish() -> None:
+    """Let Hypothesis register its generator while no thread runs.
+
+    It looks for the referrers of the generator, and warns if there are none; a garbage collection that a thread of an earlier test is in the middle of
+    hides them.
+    """
+    if "hypothesis" in sys.modules:
+        from hypothesis import given, settings
+        from hypothesis.strategies import none
+
+        settings(max_examples=1, database=None)(given(none())(lambda _: None))()
 
 
 @pytest.fixture(scope="session")
