@@ -188,7 +188,7 @@ class _Custody:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
-    async def begin(self) -> Any:
+    async def begin(self, cgroup: str = "") -> Any:
         await trio.lowlevel.checkpoint()
         return self._make()
 

@@ -345,6 +345,20 @@ def limits_hold(world: World) -> Iterator[str]:
             yield f"the model was called {count} times about {mark}"
 
 
+_OWN_FAULTS: Final = ("StoreError", "StoreBusy", "StoreFull", "StoreClosed", "CommitUncertain", "PowerLost")
+"""What a tool may fail with in a world in which the store fails."""
+
+
+def nothing_is_defective(world: World) -> Iterator[str]:
+    """No tool fails with an exception of the code itself: that would be a gateway that does less than it seems to do, in a world that shows nothing."""
+    said = "the tool failed: "
+    for (content,) in world.rows(
+        "SELECT DISTINCT content FROM messages WHERE role = 'tool' AND instr(content, ?) > 0", said
+    ):
+        if not content.partition(said)[2].startswith(_OWN_FAULTS):
+            yield f"a tool answered {content}"
+
+
 INVARIANTS: Final[Mapping[str, Invariant]] = {
     "1 watched": watched_work_is_told_once,
     "2 acknowledged": what_was_acknowledged_is_there,
@@ -354,6 +368,7 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "7 stops": what_was_stopped_is_over,
     "8 calm": a_calm_world_settles,
     "9 limits": limits_hold,
+    "no defect": nothing_is_defective,
 }
 """By number and name. 6, "one node a session", needs several nodes."""
 

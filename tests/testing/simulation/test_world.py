@@ -12,8 +12,18 @@ import time
 import pytest
 import trio
 
-from hermes_trio.testing.simulation import SimulationBreach, World, make_program, run_seed
+from hermes_trio.testing.simulation import (
+    Program,
+    SimulationBreach,
+    Step,
+    World,
+    WorldSettings,
+    make_program,
+    run_program,
+    run_seed,
+)
 from hermes_trio.testing.simulation.boundary import EPOCH, Boundary
+from hermes_trio.testing.simulation.node import SimulatedNode
 
 DIGESTS = """
 from hermes_trio.testing.simulation import run_seed
@@ -48,6 +58,19 @@ def test_seeds_differ() -> None:
     assert len({run_seed(seed).trace.digest() for seed in (1, 2)}) == 2
     assert make_program(1) == make_program(1)
     assert make_program(1) != make_program(2)
+
+
+def test_commands_run_in_a_world() -> None:
+    """A world whose tools fail would keep every promise and show nothing: a command runs, a background one is reported, and a broken tool is a violation."""
+    program = Program(1, 30, (Step(5.0, "write", 0, 1, "run 5"), Step(6.0, "write", 1, 2, "bg 5")))
+    settings = WorldSettings(cron="", calm_seconds=60)
+    result = run_program(program, settings)
+    assert result.violations == ()
+    assert len(result.trace.of("process ends")) == 2
+    assert sorted(one.text for one in result.trace.of("chat")) == ["500: 'done m1'", "501: 'done m2'", "501: 'told m2'"]
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(SimulatedNode, "custody", lambda node: node.nothing)
+        assert run_program(program, settings).invariants == {"no defect"}
 
 
 class Nothing:
