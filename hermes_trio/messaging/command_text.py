@@ -8,14 +8,14 @@ does is decided elsewhere.
 from __future__ import annotations
 
 import re
-from enum import Enum
 from typing import Final
 
 import msgspec
 
+from hermes_trio.store.records import ApprovalChoice
+
 __all__ = [
     "ApprovalAnswer",
-    "Choice",
     "Command",
     "CommandTextError",
     "LiteralText",
@@ -82,19 +82,10 @@ def parse_command(text: str | LiteralText, *, prefix: str = "/") -> Command | No
 # Approvals
 
 
-class Choice(Enum):
-    """How far an approval goes."""
-
-    ONCE = "once"
-    SESSION = "session"
-    ALWAYS = "always"
-    DENY = "deny"
-
-
 class ApprovalAnswer(msgspec.Struct, frozen=True):
     """An answer to the oldest waiting approval, or to all of them."""
 
-    choice: Choice
+    choice: ApprovalChoice
     everything: bool = False
     reason: str = ""
 
@@ -117,11 +108,13 @@ _BARE_WORDS: Final = {
             "👍",
             "✅",
         ),
-        Choice.ONCE,
+        ApprovalChoice.ONCE,
     ),
-    **dict.fromkeys(("n", "no", "nope", "deny", "denied", "reject", "refuse", "cancel", "👎", "❌"), Choice.DENY),
-    "session": Choice.SESSION,
-    "always": Choice.ALWAYS,
+    **dict.fromkeys(
+        ("n", "no", "nope", "deny", "denied", "reject", "refuse", "cancel", "👎", "❌"), ApprovalChoice.DENY
+    ),
+    "session": ApprovalChoice.SESSION,
+    "always": ApprovalChoice.ALWAYS,
 }
 _EDGES: Final = " \t\r\n.,!;:\"'`*_~()"
 _VARIATION: Final = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")
@@ -145,16 +138,16 @@ def approval_answer(command: Command) -> ApprovalAnswer:
     if command.name == "deny":
         everything = bool(words) and words[0].casefold() == "all"
         reason = command.arguments[3:].strip() if everything else command.arguments
-        return ApprovalAnswer(Choice.DENY, everything, reason[:MAX_REASON])
+        return ApprovalAnswer(ApprovalChoice.DENY, everything, reason[:MAX_REASON])
     if command.name != "approve":
         raise CommandTextError(f"/{command.name} does not answer an approval; use /approve or /deny")
-    everything, choice = False, Choice.ONCE
+    everything, choice = False, ApprovalChoice.ONCE
     for word in words:
         match word.casefold():
             case "all":
                 everything = True
             case "once" | "session" | "always" as scope:
-                choice = Choice(scope)
+                choice = ApprovalChoice(scope)
             case _:
                 raise CommandTextError(f"/approve does not know {word!r}; write /approve [all] [once|session|always]")
     return ApprovalAnswer(choice, everything)

@@ -16,7 +16,7 @@ from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
 from hermes_trio.store.errors import StoreBusy
 from hermes_trio.store.records import ApprovalChoice, ApprovalRow, SessionRow
 
-from .command_text import ApprovalAnswer, Choice, Command, CommandTextError, approval_answer
+from .command_text import ApprovalAnswer, Command, CommandTextError, approval_answer
 from .core import MessagingCore
 from .session_keys import Source
 
@@ -99,7 +99,7 @@ class Commands:
         may = self._limits(source)
         answered = await approvals.answer(
             key,
-            ApprovalChoice(answer.choice.value),
+            answer.choice,
             approval_id=approval_id,
             everything=answer.everything,
             reason=answer.reason,
@@ -260,7 +260,7 @@ def answered_text(answered: Sequence[ApprovalRow] | None, answer: ApprovalAnswer
         return NOT_YOURS
     if not answered:
         return "Nothing waits for approval here (any more)."
-    if answer.choice is Choice.DENY:
+    if answer.choice is ApprovalChoice.DENY:
         return f"Refused: {_shown(answered)}"
     return f"Approved ({answer.choice.value}): {_shown(answered)}"
 

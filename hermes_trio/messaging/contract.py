@@ -20,9 +20,10 @@ import msgspec
 from hermes_trio.runtime.context import SessionContext
 from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.store.records import ApprovalChoice
 
 from .chunking import Limit, split_text
-from .command_text import Choice, LiteralText
+from .command_text import LiteralText
 from .errors import Missing, PlatformError, PlatformErrorKind
 from .session_keys import Source
 
@@ -104,7 +105,7 @@ class Button(msgspec.Struct, frozen=True):
 
     label: str
     approval_id: str
-    choice: Choice
+    choice: ApprovalChoice
 
     @property
     def value(self) -> str:
@@ -112,12 +113,12 @@ class Button(msgspec.Struct, frozen=True):
         return f"appr:{self.approval_id}:{self.choice.value}"
 
     @staticmethod
-    def parse(value: str) -> tuple[str, Choice] | None:
+    def parse(value: str) -> tuple[str, ApprovalChoice] | None:
         """The approval id and the choice in a button's value, or None if it is none of ours."""
         parts = value.split(":")
-        if len(parts) != 3 or parts[0] != "appr" or parts[2] not in {choice.value for choice in Choice}:
+        if len(parts) != 3 or parts[0] != "appr" or parts[2] not in {choice.value for choice in ApprovalChoice}:
             return None
-        return parts[1], Choice(parts[2])
+        return parts[1], ApprovalChoice(parts[2])
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +194,7 @@ class HubPort(Protocol):
         """Hand over what came in. Durable when it returns; whatever must be said to the person is in the outbox."""
         ...
 
-    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """A person pressed a button below an approval; returns a short text to show (what was done, or why not)."""
         ...
 

@@ -14,11 +14,10 @@ import trio
 
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.runtime.runtime import Runtime
-from hermes_trio.store.records import OutboxRow
+from hermes_trio.store.records import ApprovalChoice, OutboxRow
 
 from .access import AccessControl
 from .addresses import Address
-from .command_text import Choice
 from .commands import Commands
 from .contract import Adapter, AdapterState, Incoming, Received, SendResult
 from .conversations import ChatInterface
@@ -108,7 +107,7 @@ class MessageHub:
         """See `GatewayPort`."""
         return await self._pipeline.receive(adapter, incoming)
 
-    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `GatewayPort`."""
         return await self._pipeline.clicked(adapter, source, approval_id, choice)
 

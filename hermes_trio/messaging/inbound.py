@@ -19,10 +19,11 @@ from hermes_trio.runtime.interface import Inbox
 from hermes_trio.runtime.ports import NewMessage
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store.errors import StoreBusy
+from hermes_trio.store.records import ApprovalChoice
 
 from .access import Access, AccessControl
 from .addresses import Address
-from .command_text import ApprovalAnswer, Choice, Command, LiteralText, bare_answer, parse_command
+from .command_text import ApprovalAnswer, Command, LiteralText, bare_answer, parse_command
 from .commands import CommandContext, Commands, answered_text
 from .contract import Adapter, Disposition, Incoming, Received
 from .core import MessagingCore
@@ -75,7 +76,7 @@ class Inbound:
             seen.popitem(last=False)
         return reception
 
-    async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+    async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `GatewayPort.approval_clicked`."""
         member = self._messaging.directory.find(adapter.platform)
         if member is None or not await self._door.allows(source, member.settings):

@@ -25,10 +25,9 @@ from hermes_trio.runtime.tree import waiting, working
 from hermes_trio.runtime.turn_lifecycle import first_cause
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import OutboxStore
-from hermes_trio.store.records import OutboxRow
+from hermes_trio.store.records import ApprovalChoice, OutboxRow
 
 from .addresses import Address
-from .command_text import Choice
 from .contract import Adapter, Button, Outgoing, PlatformError, PlatformErrorKind, SendResult
 from .settings import OutboxSettings
 
@@ -53,11 +52,11 @@ STORE_SECONDS: Final = 1.0
 UNKNOWN_ATTEMPTS: Final = 5
 """Attempts for an error that nobody can explain."""
 
-BUTTON_LABELS: Final[Mapping[Choice, str]] = {
-    Choice.ONCE: "Allow once",
-    Choice.SESSION: "Allow for this session",
-    Choice.ALWAYS: "Always allow",
-    Choice.DENY: "Deny",
+BUTTON_LABELS: Final[Mapping[ApprovalChoice, str]] = {
+    ApprovalChoice.ONCE: "Allow once",
+    ApprovalChoice.SESSION: "Allow for this session",
+    ApprovalChoice.ALWAYS: "Always allow",
+    ApprovalChoice.DENY: "Deny",
 }
 
 
@@ -339,7 +338,7 @@ def _outgoing(row: OutboxRow) -> Outgoing:
     payload = row.payload
     approval_id = str(payload.get("approval_id", ""))
     choices = cast("Sequence[str]", payload.get("choices", ()))
-    buttons = tuple(Button(BUTTON_LABELS[Choice(name)], approval_id, Choice(name)) for name in choices)
+    buttons = tuple(Button(BUTTON_LABELS[ApprovalChoice(name)], approval_id, ApprovalChoice(name)) for name in choices)
     return Outgoing(
         chat_id=str(row.target.get("chat_id", "")),
         thread_id=str(row.target.get("thread_id", "")),

@@ -14,9 +14,10 @@ import attrs
 import trio
 
 from hermes_trio.messaging.chunking import Limit
-from hermes_trio.messaging.command_text import Choice, LiteralText
+from hermes_trio.messaging.command_text import LiteralText
 from hermes_trio.messaging.contract import Adapter, Incoming, Outgoing, PlatformError, Received, SendResult
 from hermes_trio.messaging.session_keys import Source
+from hermes_trio.store.records import ApprovalChoice
 
 __all__ = ["Delivered", "MemoryPlatform"]
 
@@ -159,7 +160,7 @@ class MemoryPlatform(Adapter):
         return await self.gateway.receive(self, incoming)
 
     async def click(
-        self, approval_id: str, choice: Choice, *, chat: str = "1", user: str = "u1", kind: str = "dm"
+        self, approval_id: str, choice: ApprovalChoice, *, chat: str = "1", user: str = "u1", kind: str = "dm"
     ) -> str:
         """Somebody presses a button."""
         return await self.gateway.approval_clicked(

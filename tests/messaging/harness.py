@@ -13,7 +13,6 @@ import trio
 
 from hermes_trio import Agent, Runtime, RuntimeSettings, Turn
 from hermes_trio.agent.approvals import Approvals, Question
-from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Adapter, Incoming, Received
 from hermes_trio.messaging.core import ConversationEnd
 from hermes_trio.messaging.hub import MessageHub
@@ -23,6 +22,7 @@ from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
 from hermes_trio.store import Runner, Store, open_store
+from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
@@ -119,7 +119,7 @@ class RotatingHub:
         """See `HubPort`."""
         return await next(self._hubs).receive(adapter, incoming)
 
-    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `HubPort`."""
         return await next(self._hubs).approval_clicked(adapter, source, approval_id, choice)
 

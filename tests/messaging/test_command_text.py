@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hermes_trio.messaging.command_text import (
     ApprovalAnswer,
-    Choice,
     Command,
     CommandTextError,
     LiteralText,
@@ -19,6 +18,7 @@ from hermes_trio.messaging.command_text import (
     is_silent_reply,
     parse_command,
 )
+from hermes_trio.store.records import ApprovalChoice
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,19 @@ def test_any_text_can_be_asked(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
-        ("yes", Choice.ONCE),
-        ("Y", Choice.ONCE),
-        ("OK!", Choice.ONCE),
-        (" approve. ", Choice.ONCE),
-        ("👍🏽", Choice.ONCE),
-        ("no", Choice.DENY),
-        ("N", Choice.DENY),
-        ("Deny", Choice.DENY),
-        ("always", Choice.ALWAYS),
-        ("'session'", Choice.SESSION),
+        ("yes", ApprovalChoice.ONCE),
+        ("Y", ApprovalChoice.ONCE),
+        ("OK!", ApprovalChoice.ONCE),
+        (" approve. ", ApprovalChoice.ONCE),
+        ("👍🏽", ApprovalChoice.ONCE),
+        ("no", ApprovalChoice.DENY),
+        ("N", ApprovalChoice.DENY),
+        ("Deny", ApprovalChoice.DENY),
+        ("always", ApprovalChoice.ALWAYS),
+        ("'session'", ApprovalChoice.SESSION),
     ],
 )
-def test_a_bare_word_answers_while_one_waits(text: str, choice: Choice) -> None:
+def test_a_bare_word_answers_while_one_waits(text: str, choice: ApprovalChoice) -> None:
     """A single word of consent or refusal answers the waiting approval."""
     assert ApprovalAnswer(choice) == bare_answer(text, waiting=True)
     assert bare_answer(text, waiting=False) is None
@@ -104,15 +104,15 @@ def test_more_than_a_word_is_conversation(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("/approve", ApprovalAnswer(Choice.ONCE)),
-        ("/approve all", ApprovalAnswer(Choice.ONCE, everything=True)),
-        ("/approve session", ApprovalAnswer(Choice.SESSION)),
-        ("/approve all always", ApprovalAnswer(Choice.ALWAYS, everything=True)),
-        ("/deny", ApprovalAnswer(Choice.DENY)),
-        ("/deny all", ApprovalAnswer(Choice.DENY, everything=True)),
-        ("/deny all too risky", ApprovalAnswer(Choice.DENY, everything=True, reason="too risky")),
-        ("/deny use the other disk", ApprovalAnswer(Choice.DENY, reason="use the other disk")),
-        ("/deny " + "x" * 400, ApprovalAnswer(Choice.DENY, reason="x" * 280)),
+        ("/approve", ApprovalAnswer(ApprovalChoice.ONCE)),
+        ("/approve all", ApprovalAnswer(ApprovalChoice.ONCE, everything=True)),
+        ("/approve session", ApprovalAnswer(ApprovalChoice.SESSION)),
+        ("/approve all always", ApprovalAnswer(ApprovalChoice.ALWAYS, everything=True)),
+        ("/deny", ApprovalAnswer(ApprovalChoice.DENY)),
+        ("/deny all", ApprovalAnswer(ApprovalChoice.DENY, everything=True)),
+        ("/deny all too risky", ApprovalAnswer(ApprovalChoice.DENY, everything=True, reason="too risky")),
+        ("/deny use the other disk", ApprovalAnswer(ApprovalChoice.DENY, reason="use the other disk")),
+        ("/deny " + "x" * 400, ApprovalAnswer(ApprovalChoice.DENY, reason="x" * 280)),
     ],
 )
 def test_approval_commands(text: str, answer: ApprovalAnswer) -> None:

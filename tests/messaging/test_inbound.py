@@ -8,12 +8,13 @@ import pytest
 import trio
 
 from hermes_trio import RuntimeSettings, Turn
-from hermes_trio.messaging.command_text import Choice, LiteralText
+from hermes_trio.messaging.command_text import LiteralText
 from hermes_trio.messaging.contract import Button, Disposition, Incoming
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.store import NewApproval, SessionFilter
+from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
 from .harness import World, asks, open_world, scripted, starts_job, works
@@ -362,14 +363,14 @@ async def test_an_approval_is_answered_by_its_button_and_settled_in_place() -> N
         worlds.append(world)
         await chat.say("delete it")
         (question,) = await chat.wait_sent(1)
-        assert [button.choice for button in question.message.buttons] == list(Choice)
+        assert [button.choice for button in question.message.buttons] == list(ApprovalChoice)
         parsed = Button.parse(question.message.buttons[0].value)
         assert parsed is not None
         approval_id, choice = parsed
         assert "not allowed" in await chat.click(approval_id, choice, user="stranger")
         assert "Nothing waits" in await chat.click(approval_id, choice, chat="another")
         assert "Approved (once)" in await chat.click(approval_id, choice)
-        assert "Nothing waits" in await chat.click(approval_id, Choice.DENY)
+        assert "Nothing waits" in await chat.click(approval_id, ApprovalChoice.DENY)
         await chat.wait_sent(2)
         await chat.until(lambda: "Approved (once)." in question.text)
     assert chat.texts()[1] == "allowed"
@@ -431,7 +432,7 @@ async def test_who_may_answer_is_known_to_every_process(tmp_path: Path) -> None:
         await chat.say("/approve", kind="group", user="u2")
         assert [row.id for row in await world.store.list_approvals()] == ["appr_0", "appr_2"]
         assert "Only the person who asked" in (await chat.say("/approve all", kind="group", user="u3")).text
-        assert "Only the person who asked" in await chat.click("appr_0", Choice.ONCE, kind="group", user="u2")
+        assert "Only the person who asked" in await chat.click("appr_0", ApprovalChoice.ONCE, kind="group", user="u2")
         await chat.say("/deny all", kind="group", user="u2")
         assert [row.id for row in await world.store.list_approvals()] == ["appr_0"]
 

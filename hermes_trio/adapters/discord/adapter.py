@@ -17,7 +17,6 @@ import trio
 
 from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.messaging.chunking import DISCORD
-from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Adapter, Button, Disposition, Incoming, Outgoing, SendResult
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind, single_failure
 from hermes_trio.messaging.intake import HEARD, Intake, hand_over
@@ -33,6 +32,7 @@ from hermes_trio.messaging.platform_settings import (
 )
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
+from hermes_trio.store.records import ApprovalChoice
 
 from .client import Channel, DiscordClient, Interaction, InteractionResponse, Message, User
 from .events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
@@ -48,7 +48,12 @@ TYPING_SECONDS: Final = 8.0
 
 COMMAND, COMPONENT = 2, 3
 CHANNEL_EVENTS: Final = ("CHANNEL_CREATE", "CHANNEL_UPDATE", "THREAD_CREATE", "THREAD_UPDATE")
-STYLES: Final[Mapping[Choice, int]] = {Choice.ONCE: 3, Choice.SESSION: 1, Choice.ALWAYS: 1, Choice.DENY: 4}
+STYLES: Final[Mapping[ApprovalChoice, int]] = {
+    ApprovalChoice.ONCE: 3,
+    ApprovalChoice.SESSION: 1,
+    ApprovalChoice.ALWAYS: 1,
+    ApprovalChoice.DENY: 4,
+}
 
 ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
     Disposition.UNAUTHORISED: "You are not allowed to use this agent.",

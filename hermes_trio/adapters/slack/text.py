@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from hermes_trio.messaging.chunking import SLACK, Limit, split_text
-from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Button
 from hermes_trio.messaging.errors import PlatformError, PlatformErrorKind
 from hermes_trio.messaging.markup import to_mrkdwn, to_plain
+from hermes_trio.store.records import ApprovalChoice
 
 __all__ = ["SLACK_LIMIT", "UPDATE_CHARACTERS", "button_blocks", "escape", "posted", "shortened"]
 
@@ -21,7 +21,7 @@ SECTION_CHARACTERS: Final = 3_000
 SECTION_ROOM: Final = 2_000
 """What is cut into sections leaves room for what the markup adds."""
 
-STYLES: Final[Mapping[Choice, str]] = {Choice.ONCE: "primary", Choice.DENY: "danger"}
+STYLES: Final[Mapping[ApprovalChoice, str]] = {ApprovalChoice.ONCE: "primary", ApprovalChoice.DENY: "danger"}
 
 
 def escape(text: str) -> str:

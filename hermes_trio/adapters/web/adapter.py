@@ -30,7 +30,6 @@ from hermes_trio.base.mounts import (
 )
 from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.chunking import Limit
-from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Adapter, Disposition, Incoming, Outgoing, SendResult
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.senders import target_of
@@ -42,7 +41,7 @@ from hermes_trio.runtime.outcome import Outcome
 from hermes_trio.runtime.ports import Content
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import Page, SessionFilter
-from hermes_trio.store.records import ApprovalRow, OutboxRow, SessionRow, StoredMessage
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, OutboxRow, SessionRow, StoredMessage
 
 from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
 
@@ -404,7 +403,7 @@ class WebAdapter(Adapter):
 
     async def _decide(self, request: MountRequest) -> MountResponse:
         try:
-            choice = Choice(_decode(request.body, WebDecision).choice)
+            choice = ApprovalChoice(_decode(request.body, WebDecision).choice)
         except ValueError:
             raise MountProblem(400, "invalid_choice", "choice must be once, session, always or deny.") from None
         words = await self.gateway.approval_clicked(self, _source(request), request.params["approval_id"], choice)

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from hermes_trio.adapters.assembly import AdapterAssembly
-from hermes_trio.messaging.command_text import Choice
 from hermes_trio.messaging.contract import Adapter, AdapterState, Disposition, Incoming, Outgoing, Received
 from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
@@ -19,6 +18,7 @@ from hermes_trio.messaging.settings import PlatformSettings
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.store import open_store
 from hermes_trio.store.errors import StoreError
+from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import ScriptedAgent
 from hermes_trio.testing.faults import StoreFaults
 
@@ -62,7 +62,7 @@ class RecordingHub:
         self.received.append(incoming)
         return Received(receipt=Disposition.ACCEPTED)
 
-    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: Choice) -> str:
+    async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """There are no approvals here."""
         await trio.lowlevel.checkpoint()
         return "unknown"
