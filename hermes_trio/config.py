@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from hermes_trio.base.retention import Retention
 from hermes_trio.base.settings import SettingsError, explain, near
 from hermes_trio.http.settings import KEY_FILE, Limits, ServerSettings
 from hermes_trio.tracing.settings import TracingSettings
@@ -36,38 +37,6 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json"] = "auto"
-
-
-Days = Annotated[float, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-
-
-class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[retention]`: days for which ended things are kept (0: for ever), and how many of them at most."""
-
-    sessions: Days = 90
-    session_idle: Days = 30
-    derived_idle: Days = 1
-    one_shot_idle: Days = 1
-    runs: Days = 7
-    jobs: Days = 7
-    inbox: Days = 7
-    outbox: Days = 7
-    dead_letters: Days = 30
-    waiting: Days = 30
-    approvals: Days = 30
-    responses: Days = 30
-    deliveries: Days = 7
-    cron_executions: Days = 30
-    revoked_keys: Days = 90
-    run_count: Count = 10_000
-    job_count: Count = 10_000
-    inbox_count: Count = 50_000
-    outbox_count: Count = 50_000
-    approval_count: Count = 10_000
-    response_count: Count = 100
-    delivery_count: Count = 100_000
-    cron_execution_count: Count = 1_000
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +68,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = Limits()
     log: LogSettings = LogSettings()
     store: StoreSettings = StoreSettings()
-    retention: RetentionSettings = RetentionSettings()
+    retention: Retention = Retention()
     tracing: TracingSettings = TracingSettings()
     plugins: PluginSettings = PluginSettings()
     models: Table = msgspec.field(default_factory=dict[str, Any])

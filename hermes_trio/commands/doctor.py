@@ -13,7 +13,6 @@ from rich.table import Table
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.commands.sessions import JsonOption, check_version, print_json, read_config, shown_bytes, store_path
 from hermes_trio.config import Config, loose_modes
-from hermes_trio.store import Retention
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
 from hermes_trio.store.sqlite.files import connect_reader
 from hermes_trio.store.sqlite.schema import VERSION, version_of
@@ -42,7 +41,7 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
     try:
         if version_of(db) != VERSION:
             check_version(db, path)
-        found = diagnose(db, path, time.time(), _retention(settings))
+        found = diagnose(db, path, time.time(), settings.retention)
     finally:
         db.close()
     loose = loose_modes(settings)
@@ -72,12 +71,6 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
 async def _confinement(settings: Config) -> tuple[Profile, Protections]:
     """The profile of commands, and what this machine offers for it to the user who asks."""
     return ToolSettings.read(settings.tools).confinement.profile, await probe_protections()
-
-
-def _retention(settings: Config) -> Retention:
-    from hermes_trio.gateway.gateway import retention_of
-
-    return retention_of(settings)
 
 
 def _print_diagnosis(found: Diagnosis) -> None:

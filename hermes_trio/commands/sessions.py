@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hermes_trio.base.retention import DAY
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import (
@@ -34,7 +35,7 @@ from hermes_trio.store import (
 )
 from hermes_trio.store.backend import is_address, require_postgres
 from hermes_trio.store.ownership import owned
-from hermes_trio.store.records import DAY, SessionRow
+from hermes_trio.store.records import SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 from hermes_trio.store.sqlite.files import connect, connect_reader
 from hermes_trio.store.sqlite.maintenance import Prune, prune_some

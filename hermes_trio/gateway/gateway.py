@@ -30,7 +30,6 @@ from hermes_trio.runtime.core import RuntimeSettings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.runtime import Runtime
 from hermes_trio.runtime.turn import Turn
-from hermes_trio.store import Retention
 from hermes_trio.store.backend import open_backend
 from hermes_trio.store.ports import Store
 from hermes_trio.tools.confinement import open_confinement
@@ -39,9 +38,7 @@ from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.toolbox import NAMES, CommandReview, Toolbox, open_toolbox
 from hermes_trio.tracing.stage import configured_tracing
 
-__all__ = ["Gateway", "build_agent", "open_gateway", "retention_of"]
-
-DAY = 86_400.0
+__all__ = ["Gateway", "build_agent", "open_gateway"]
 
 SHARED_SECTIONS = ("agent", "approvals", "limits", "mcp", "models", "plugins", "retention", "tools")
 """The sections of the configuration that all nodes of a store should have in common."""
@@ -76,14 +73,6 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
 def agent_settings(config: Config) -> AgentSettings:
     """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
     return read_settings(config.agent, AgentSettings, "agent")
-
-
-def retention_of(config: Config) -> Retention:
-    """The store's retention, in its own units."""
-    values: dict[str, float | int | None] = {}
-    for name, value in msgspec.structs.asdict(config.retention).items():
-        values[name] = value if name.endswith("_count") else (value * DAY or None)
-    return Retention(**cast("dict[str, int]", values))
 
 
 def fingerprint_of(config: Config, secret: bytes) -> str:
@@ -156,7 +145,7 @@ async def open_gateway(
     if opened is None:
         opened = open_backend(
             None if in_memory else database or config.place,
-            retention=retention_of(config),
+            retention=config.retention,
             node_name=config.store.node_name,
             lease_seconds=config.store.lease_seconds,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hermes_trio.base.retention import Retention
+
 from .errors import (
     AlreadyStarted,
     CommitUncertain,
@@ -45,7 +47,6 @@ from .records import (
     OutboxState,
     Page,
     PairingRequest,
-    Retention,
     RunFilter,
     RunRow,
     SearchHit,

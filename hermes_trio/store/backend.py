@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from hermes_trio.base.retention import Retention
+
 from .errors import StoreError
 from .ports import Store
-from .records import Retention
 from .sqlite.store import open_store
 
 __all__ = ["is_address", "open_backend", "require_postgres"]

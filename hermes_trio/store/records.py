@@ -15,7 +15,6 @@ from hermes_trio.runtime.ports import Message
 __all__ = [
     "ALL_RUNS",
     "ALL_SESSIONS",
-    "DAY",
     "EVENT_PAGE_BYTES",
     "FIRST_HITS",
     "FIRST_MESSAGES",
@@ -40,7 +39,6 @@ __all__ = [
     "OutboxState",
     "Page",
     "PairingRequest",
-    "Retention",
     "RunFilter",
     "RunRow",
     "SearchHit",
@@ -462,42 +460,6 @@ class AllowedUser(msgspec.Struct, frozen=True):
     user_id: str
     user_name: str
     added_at: float
-
-
-DAY: Final = 86_400.0
-
-
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long ended things are kept, in seconds, and how many of them. None keeps them for ever. On by default for all of them."""
-
-    sessions: float | None = 90 * DAY
-    session_idle: float | None = 30 * DAY
-    derived_idle: float | None = 1 * DAY
-    one_shot_idle: float | None = 1 * DAY
-    runs: float | None = 7 * DAY
-    run_count: int = 10_000
-    jobs: float | None = 7 * DAY
-    job_count: int = 10_000
-    inbox: float | None = 7 * DAY
-    inbox_count: int = 50_000
-    outbox: float | None = 7 * DAY
-    outbox_count: int = 50_000
-    dead_letters: float | None = 30 * DAY
-    waiting: float | None = 30 * DAY
-    """How long something waits for an interface or a platform that does not come back, before it is a dead letter."""
-    approvals: float | None = 30 * DAY
-    approval_count: int = 10_000
-    responses: float | None = 30 * DAY
-    response_count: int = 100
-    deliveries: float | None = 7 * DAY
-    delivery_count: int = 100_000
-    cron_executions: float | None = 30 * DAY
-    cron_execution_count: int = 1_000
-    revoked_keys: float | None = 90 * DAY
-    interval: float = 300.0
-    """Seconds between two rounds of maintenance."""
-    batch: int = 200
-    """Rows that one transaction of maintenance removes at most."""
 
 
 class MaintenanceReport(msgspec.Struct, frozen=True, kw_only=True):

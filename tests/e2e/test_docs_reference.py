@@ -17,12 +17,12 @@ from hermes_trio.adapters.slack.events import SlackSettings
 from hermes_trio.adapters.telegram.events import TelegramSettings
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import AgentSettings
+from hermes_trio.base.retention import Retention
 from hermes_trio.config import (
     _SERVER_VARIABLES,
     SECTIONS,
     LogSettings,
     PluginSettings,
-    RetentionSettings,
     StoreSettings,
     load_config,
 )
@@ -54,7 +54,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "[server]": ServerSettings,
     "[limits]": Limits,
     "[log]": LogSettings,
-    "[retention]": RetentionSettings,
+    "[retention]": Retention,
     "[approvals]": ApprovalSettings,
     "[tools]": ToolSettings,
     "[tools.terminal]": TerminalSettings,

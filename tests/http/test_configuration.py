@@ -12,7 +12,6 @@ import pytest
 
 from hermes_trio.config import Config, ConfigError, load_config
 from hermes_trio.gateway.api import model_entries
-from hermes_trio.gateway.gateway import retention_of
 from hermes_trio.gateway.serving import address_of
 from hermes_trio.logs import Redactor, configure_logging
 from hermes_trio.providers.routes import build_routes
@@ -34,7 +33,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert config.database == tmp_path / "state.db"
     assert config.limits.body_bytes == 10_000_000
     assert config.limits.concurrent_turns == 1000
-    assert retention_of(config).runs == 7 * 86_400
+    assert config.retention.runs == 7
 
 
 def test_the_file_beats_the_environment_and_the_command_line_beats_both(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ async def test_counts_bound_what_ages_do_not(backend: Backend, clock: Clock) -> 
 
 async def test_retention_can_be_switched_off(backend: Backend, clock: Clock) -> None:
     """None keeps for ever."""
-    async with backend.open(retention=Retention(sessions=None, session_idle=None)) as store:
+    async with backend.open(retention=Retention(sessions=0, session_idle=0)) as store:
         await store.create_session(NewSession(id="open", source="x"))
         await store.create_session(NewSession(id="ended", source="x"))
         await store.end_session("ended", "done")
@@ -218,7 +218,7 @@ async def test_retention_can_be_switched_off(backend: Backend, clock: Clock) -> 
 
 async def test_the_store_looks_after_itself(autojump_clock: trio.testing.MockClock) -> None:
     """With nobody calling `maintain`, an idle session ends and an ended one goes, in virtual time."""
-    retention = Retention(session_idle=2 * DAY, sessions=5 * DAY, interval=3_600.0)
+    retention = Retention(session_idle=2, sessions=5, interval=3_600.0)
     async with open_store(
         None, runner=Runner.INLINE, clock=trio.current_time, retention=retention, maintenance=True
     ) as store:

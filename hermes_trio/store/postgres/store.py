@@ -19,9 +19,9 @@ import psycopg
 import trio
 from psycopg.conninfo import conninfo_to_dict
 
+from hermes_trio.base.retention import Retention
 from hermes_trio.runtime.ports import Recovery, Wake
 from hermes_trio.store.errors import StoreError
-from hermes_trio.store.records import Retention
 from hermes_trio.store.signals import Signal, Signals
 from hermes_trio.store.sqlite import inbox, jobs, nodes, outbox, recovery, runs, turns
 from hermes_trio.store.sqlite.access import SqliteAccess

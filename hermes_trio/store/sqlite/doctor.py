@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from hermes_trio.base.retention import DAY, Retention
 from hermes_trio.store.ownership import lock_path, owner_pid
-from hermes_trio.store.records import DAY, Retention
 
 from .maintenance import expired_counts
 from .rows import Database, many, one

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from hermes_trio.store.records import DAY, MaintenanceReport, Retention
+from hermes_trio.base.retention import DAY, Retention, age_limit
+from hermes_trio.store.records import MaintenanceReport
 
 from .files import BUSY_MILLISECONDS
 from .inbox import forsake_waiting
@@ -79,15 +80,15 @@ def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
     cutoffs = (
         (
             "one_shot = 0 AND NOT (source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))",
-            retention.session_idle,
+            age_limit(retention.session_idle),
             IDLE,
         ),
         (
             "one_shot = 0 AND source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_')",
-            retention.derived_idle,
+            age_limit(retention.derived_idle),
             IDLE,
         ),
-        ("one_shot = 1", retention.one_shot_idle, "linger_expired"),
+        ("one_shot = 1", age_limit(retention.one_shot_idle), "linger_expired"),
     )
     ended = 0
     for kind, age, reason in cutoffs:
@@ -112,7 +113,8 @@ class _Rule(msgspec.Struct, frozen=True):
 
     table: str
     ended: str
-    age: Callable[[Retention], float | None]
+    days: Callable[[Retention], float] | None
+    """How long rows are kept; None for rows whose `ended` column says when they go."""
     count: Callable[[Retention], int] | None = None
     condition: str = "true"
     key: str = "rowid"
@@ -131,7 +133,7 @@ _RULES: Final = (
     _Rule("outbox", "settled_at", lambda r: r.dead_letters, None, "state = 'dead'", "id"),
     _Rule("approvals", "answered_at", lambda r: r.approvals, lambda r: r.approval_count),
     _Rule("responses", "used_at", lambda r: r.responses),
-    _Rule("idempotency", "expires_at", lambda _: 0.0),
+    _Rule("idempotency", "expires_at", None),
     _Rule("webhook_deliveries", "accepted_at", lambda r: r.deliveries, lambda r: r.delivery_count),
     _Rule("cron_executions", "ended_at", lambda r: r.cron_executions),
     _Rule("api_keys", "revoked_at", lambda r: r.revoked_keys),
@@ -141,7 +143,7 @@ _RULES: Final = (
 def _expired(rule: _Rule, now: float, retention: Retention) -> list[tuple[str, tuple[object, ...]]]:
     """Selections of row ids that a rule removes, without a limit."""
     selections: list[tuple[str, tuple[object, ...]]] = []
-    age = rule.age(retention)
+    age = 0.0 if rule.days is None else age_limit(rule.days(retention))
     base = f"SELECT {rule.key} FROM {rule.table} WHERE {rule.ended} IS NOT NULL AND {rule.condition}"
     if age is not None:
         selections.append((f"{base} AND {rule.ended} < ? ORDER BY {rule.ended}", (now - age,)))
@@ -195,22 +197,24 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
 
 def give_up_waiting(db: Database, now: float, retention: Retention) -> int:
     """Make dead letters of what waits for an interface or a platform that does not come back; return how many there were."""
-    if retention.waiting is None:
+    age = age_limit(retention.waiting)
+    if age is None:
         return 0
-    reason = f"nobody has taken it for {retention.waiting / DAY:g} days"
+    reason = f"nobody has taken it for {retention.waiting:g} days"
     sent = (
         "UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id IN"
         " (SELECT id FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND created_at < ? LIMIT ?)"
     )
-    given = (reason, now, now - retention.waiting, retention.batch)
+    given = (reason, now, now - age, retention.batch)
     return forsake_waiting(db, *given) + changed(db, sent, given)
 
 
 def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, int]:
     """How many rows the next round of maintenance would remove, by table."""
     counts: dict[str, int] = {}
-    if retention.sessions is not None:
-        where, bindings = Prune(before=now - retention.sessions).where()
+    age = age_limit(retention.sessions)
+    if age is not None:
+        where, bindings = Prune(before=now - age).where()
         found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
         counts["sessions"] = found[0] if found else 0
     for rule in _RULES:
@@ -292,8 +296,9 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         retention = self.retention
         ended = await self._end_idle(when)
         removed: dict[str, int] = {}
-        if retention.sessions is not None:
-            removed["sessions"] = await self._prune(Prune(before=when - retention.sessions))
+        age = age_limit(retention.sessions)
+        if age is not None:
+            removed["sessions"] = await self._prune(Prune(before=when - age))
         for rule in _RULES:
             removed[rule.table] = removed.get(rule.table, 0) + await self._remove(rule, when)
         removed["other"] = await self._write_heavily(remove_rest, when, retention)

@@ -20,11 +20,12 @@ import apsw
 import attrs
 import trio
 
+from hermes_trio.base.retention import Retention
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import Wake
 from hermes_trio.store.errors import StoreError, translate
 from hermes_trio.store.ownership import owned
-from hermes_trio.store.records import MaintenanceReport, Retention
+from hermes_trio.store.records import MaintenanceReport
 from hermes_trio.store.signals import Signals
 
 from .access import SqliteAccess
