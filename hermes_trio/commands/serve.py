@@ -16,8 +16,9 @@ import msgspec
 from hermes_trio import __version__
 from hermes_trio.config import Config, default_home, load_config, loose_modes
 from hermes_trio.console.routes import sign_in_path
-from hermes_trio.gateway.serving import Listening, Serving, run_server
-from hermes_trio.gateway.workers import WorkerLink, WorkerPool, bind_address, worker_command
+from hermes_trio.gateway.listening import Listening, bind_address
+from hermes_trio.gateway.serving import Serving, run_server
+from hermes_trio.gateway.workers import WorkerLink, WorkerPool, worker_command
 from hermes_trio.http.auth import ADMIN, AdminKey, admin_key, keep_key
 from hermes_trio.logs import configure_logging
 from hermes_trio.providers.demo import DemoModel

@@ -21,34 +21,25 @@ from hermes_trio.config import Config
 from hermes_trio.http.auth import AdminKey, keep_key
 from hermes_trio.http.load import sample_load
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
+from hermes_trio.runtime.errors import MembershipLost
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.runtime.turn_lifecycle import first_cause
+from hermes_trio.store.errors import StoreUnavailable
 from hermes_trio.store.ownership import announced
 
 from .api import ApiGateway, open_api_gateway
+from .listening import CONFIGURED, AddressUnusable, Listening, StandIn, address_of, kept_open
 
-__all__ = ["AddressUnusable", "Listening", "Serving", "address_of", "open_server", "run_server", "settle_heap"]
+__all__ = ["Serving", "open_server", "run_server", "settle_heap"]
 
 logger: Final = logging.getLogger("hermes_trio.gateway.serving")
 
+JOIN_PAUSE: Final = 1.0
+"""How long a node that has lost its lease waits before each attempt to join again."""
 
 COLLECTOR_THRESHOLDS: Final = (100_000, 10, 10)
 """Allocations before the cycle collector looks. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
 the interpreter's 700 it looked at all of them again and again, which was a third of the CPU time of a busy server, with 20,000 a tenth."""
-
-
-class AddressUnusable(OSError):
-    """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
-
-
-class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server listens: on the configured address, or, with `bind`, on an inherited socket; commands look for it if it `announces` itself."""
-
-    bind: str = ""
-    announces: bool = True
-
-
-CONFIGURED: Final = Listening()
 
 
 class Serving(msgspec.Struct):
@@ -63,14 +54,6 @@ class Serving(msgspec.Struct):
         """Close the connections, open requests within their grace, and wait for it."""
         self.closing.set()
         await self.closed.wait()
-
-
-def address_of(config: Config) -> str:
-    """Where to bind, as Hypercorn reads it."""
-    host = config.server.host
-    return (
-        f"[{host}]:{config.server.port}" if ":" in host and not host.startswith("[") else f"{host}:{config.server.port}"
-    )
 
 
 def server_config(config: Config, bind: str = "") -> ServerConfig:
@@ -108,7 +91,7 @@ async def open_server(
                     sampling.start_soon(sample_load, gateway.api)
                     async with trio.open_nursery() as nursery:
                         run = partial(
-                            serve, gateway.app, server_config(config, listening.bind), shutdown=serving.closing
+                            serve, gateway.app, server_config(config, listening.once()), shutdown=serving.closing
                         )
                         serving.addresses = await nursery.start(run)
                         ready.set()
@@ -153,6 +136,7 @@ def settle_heap() -> None:
 
     For a process that is a server and nothing else: the collector belongs to the whole process.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
@@ -172,28 +156,65 @@ async def run_server(
 ) -> None:
     """Serve until a signal, then end as the module says. `draining` is called when the drain begins; `report` gets what it found.
 
-    Later signals are heard until everything is closed.
+    Later signals are heard until everything is closed. A node whose lease was lost stops everything that it ran and opens the gateway again, as a new
+    node, as soon as the database can be reached; until then every request gets 503 with `Retry-After`.
     """
     failure: Exception | None = None
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    lives, asked, serving = 0, False, None
+    with (
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        kept_open(config, listening) as listens,
+    ):
         async with trio.open_nursery() as listeners:
-            try:
-                opened = open_server(config, key, agent=agent, in_memory=in_memory, listening=listening)
-                async with opened as serving:
-                    settle_heap()
-                    await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
-                    announce(serving)
-                    await _until_asked(signals, serving)
-                    # Until everything is closed, and not only the server: an operator may lose patience with a job that does not end.
-                    listeners.start_soon(_abort_on_signal, signals, serving)  # noqa: ASYNC111
-                    draining(serving)
-                    report(await serving.gateway.api.drain.run(config.server.drain_seconds))
-                    await serving.close()
-            except Exception as error:  # raised below as it is, not in a group
-                failure = error
+            stand_in = StandIn(listeners)
+            while not asked and failure is None:
+                serving = None
+                try:
+                    opened = open_server(config, key, agent=agent, in_memory=in_memory, listening=listens)
+                    async with opened as serving:
+                        settle_heap()
+                        await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
+                        stand_in.end()
+                        if lives:
+                            logger.warning("this node has joined again and serves, after its lease was lost")
+                        else:
+                            announce(serving)
+                        lives, key = lives + 1, msgspec.structs.replace(key, made=False)
+                        await _until_asked(signals, serving)
+                        if serving.gateway.runtime.membership.lost:
+                            await stand_in.begin(server_config(config, listens.once()))
+                            continue
+                        asked = True
+                        # Until everything is closed, and not only the server: an operator may lose patience with a job that does not end.
+                        listeners.start_soon(_abort_on_signal, signals, serving)  # noqa: ASYNC111
+                        draining(serving)
+                        report(await serving.gateway.api.drain.run(config.server.drain_seconds))
+                        await serving.close()
+                except Exception as error:
+                    if asked or not lives or not _may_join_again(error, serving):
+                        failure = error  # raised below as it is, not in a group
+                    else:
+                        logger.warning("this node tries to join again in %g s: %s", JOIN_PAUSE, error)
+                        asked = await _asked_within(JOIN_PAUSE, signals)
             listeners.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _may_join_again(error: Exception, serving: Serving | None) -> bool:
+    """Whether a gateway ended because its node has lost its lease, or could not be opened because the database is away."""
+    if serving is not None:
+        return bool(serving.gateway.runtime.membership.lost)
+    return isinstance(error, MembershipLost | StoreUnavailable)
+
+
+async def _asked_within(seconds: float, signals: AsyncIterator[int]) -> bool:
+    """Wait for a signal, at most so long; say whether one came."""
+    with trio.move_on_after(seconds):
+        async for number in signals:
+            logger.info("received %s: this node does not join again", signal.Signals(number).name)
+            return True
+    return False
 
 
 async def _until_asked(signals: AsyncIterator[int], serving: Serving) -> None:

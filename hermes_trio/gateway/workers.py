@@ -20,11 +20,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from hermes_trio.config import Config
-
-from .serving import AddressUnusable, address_of
-
-__all__ = ["WorkerLink", "WorkerPool", "bind_address", "merged_report", "worker_command"]
+__all__ = ["WorkerLink", "WorkerPool", "merged_report", "worker_command"]
 
 logger: Final = logging.getLogger("hermes_trio.gateway.workers")
 
@@ -35,23 +31,6 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 HEALTHY_SECONDS: Final = 60.0
 """A worker that lived this long was a good one: its end starts the pauses afresh."""
-
-BACKLOG: Final = 1024
-
-
-def bind_address(config: Config) -> socket.socket:
-    """The socket that all workers listen on. Raises `AddressUnusable` if the address is taken, or is not ours."""
-    host, port = config.server.host.strip("[]"), config.server.port
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise AddressUnusable(f"{address_of(config)} cannot be used: {error.strerror or error}") from error
-    sock.setblocking(False)
-    return sock
 
 
 class WorkerLink:

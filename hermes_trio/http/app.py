@@ -41,7 +41,7 @@ from .api.sessions import session_routes
 from .api.tree import tree_routes
 from .auth import Principal, RequiredScope
 from .core import ApiCore
-from .errors import ApiError, translate
+from .errors import ApiError, retry_after, translate
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
 from .inputs import check_length
 from .requests import JSON_TYPE, EventStream, HandlerResult, HeaderPairs, Request, Response
@@ -52,9 +52,13 @@ from .streams import StreamWriter
 if TYPE_CHECKING:
     from hermes_trio.http.server import RemediedQuartTrio
 
-__all__ = ["ApiApp", "make_app", "standard_routes"]
+__all__ = ["ApiApp", "make_app", "standard_routes", "unavailable_app"]
 
 logger: Final = logging.getLogger("hermes_trio.http")
+
+
+REJOIN_SECONDS: Final = 2.0
+"""What `Retry-After` says while a node joins again."""
 
 
 def standard_routes(core: ApiCore) -> list[Route]:
@@ -78,6 +82,19 @@ def standard_routes(core: ApiCore) -> list[Route]:
 def make_app(core: ApiCore, more: Sequence[Route] = ()) -> ASGIApp:
     """The ASGI application of a front end; `more` are routes of other interfaces, such as webhooks."""
     return ApiApp(core, [*standard_routes(core), *more])
+
+
+async def unavailable_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a node that has lost its lease and joins again: 503 to every request, with `Retry-After`."""
+    if scope["type"] != "http":
+        return
+    error = ApiError(
+        503,
+        "This node has lost its connection to the database for longer than its lease, and joins again; try again in a moment.",
+        code="node_rejoining",
+        headers=retry_after(REJOIN_SECONDS),
+    )
+    await _send(send, error_response(error))
 
 
 def internal_error() -> ApiError:

@@ -118,6 +118,55 @@ def test_the_database_goes_away_and_comes_back(own_server: PostgresServer, tmp_p
         assert PASSWORD not in server.output
 
 
+def test_a_node_joins_again_after_an_outage_that_outlasts_its_lease(own_server: PostgresServer, tmp_path: Path) -> None:
+    """The process stays: it stops what it ran, answers 503 with Retry-After, and serves again as a new node when the database is back.
+
+    What it had acknowledged is there, and the run that it had to stop has one end, which says so.
+    """
+    database = own_server.new_database()
+    url = own_server.url(database)
+    assert command(tmp_path, url, "store", "init").returncode == 0
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "config.toml").write_text(
+        '[store]\nlease_seconds = 2.0\n[agent]\ndemo_directives = ["api_server"]\n'
+    )
+    with (
+        server_process(tmp_path / "home", environment={"HERMES_STORE_URL": url}) as server,
+        client_of(server) as client,
+    ):
+        assert chat(client, "before the outage", "outage-2").status_code == 200
+        run = client.post("/v1/runs", json={"input": "!sleep 600"}).json()["run_id"]
+        _wait_for(lambda: client.get(f"/v1/runs/{run}").json()["status"] == "running", 60)
+        first = own_server.execute("SELECT incarnation FROM hermes_trio.nodes", database)
+        own_server.stop(signal.SIGKILL)
+        server.wait_for("this node ends, because it may own nothing any more")
+        refused = _wait_for(lambda: _answered(client), 60)
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True), refused.text
+        own_server.start()
+        _wait_for(lambda: (found := _answered(client)) and found.status_code == 200, 120)
+        assert server.is_alive()
+        assert chat(client, "after the outage", "outage-2").status_code == 200
+        texts = str(client.get("/api/sessions/outage-2/messages").json())
+        assert texts.count("before the outage") >= 1
+        assert texts.count("after the outage") >= 1
+        assert client.get(f"/v1/runs/{run}").json()["status"] in ("failed", "cancelled")
+        second = own_server.execute("SELECT incarnation FROM hermes_trio.nodes", database)
+        assert len(second.split()) == 1
+        assert second != first
+        ends = f"SELECT count(*) FROM hermes_trio.events WHERE run_id = '{run}' AND event ~ 'run.(failed|cancelled|completed)'"
+        assert own_server.execute(ends, database) == "1"
+        assert PASSWORD not in server.output
+        assert server.stop() == 0
+
+
+def _answered(client: httpx2.Client) -> httpx2.Response | None:
+    """What the server answers to a question that needs the database; None if it closed the connection, as it does when it stops what it ran."""
+    try:
+        return client.get("/api/sessions")
+    except httpx2.TransportError:
+        return None
+
+
 def test_what_does_not_fit_is_named(postgres: PostgresServer, tmp_path: Path) -> None:
     """An unreachable server, a wrong password, missing rights, a schema that is newer or older: each says what to do, none shows the password."""
     name = postgres.new_database()

@@ -1,0 +1,96 @@
+"""Where a server listens, and what answers there while a node that has lost its lease joins again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+
+from hermes_trio.config import Config
+from hermes_trio.http.app import unavailable_app
+from hermes_trio.http.server import ServerConfig, serve
+
+__all__ = ["CONFIGURED", "AddressUnusable", "Listening", "StandIn", "address_of", "bind_address", "kept_open"]
+
+BACKLOG: Final = 1024
+
+_DESCRIPTOR: Final = "fd://"
+
+
+class AddressUnusable(OSError):
+    """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server listens: on the configured address, or, with `bind`, on an inherited socket; commands look for it if it `announces` itself."""
+
+    bind: str = ""
+    announces: bool = True
+
+    def once(self) -> str:
+        """What to bind for one server, which closes what it is given: a duplicate of an inherited socket."""
+        if not self.bind.startswith(_DESCRIPTOR):
+            return self.bind
+        return f"{_DESCRIPTOR}{os.dup(int(self.bind.removeprefix(_DESCRIPTOR)))}"
+
+
+CONFIGURED: Final = Listening()
+
+
+def address_of(config: Config) -> str:
+    """Where to bind, as Hypercorn reads it."""
+    host = config.server.host
+    return (
+        f"[{host}]:{config.server.port}" if ":" in host and not host.startswith("[") else f"{host}:{config.server.port}"
+    )
+
+
+def bind_address(config: Config) -> socket.socket:
+    """The socket that all workers listen on. Raises `AddressUnusable` if the address is taken, or is not ours."""
+    host, port = config.server.host.strip("[]"), config.server.port
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise AddressUnusable(f"{address_of(config)} cannot be used: {error.strerror or error}") from error
+    sock.setblocking(False)
+    return sock
+
+
+@contextmanager
+def kept_open(config: Config, listening: Listening) -> Iterator[Listening]:
+    """Listen in a way that outlives one server, for the body of the `with`: what a node needs that may have to join again. Raises `AddressUnusable`."""
+    if listening.bind or not config.store.url:
+        yield listening
+        return
+    with bind_address(config) as sock:
+        yield msgspec.structs.replace(listening, bind=f"{_DESCRIPTOR}{sock.fileno()}")
+
+
+class StandIn:
+    """Answers every request with 503 and `Retry-After` on the address of a server that is away."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._shutdown: trio.Event | None = None
+
+    async def begin(self, config: ServerConfig) -> None:
+        """Answer from now on; nothing changes if it does already."""
+        if self._shutdown is None:
+            self._shutdown = trio.Event()
+            await self._nursery.start(partial(serve, unavailable_app, config, shutdown=self._shutdown))
+
+    def end(self) -> None:
+        """Answer no more: another server listens."""
+        if self._shutdown is not None:
+            self._shutdown.set()
+            self._shutdown = None
