@@ -11,7 +11,6 @@ import hmac
 import logging
 import os
 import secrets
-import time
 from collections.abc import Iterable
 from enum import Enum
 from hashlib import sha256
@@ -144,6 +143,10 @@ class Keyring:
         self._known: dict[bytes, tuple[Principal, float]] = {}
         self._refusals = LineLimiter()
 
+    def now(self) -> float:
+        """The clock that keys and sign-ins expire by."""
+        return self._store.now()
+
     async def identify(self, request: Request) -> Principal:
         """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
         value = request.raw_header(b"authorization")
@@ -166,7 +169,7 @@ class Keyring:
                 self._known.clear()
             known = self._known[digest] = (_caller(row), now)
         caller = known[0]
-        if caller.expires_at is not None and caller.expires_at <= time.time():
+        if caller.expires_at is not None and caller.expires_at <= self.now():
             raise self._refuse(request, "an expired key", token)
         return caller
 
@@ -181,7 +184,7 @@ class Keyring:
     async def find_by_id(self, key_id: str) -> Principal | None:
         """The holder of the key with this id; None if it is not in force."""
         for row in await self._store.list_api_keys():
-            if row.id == key_id and (row.expires_at is None or row.expires_at > time.time()):
+            if row.id == key_id and (row.expires_at is None or row.expires_at > self.now()):
                 return _caller(row)
         return None
 

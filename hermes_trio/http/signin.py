@@ -12,7 +12,6 @@ import hmac
 import logging
 import os
 import secrets
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -136,7 +135,9 @@ class SignIn:
     def make_code(self, caller: Principal, seconds: float = CODE_SECONDS) -> str:
         """A code that signs one browser in as `caller`, once, within `seconds`; on every node, where several share the store."""
         if self._shared is not None:
-            return self._signed(f"{secrets.token_urlsafe(12)}.{int((time.time() + seconds) * 1000)}.{caller.key_id}")
+            return self._signed(
+                f"{secrets.token_urlsafe(12)}.{int((self._keyring.now() + seconds) * 1000)}.{caller.key_id}"
+            )
         now = trio.current_time()
         self._codes = {digest: one for digest, one in self._codes.items() if one[1] > now}
         while len(self._codes) >= MOST_CODES:
@@ -163,7 +164,7 @@ class SignIn:
         until, _, key_id = rest.partition(".")
         if not nonce or not hmac.compare_digest(self._signed(text).encode(), code.encode("utf-8", "replace")):
             return None
-        if not until.isdecimal() or int(until) <= time.time() * 1000:
+        if not until.isdecimal() or int(until) <= self._keyring.now() * 1000:
             return None
         if not await shared.store.record_delivery(CODE_ROUTE, nonce):
             return None
@@ -177,7 +178,7 @@ class SignIn:
             return self._open(sessions, caller)
 
     def _open(self, sessions: dict[str, BrowserSession], caller: Principal) -> tuple[str, BrowserSession]:
-        now = time.time()
+        now = self._keyring.now()
         for digest in [digest for digest, one in sessions.items() if one.expires_at <= now]:
             del sessions[digest]
         while len(sessions) >= MOST_SESSIONS:
@@ -218,7 +219,7 @@ class SignIn:
             return None
         digest = _digest(token)
         session = (self._sessions if self._sessions is not None else await self._load()).get(digest)
-        if session is None or session.expires_at <= time.time():
+        if session is None or session.expires_at <= self._keyring.now():
             return None
         known = self._callers.get(digest)
         if known is None or trio.current_time() - known[1] > REMEMBERED_SECONDS:

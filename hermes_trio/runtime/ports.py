@@ -324,6 +324,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 class SignalStore(Protocol):
     """A store that says which rows may have changed."""
 
+    def now(self) -> float:
+        """The clock that decides when something in the store is due: the host's, corrected by the database's where nodes share one."""
+        ...
+
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """Call `wake(key)` after each commit that concerns `topic` and `key` (any key for None), for the body of the `with`.
 

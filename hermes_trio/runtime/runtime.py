@@ -194,7 +194,7 @@ class Runtime:
             yield store
 
     def _make_core(self, store: RuntimeStore) -> RuntimeCore:
-        clock = self._clock or _wall_clock()
+        clock = self._clock or _wall_clock(store)
         core = RuntimeCore(agent=self.agent, store=store, settings=self.settings, ids=self._ids, clock=clock)
         core.tree.runtime = self
         core.supervisor = Supervisor(core)
@@ -492,8 +492,8 @@ def current_runtime() -> Runtime:
     return runtime
 
 
-def _wall_clock() -> Callable[[], float]:
-    """Real time, or the virtual clock's idea of it, so that stored times agree with deadlines."""
+def _wall_clock(store: RuntimeStore) -> Callable[[], float]:
+    """Real time, as the nodes of a store agree on it, or the virtual clock's idea of it, so that stored times agree with deadlines."""
     if virtual_clock_of(trio.lowlevel.current_clock()) is not None:
         return trio.current_time
-    return time.time
+    return store.now if store.lease_seconds > 0 else time.time

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -137,6 +138,36 @@ async def test_replies_are_claimed_once_and_in_order(postgres: PostgresServer, p
             assert [text for one, text in sent if one == chat] == [f"{number}" for number in range(8)]
         assert len(await nodes[0].list_outbox(OutboxState.SENT, Page(1_000))) == 240
     assert deadlocks(postgres, postgres_url) == 0
+
+
+async def test_what_is_due_is_due_on_nodes_whose_clocks_differ(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts whose clocks are ten minutes off, one fast and one slow, agree with a third on what is due, what has expired and how old it is."""
+    real = time.time
+    async with AsyncExitStack() as stack:
+        nodes: list[PostgresStore] = []
+        for number, shift in enumerate((0.0, 600.0, -600.0)):
+            monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
+            opened = open_postgres(postgres_url, node_name=f"n{number}", maintenance=False, clock=time.time)
+            nodes.append(await stack.enter_async_context(opened))
+        for writer in nodes:
+            assert abs(writer.now() - real()) < 60
+            for reader in nodes:
+                platform = f"{writer.node_name} {reader.node_name}"
+                for chat in ("now", "later"):
+                    await writer.add_outbox([NewReply(platform=platform, target={"chat": chat}, text=chat)])
+                for row in await writer.claim_outbox(platform, limit=8):
+                    due = writer.now() + (-2.0 if row.text == "now" else 120.0)
+                    await writer.outbox_retry(row, at=due, error="again")
+                assert [row.text for row in await reader.claim_outbox(platform, limit=8)] == ["now"]
+                soon, later = f"soon {platform}", f"later {platform}"
+                _, valid = await writer.create_api_key(soon, expires_at=writer.now() + 120)
+                _, expired = await writer.create_api_key(later, expires_at=writer.now() - 120)
+                assert await reader.find_api_key(valid) is not None
+                assert await reader.find_api_key(expired) is None
+            assert await writer.renew_node({}) is not None
+            assert all(60 > node.expires_at - writer.now() > -60 for node in await writer.list_nodes())
 
 
 async def test_every_other_claim_has_one_winner(postgres: PostgresServer, postgres_url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -132,7 +131,7 @@ def check_scopes(scopes: list[str]) -> tuple[str, ...]:
 async def create_key(request: Request) -> HandlerResult:
     """Make a key; this answer is the only one that holds it."""
     body = await request.json(_key_decoder)
-    expires_at = None if body.days is None else time.time() + body.days * 86_400
+    expires_at = None if body.days is None else request.core.store.now() + body.days * 86_400
     key, secret = await request.core.store.create_api_key(
         body.name, scopes=check_scopes(list(body.scopes)), tenant=body.tenant, expires_at=expires_at
     )

@@ -125,7 +125,8 @@ async def detailed_health(request: Request) -> HandlerResult:
 
 async def _nodes(request: Request) -> list[dict[str, Any]]:
     """The nodes that share the store, as each has described itself with its last heartbeat."""
-    store, now = request.core.store, time.time()
+    store = request.core.store
+    now = store.now()
     return [
         {
             "name": node.name,

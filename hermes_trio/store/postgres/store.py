@@ -87,6 +87,9 @@ _PATIENT: Final[frozenset[Callable[..., object]]] = frozenset(
 )
 """Verbs that end something: what they write down cannot be made again."""
 
+CLOCK_SLACK: Final = 0.25
+"""So far the clocks of a host and the database may differ, in seconds, without being corrected."""
+
 DEFAULT_RETENTION: Final = Retention()
 
 log: Final = logging.getLogger(__name__)
@@ -156,6 +159,35 @@ def database_now(db: Database) -> float:
     return float(found[0])
 
 
+class CorrectedClock:
+    """The host's clock, set right by the database's: what one node writes as due is due for all, whatever their own clocks say.
+
+    Small differences are left alone, so that the clock does not step back and forth with the time that an answer takes.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock: Callable[[], float] = clock
+        self.offset: float = 0.0
+        """What is added to the host's clock, in seconds."""
+
+    def __call__(self) -> float:
+        return self._clock() + self.offset
+
+    def ask(self, db: Database) -> float:
+        """The database's clock; the host's is corrected if it differs by more than can be known."""
+        sent = self._clock()
+        now = database_now(db)
+        received = self._clock()
+        offset, doubt = now - (sent + received) / 2, (received - sent) / 2
+        if abs(offset - self.offset) > CLOCK_SLACK + doubt:
+            log.warning(
+                "the clock of this host differs from the database's by %.1f s; stored times follow the database's",
+                -offset,
+            )
+            self.offset = offset
+        return now
+
+
 for _verb in (reap, leave):
     note_locks(_verb, lambda *_: [NODES])
 
@@ -203,11 +235,12 @@ class PostgresStore(
         self.retention = retention
         self._url: str = url
         self._lines: dict[str, PostgresLine] = lines
-        self._clock = clock
+        self._corrected: CorrectedClock | None = CorrectedClock(clock) if clock is time.time else None
+        self._clock: Callable[[], float] = self._corrected or clock
         self._token = token
         self._signals: Signals = Signals()
         self.owner = secrets.token_hex(16)
-        self.hearing: Hearing = Hearing(lines["signals"], self._signals, node=lambda: self.owner, clock=clock)
+        self.hearing: Hearing = Hearing(lines["signals"], self._signals, node=lambda: self.owner, clock=self._clock)
         self.units: UnitWriter = UnitWriter(
             lines["units"], "units", where, node=lambda: self.owner, announce=self.hearing.tell, patient=_PATIENT
         )
@@ -227,7 +260,7 @@ class PostgresStore(
         async with open_postgres(
             self._url,
             retention=self.retention,
-            clock=self._clock,
+            clock=self._clock if self._corrected is None else time.time,
             token=self._token,
             maintenance=False,
             node_name=name or f"node-{self._token(4)}",
@@ -261,8 +294,8 @@ class PostgresStore(
         return await self.upkeep.submit(verb, *args)
 
     def _now(self, db: Database) -> float:
-        """The clock that decides about leases: the database's, unless the store was given another one."""
-        return database_now(db) if self._clock is time.time else self._clock()
+        """The clock that decides about leases: the database's, unless the store was given another one. Corrects the host's by it."""
+        return self._corrected.ask(db) if self._corrected is not None else self._clock()
 
     async def recover(self, epoch: str) -> Recovery:
         """Begin a new incarnation of this node, and reap what belongs to owners that are gone, its own last incarnation among them."""

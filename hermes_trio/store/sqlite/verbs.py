@@ -149,6 +149,10 @@ class Verbs:
     lease_seconds: float
     """For how long a renewed node is alive; 0 for the one owner of a database."""
 
+    def now(self) -> float:
+        """The clock that decides when something in the store is due."""
+        return self._clock()
+
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
         if self.lease_seconds:
