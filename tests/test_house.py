@@ -22,7 +22,7 @@ def test_a_public_class_name_is_defined_once():
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-UNCALLED = {"completion_states", "grant", "inbox_states", "list_grants", "prune_sessions", "revoke_grant"}
+UNCALLED = {"completion_states", "grant", "inbox_states", "list_grants", "revoke_grant"}
 """What every backend is asked beside that: how rows ended, by the contracts and the simulation; what an operator gives, takes back and removes."""
 
 

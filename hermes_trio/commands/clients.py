@@ -7,7 +7,7 @@ reads when it needs them; they are changed in small transactions beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -23,31 +23,16 @@ from hermes_trio.commands.options import CommandFailed, server_client, unanswere
 from hermes_trio.config import SECTIONS, Config
 from hermes_trio.messaging.settings import CronSettings
 from hermes_trio.runtime.ids import Ids
-from hermes_trio.runtime.ports import InboxRow, Message
 from hermes_trio.store import Page, SessionFilter, StoreInUse
-from hermes_trio.store.backend import open_backend
+from hermes_trio.store.backend import open_backend, open_beside
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import (
-    AllowedUser,
-    InboxState,
     NewSession,
-    OutboxRow,
-    OutboxState,
-    PairingRequest,
     SessionRow,
 )
-from hermes_trio.store.sqlite import access as access_rows
-from hermes_trio.store.sqlite import inbox as inbox_rows
-from hermes_trio.store.sqlite import outbox as outbox_rows
-from hermes_trio.store.sqlite import sessions as session_rows
-from hermes_trio.store.sqlite import transcript
-from hermes_trio.store.sqlite.files import connect, connect_reader
-from hermes_trio.store.sqlite.rows import Database
-from hermes_trio.store.sqlite.schema import VERSION, version_of
-from hermes_trio.store.sqlite.writer import run_now
 
-__all__ = ["CronClient", "Rows", "bring_conversation", "open_cron", "open_rows"]
+__all__ = ["CronClient", "bring_conversation", "open_cron", "open_rows"]
 
 T = TypeVar("T")
 
@@ -189,73 +174,18 @@ class _JobsOverHttp:
 # -- rows --------------------------------------------------------------------------------------------------------------------------
 
 
-class Rows:
-    """Verbs of the store, each a transaction of its own on a connection beside whoever else has the database open."""
-
-    def __init__(self, db: Database, path: str) -> None:
-        self._db = db
-        self._path = path
-
-    def _run(self, verb: Callable[..., T], *args: Any) -> T:
-        return run_now(self._db, self._path, verb, *args)
-
-    async def list_outbox(self, state: OutboxState, page: Page, *, platform: str | None = None) -> list[OutboxRow]:
-        """Replies in a state, oldest first."""
-        return self._run(outbox_rows.listed, state.value, platform, page)
-
-    async def list_inbox(self, state: InboxState, page: Page) -> list[tuple[InboxRow, str]]:
-        """Rows of the inboxes in a state, each with its reason, oldest first."""
-        return self._run(inbox_rows.listed, state.value, page)
-
-    async def revive_inbox(self, number: int) -> bool:
-        """Let a dead letter of an inbox wait again."""
-        return self._run(inbox_rows.revive_row, time.time(), number)
-
-    async def revive_outbox(self, number: int) -> bool:
-        """Queue a dead letter again."""
-        return self._run(outbox_rows.revive, time.time(), number)
-
-    async def redeem_pairing(self, platform: str, code: str) -> AllowedUser | None:
-        """Approve a pairing code."""
-        return self._run(access_rows.redeem, time.time(), platform, access_rows._hash(platform, code))
-
-    async def list_pairings(self) -> list[PairingRequest]:
-        """Everybody who has an open code."""
-        return self._run(access_rows.waiting, time.time(), None)
-
-    async def list_allowed(self) -> list[AllowedUser]:
-        """Everybody on the allow-lists of the store."""
-        return self._run(access_rows.allowed, None)
-
-    async def allow_user(self, platform: str, user_id: str, *, user_name: str = "") -> AllowedUser:
-        """Put somebody on an allow-list."""
-        return self._run(access_rows.allow, time.time(), platform, user_id, user_name)
-
-    async def disallow_user(self, platform: str, user_id: str) -> bool:
-        """Take somebody off."""
-        return self._run(access_rows.disallow, platform, user_id)
-
-
 @asynccontextmanager
-async def open_rows(config: Config) -> AsyncIterator[Rows | Store]:
-    """The rows of a home directory, for the body of the `async with`."""
+async def open_rows(config: Config) -> AsyncIterator[Store]:
+    """Open the store of a home directory beside its server, for the body of the `async with`. Raises `StoreError` if there is none.
+
+    A database is joined as a node, so that the other nodes hear of what is written. The server of a file reads the rows when it needs them.
+    """
     if config.store.url:
         async with open_backend(config.place) as store:
             yield store
         return
-    path = config.database
-    if not path.exists():
-        raise CommandFailed(f"there is no store at {path}; name its directory with --home, or start the server once")
-    db = connect(str(path))
-    try:
-        found = version_of(db)
-        if found != VERSION:
-            raise StoreError(
-                f"{path} has schema version {found}, this program works with {VERSION}; start the server once"
-            )
-        yield Rows(db, str(path))
-    finally:
-        db.close()
+    with open_beside(config.database) as store:
+        yield store
 
 
 # -- conversations of the terminal -------------------------------------------------------------------------------------------------
@@ -264,40 +194,29 @@ async def open_rows(config: Config) -> AsyncIterator[Rows | Store]:
 async def bring_conversation(store: Store, wanted: str, other: Path) -> None:
     """Copy a conversation of the terminal from another database of the same home into `store`, if it is missing or older there.
 
-    While a server owns one database, the terminal's conversations are kept in another; both are looked at, and the one that was used last counts.
-    `wanted` is a session's id, or `last`. A database that is not there, or not of this version, holds nothing.
+    While a server owns one database, the terminal keeps its conversations in another; the one that was used last counts. `wanted` is a session's id,
+    or `last`. A database that does not exist, or has another schema version, holds no conversation.
     """
-    found = _conversation_in(other, wanted)
-    if found is None:
-        return
-    there, history = found
-    if wanted == "last":
-        known = [one for one in await store.list_sessions(SessionFilter(source=CLI), Page(RECENT)) if one.message_count]
-        if known and known[0].last_active >= there.last_active:
-            return
-    here = await store.get_session(there.id)
-    if here is None:
-        await store.create_session(NewSession(id=there.id, source=CLI))
-        await store.append_messages(there.id, history)
-    elif here.last_active < there.last_active:
-        await store.replace_history(there.id, history)
-
-
-def _conversation_in(path: Path, wanted: str) -> tuple[SessionRow, list[Message]] | None:
-    """A conversation of the terminal and its transcript, read beside whoever has the database open."""
-    if not path.exists():
-        return None
-    db = connect_reader(str(path))
     try:
-        if version_of(db) != VERSION:
-            return None
-        if wanted == "last":
-            recent = session_rows.list_sessions(db, SessionFilter(source=CLI), Page(RECENT))
-            session = next((one for one in recent if one.message_count), None)
-        else:
-            session = session_rows.get_session(db, wanted)
-        if session is None or session.source != CLI:
-            return None
-        return session, transcript.history(db, session.id)
-    finally:
-        db.close()
+        with open_beside(other, read_only=True) as there:
+            found = await _last_conversation(there) if wanted == "last" else await there.get_session(wanted)
+            if found is None or found.source != CLI:
+                return
+            history = await there.load_history(found.id)
+    except StoreError:
+        return
+    if wanted == "last":
+        known = await _last_conversation(store)
+        if known is not None and known.last_active >= found.last_active:
+            return
+    here = await store.get_session(found.id)
+    if here is None:
+        await store.create_session(NewSession(id=found.id, source=CLI))
+        await store.append_messages(found.id, history)
+    elif here.last_active < found.last_active:
+        await store.replace_history(found.id, history)
+
+
+async def _last_conversation(store: Store) -> SessionRow | None:
+    recent = await store.list_sessions(SessionFilter(source=CLI), Page(RECENT))
+    return next((session for session in recent if session.message_count), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import cyclopts
@@ -11,11 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
-from hermes_trio.commands.sessions import JsonOption, check_version, print_json, read_config, shown_bytes, store_path
+from hermes_trio.commands.sessions import JsonOption, print_json, read_config, shown_bytes, store_path
 from hermes_trio.config import Config, loose_modes
-from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose
-from hermes_trio.store.sqlite.files import connect_reader
-from hermes_trio.store.sqlite.schema import VERSION, version_of
+from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose_file
 from hermes_trio.tools.confinement import confinement_lines, confinement_report
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.warden import Profile, Protections, probe_protections
@@ -37,13 +34,7 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
 
     settings = read_config(home, config)
     path = store_path(home, config, file_for="`hermes-trio store check` looks it over")
-    db = connect_reader(path)
-    try:
-        if version_of(db) != VERSION:
-            check_version(db, path)
-        found = diagnose(db, path, time.time(), settings.retention)
-    finally:
-        db.close()
+    found = diagnose_file(path, settings.retention)
     loose = loose_modes(settings)
     profile, protections = await _confinement(settings)
     servers = await mcp_health(settings)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import cyclopts
 import msgspec
@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hermes_trio.base.retention import DAY
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import (
@@ -29,21 +28,16 @@ from hermes_trio.store import (
     SearchOrder,
     SearchQuery,
     SessionFilter,
+    Store,
+    StoreBusy,
     StoreError,
     StoreInUse,
+    StoreReadOnly,
     UnknownSession,
 )
-from hermes_trio.store.backend import is_address, require_postgres
-from hermes_trio.store.ownership import owned
+from hermes_trio.store.backend import open_beside
 from hermes_trio.store.records import SessionRow
 from hermes_trio.store.sqlite.backup import back_up
-from hermes_trio.store.sqlite.files import connect, connect_reader
-from hermes_trio.store.sqlite.maintenance import Prune, prune_some
-from hermes_trio.store.sqlite.rows import Database, one
-from hermes_trio.store.sqlite.schema import VERSION, version_of
-from hermes_trio.store.sqlite.search import index_backlog, index_next, search
-from hermes_trio.store.sqlite.sessions import end_session, get_session, list_sessions, stored_messages
-from hermes_trio.store.sqlite.writer import run_now
 
 __all__ = ["backup", "mount", "sessions"]
 
@@ -52,7 +46,6 @@ sessions: Final = cyclopts.App(name="sessions", help="The conversations in the s
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON instead of a table.")]
 
 PAGE: Final = 1_000
-PRUNE_BATCH: Final = 200
 GAP: Final = 2
 """Blanks of a table for each of its columns."""
 
@@ -68,76 +61,19 @@ def read_config(home: Path | None, config: Path | None) -> Config:
 
 
 def store_path(home: Path | None, config: Path | None, *, file_for: str = "") -> str:
-    """The store's file, or the address of its database; `file_for` names a command that knows only files, and what does its work for a database."""
+    """Return the path of the store's file, or the address of its database.
+
+    Raises `StoreError` if the file does not exist. `file_for` is given by commands that work on files only: it says what does their work for a
+    database, and is raised as a `StoreError` for an address.
+    """
     place = read_config(home, config).place
     if isinstance(place, str):
         if file_for:
             raise StoreError(f"the store is a PostgreSQL database: {file_for}")
         return place
-    path = place
-    if not path.exists():
-        raise StoreError(f"there is no store at {path}; name its directory with --home, or start the server once")
-    return str(path)
-
-
-def _blocking(url: str) -> AbstractContextManager[Database]:
-    require_postgres()
-    from hermes_trio.store.postgres.blocking import connect_blocking
-
-    return connect_blocking(url)
-
-
-@contextmanager
-def _alone(path: str) -> Iterator[None]:
-    """Nobody else works on the store for the body of the `with`; `StoreInUse` if somebody does."""
-    if not is_address(path):
-        with owned(Path(path)):
-            yield
-        return
-    with _reading(path) as db:
-        live = one(db, "SELECT count(*) FROM nodes WHERE expires_at > extract(epoch FROM clock_timestamp())")
-    if live is not None and live[0]:
-        raise StoreInUse(f"{live[0]} nodes work on the database; stop them first", 0)
-    yield
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[Database]:
-    if is_address(path):
-        with _blocking(path) as database:
-            yield database
-        return
-    db = connect_reader(path)
-    try:
-        check_version(db, path)
-        yield db
-    finally:
-        db.close()
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[Database]:
-    if is_address(path):
-        with _blocking(path) as database:
-            yield database
-        return
-    db = connect(path)
-    try:
-        check_version(db, path)
-        yield db
-    finally:
-        db.close()
-
-
-def check_version(db: Database, path: str) -> None:
-    found = version_of(db)
-    if found != VERSION:
-        what = (
-            "a newer hermes-trio wrote it; upgrade"
-            if found > VERSION
-            else "start the server once to bring it up to date"
-        )
-        raise StoreError(f"{path} has schema version {found}, this program works with {VERSION}: {what}")
+    if not place.exists():
+        raise StoreError(f"there is no store at {place}; name its directory with --home, or start the server once")
+    return str(place)
 
 
 def print_json(value: object) -> None:
@@ -182,8 +118,8 @@ def _print_table(columns: Mapping[str, int | None], rows: Sequence[Sequence[str]
     console.print(table)
 
 
-def _session(db: Database, session_id: str) -> SessionRow:
-    found = get_session(db, session_id)
+async def _session(store: Store, session_id: str) -> SessionRow:
+    found = await store.get_session(session_id)
     if found is None:
         raise UnknownSession(
             f"there is no session {session_id!r}; `hermes-trio sessions list` shows those that there are"
@@ -195,7 +131,7 @@ def _session(db: Database, session_id: str) -> SessionRow:
 
 
 @sessions.command(name="list")
-def list_command(
+async def list_command(
     *,
     limit: Annotated[int, Parameter(help="How many at most.")] = 50,
     offset: Annotated[int, Parameter(help="How many to leave out first.")] = 0,
@@ -208,9 +144,8 @@ def list_command(
     config: ConfigOption = None,
 ) -> None:
     """List sessions, the newest activity first."""
-    with _reading(store_path(home, config)) as db:
-        found = list_sessions(
-            db,
+    with open_beside(store_path(home, config), read_only=True) as store:
+        found = await store.list_sessions(
             SessionFilter(source=source, tenant=tenant, include_children=children, open_only=open_only),
             Page(limit, offset),
         )
@@ -235,7 +170,7 @@ def list_command(
 
 
 @sessions.command(name="show")
-def show_command(
+async def show_command(
     session_id: Annotated[str, Parameter(help="The id that `sessions list` shows.")],
     *,
     messages: Annotated[int, Parameter(help="How many of the last messages to show.")] = 20,
@@ -245,9 +180,9 @@ def show_command(
     config: ConfigOption = None,
 ) -> None:
     """Show a session and its last messages."""
-    with _reading(store_path(home, config)) as db:
-        session = _session(db, session_id)
-        everything = list(_all_messages(db, session_id, archived))
+    with open_beside(store_path(home, config), read_only=True) as store:
+        session = await _session(store, session_id)
+        everything = await _all_messages(store, session_id, archived)
     last = everything[-messages:] if messages > 0 else []
     if as_json:
         print_json({"session": session, "messages": last})
@@ -264,10 +199,9 @@ def show_command(
         console.print(message["text"] or str(message.get("tool_calls", "")), markup=False, highlight=False)
 
 
-def _all_messages(db: Database, session_id: str, archived: bool) -> Iterator[dict[str, Any]]:
-    offset = 0
-    while page := stored_messages(db, session_id, Page(PAGE, offset), archived):
-        offset += len(page)
+async def _all_messages(store: Store, session_id: str, archived: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while page := await store.list_messages(session_id, Page(PAGE, len(found)), include_archived=archived):
         for stored in page:
             message = stored.message
             row: dict[str, Any] = {"id": stored.id, "role": message.role, "text": message.text}
@@ -282,11 +216,12 @@ def _all_messages(db: Database, session_id: str, archived: bool) -> Iterator[dic
                 row["content"] = list(message.content)
             if not stored.active:
                 row["archived"] = True
-            yield row
+            found.append(row)
+    return found
 
 
 @sessions.command(name="search")
-def search_command(
+async def search_command(
     query: Annotated[str, Parameter(help='Words; "a phrase"; beginning*; either OR or.')],
     *,
     limit: Annotated[int, Parameter(help="How many at most.")] = 20,
@@ -298,23 +233,15 @@ def search_command(
     config: ConfigOption = None,
 ) -> None:
     """Search all messages."""
-    path = store_path(home, config)
+    place = store_path(home, config)
     wanted = SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order)
-    if is_address(path):
-        from hermes_trio.store.postgres.search import index_next as index_rows
-        from hermes_trio.store.postgres.search import search as search_rows
-
-        with _writing(path) as db:
-            while run_now(db, path, index_rows, PRUNE_BATCH):
-                pass
-            hits, behind = search_rows(db, wanted, Page(limit)), 0
-    else:
-        _index_if_nobody_else_does(path)
-        with _reading(path) as db:
-            hits = search(db, wanted, Page(limit))
-            behind = index_backlog(db)
-    if behind:
-        sys.stderr.write(f"{behind} messages are not in the index yet; the running server adds them within seconds\n")
+    try:
+        with open_beside(place) as store:
+            hits = await store.search_messages(wanted, Page(limit))
+    except (StoreReadOnly, StoreBusy) as error:
+        with open_beside(place, read_only=True) as store:
+            hits = await store.search_messages(wanted, Page(limit))
+        sys.stderr.write(f"messages that are not indexed yet were not searched: {error}\n")
     if as_json:
         print_json(hits)
         return
@@ -324,17 +251,8 @@ def search_command(
     )
 
 
-def _index_if_nobody_else_does(path: str) -> None:
-    try:
-        with owned(Path(path)), _writing(path) as db:
-            while run_now(db, path, index_next):
-                pass
-    except StoreError:
-        return
-
-
 @sessions.command(name="end")
-def end_command(
+async def end_command(
     session_id: Annotated[str, Parameter(help="The id that `sessions list` shows.")],
     *,
     reason: Annotated[str, Parameter(help="Why, in one word.")] = "cli_close",
@@ -343,12 +261,11 @@ def end_command(
     config: ConfigOption = None,
 ) -> None:
     """End a session, without a running server. The first reason wins."""
-    path = store_path(home, config)
     try:
-        with _alone(path), _writing(path) as db:
-            _session(db, session_id)
-            ended = run_now(db, path, end_session, time.time(), session_id, reason)
-            session = _session(db, session_id)
+        with open_beside(store_path(home, config), alone=True) as store:
+            await _session(store, session_id)
+            ended = await store.end_session(session_id, reason)
+            session = await _session(store, session_id)
     except StoreInUse as error:
         raise StoreError(
             f"{error}; a server has the session's work with it, so end the session there:"
@@ -363,7 +280,7 @@ def end_command(
 
 
 @sessions.command(name="prune")
-def prune_command(
+async def prune_command(
     *,
     older_than_days: Annotated[float, Parameter(help="Only sessions that ended more than so many days ago.")] = 90.0,
     source: Annotated[str | None, Parameter(help="Only of this source.")] = None,
@@ -375,20 +292,10 @@ def prune_command(
     config: ConfigOption = None,
 ) -> None:
     """Remove ended sessions for good. Open sessions are never touched."""
-    path = store_path(home, config)
-    prune = Prune(before=time.time() - older_than_days * DAY, source=source, end_reason=end_reason, tenant=tenant)
-    count = 0
-    if dry_run:
-        with _reading(path) as db:
-            where, bindings = prune.where()
-            found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
-            count = found[0] if found else 0
-    else:
-        with _writing(path) as db:
-            more = True
-            while more:
-                removed, more = run_now(db, path, prune_some, prune, PRUNE_BATCH)
-                count += removed
+    with open_beside(store_path(home, config), read_only=dry_run) as store:
+        count = await store.prune_sessions(
+            older_than_days, source, end_reason=end_reason, tenant=tenant, dry_run=dry_run
+        )
     if as_json:
         print_json({"removed": 0 if dry_run else count, "matching": count, "dry_run": dry_run})
     else:
@@ -397,7 +304,7 @@ def prune_command(
 
 
 @sessions.command(name="export")
-def export_command(
+async def export_command(
     *session_ids: Annotated[str, Parameter(help="Which sessions; all, if none is named.")],
     output: Annotated[Path | None, Parameter(help="The file to write; standard output, if none is named.")] = None,
     archived: Annotated[bool, Parameter(negative="", help="Also what compactions have set aside.")] = False,
@@ -408,46 +315,43 @@ def export_command(
     config: ConfigOption = None,
 ) -> None:
     """Write sessions with their messages as JSON, one a line."""
-    with _reading(store_path(home, config)) as db:
-        chosen: Iterator[SessionRow] = (
-            (_session(db, session_id) for session_id in session_ids) if session_ids else _all_sessions(db)
-        )
-        lines = (
-            msgspec.json.encode(
-                {"session": session, "messages": list(_all_messages(db, session.id, archived))}
-            ).decode()
-            for session in chosen
-        )
-        _write_lines(lines, output, as_json)
+    with open_beside(store_path(home, config), read_only=True) as store, _opened(output) as file:
+        lines = 0
+        async for session in _chosen_sessions(store, session_ids):
+            messages = await _all_messages(store, session.id, archived)
+            text = msgspec.json.encode({"session": session, "messages": messages}).decode()
+            file.write(_separator(lines, as_json) + text + ("" if as_json else "\n"))
+            lines += 1
+        if as_json:
+            file.write("\n]\n" if lines else "[\n]\n")
 
 
-def _all_sessions(db: Database) -> Iterator[SessionRow]:
+async def _chosen_sessions(store: Store, session_ids: Sequence[str]) -> AsyncIterator[SessionRow]:
+    for session_id in session_ids:
+        yield await _session(store, session_id)
+    if session_ids:
+        return
     offset = 0
-    while page := list_sessions(db, SessionFilter(include_children=True), Page(PAGE, offset)):
+    while page := await store.list_sessions(SessionFilter(include_children=True), Page(PAGE, offset)):
         offset += len(page)
-        yield from page
+        for session in page:
+            yield session
 
 
-def _write_lines(lines: Iterator[str], output: Path | None, as_array: bool) -> None:
+def _separator(place: int, as_array: bool) -> str:
+    if not as_array:
+        return ""
+    return ",\n" if place else "[\n"
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
-        for piece in _pieces(lines, as_array):
-            sys.stdout.write(piece)
+        yield sys.stdout
         return
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.writelines(_pieces(lines, as_array))
-
-
-def _pieces(lines: Iterator[str], as_array: bool) -> Iterator[str]:
-    if as_array:
-        yield "["
-    for place, line in enumerate(lines):
-        if as_array:
-            yield ("," if place else "") + "\n" + line
-        else:
-            yield line + "\n"
-    if as_array:
-        yield "\n]\n"
+        yield file
 
 
 # -- the database ----------------------------------------------------------------------------------------------------------------

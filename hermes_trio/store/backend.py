@@ -1,8 +1,8 @@
-"""The one place that chooses a backend: a file is SQLite's, an address is PostgreSQL's, and nothing is a database in memory."""
+"""Chooses the backend of a store by its place: a path is a SQLite file, an address is a PostgreSQL database, None is a database in memory."""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from .errors import StoreError
 from .ports import Store
 from .sqlite.store import open_store
 
-__all__ = ["is_address", "open_backend", "require_postgres"]
+__all__ = ["is_address", "open_backend", "open_beside", "require_postgres"]
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 _DEFAULT_RETENTION: Final = Retention()
@@ -50,3 +50,21 @@ def open_backend(
     from .postgres.store import open_postgres  # loaded only here: a server on SQLite does not need it
 
     return open_postgres(place, retention=retention, node_name=node_name, lease_seconds=lease_seconds)
+
+
+def open_beside(place: Path | str, *, read_only: bool = False, alone: bool = False) -> AbstractContextManager[Store]:
+    """Open an existing store for a command, beside the servers that use it, for the body of the `with`. Its verbs block the loop.
+
+    With `read_only`, a file is opened for reading only. With `alone`, raise `StoreInUse` if a server uses the store. Raises `StoreError` if there is no
+    store, or if its schema has another version.
+    """
+    if isinstance(place, str) and is_address(place):
+        require_postgres()
+        from .postgres.beside import open_beside as open_database
+
+        return open_database(place, read_only=read_only, alone=alone)
+    from .sqlite.beside import open_beside as open_file
+
+    if not Path(place).exists():
+        raise StoreError(f"there is no store at {place}; name its directory with --home, or start the server once")
+    return open_file(str(place), read_only=read_only, alone=alone)

@@ -506,8 +506,9 @@ class MaintenanceStore(Protocol):
         *,
         end_reason: str | None = None,
         tenant: str | None = None,
+        dry_run: bool = False,
     ) -> int:
-        """Remove sessions that ended more than so many days ago; returns how many. Open sessions are never touched.
+        """Remove sessions that ended more than `older_than_days` ago, and return how many; with `dry_run`, only count them. Open sessions stay.
 
         When cancelled, what was removed until then stays removed.
         """

@@ -19,7 +19,7 @@ import trio
 from hermes_trio.commands import doctor as doctor_command
 from hermes_trio.commands.sessions import mount
 from hermes_trio.runtime.ports import Message
-from hermes_trio.store import NewSession, SqliteStore, StoreError, UnknownSession, open_store
+from hermes_trio.store import NewSession, SearchQuery, SqliteStore, StoreError, UnknownSession, open_store
 
 from .turns import finish, run, start
 
@@ -175,10 +175,19 @@ async def test_end_is_refused_beside_a_server(home: Path, command: Run) -> None:
     """A live session has tasks that only its server can stop; the error says how; reading and pruning work meanwhile."""
     async with open_store(home / "state.db", maintenance=False) as store:
         with pytest.raises(StoreError, match=rf"pid {os.getpid()}.*PATCH /api/sessions/new"):
-            command("sessions", "end", "new")
-        assert json.loads(command("sessions", "prune", "--json"))["removed"] == 1
-        assert len(json.loads(command("sessions", "list", "--json"))) == 1
+            await trio.to_thread.run_sync(command, "sessions", "end", "new")
+        pruned = json.loads(await trio.to_thread.run_sync(command, "sessions", "prune", "--json"))
+        assert pruned["removed"] == 1
+        assert len(json.loads(await trio.to_thread.run_sync(command, "sessions", "list", "--json"))) == 1
         assert await store.get_session("old") is None
+
+
+async def test_search_indexes_beside_a_server(home: Path, command: Run) -> None:
+    """What a running server has committed is found at once, and the server finds it, too."""
+    async with open_store(home / "state.db", maintenance=False) as store:
+        await store.finish_turn(finish(start("t9", "live"), "the okapi question", "yes"))
+        assert ">>>okapi<<<" in await trio.to_thread.run_sync(command, "sessions", "search", "okapi")
+        assert [hit.session_id for hit in await store.search_messages(SearchQuery(text="okapi"))] == ["live"]
 
 
 def test_prune_removes_only_what_has_ended_long_ago(command: Run) -> None:

@@ -6,6 +6,7 @@ Reads only, on a connection of its own, so it can be asked beside a running serv
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,12 +16,14 @@ import msgspec
 from hermes_trio.base.retention import DAY, Retention
 from hermes_trio.store.ownership import lock_path, owner_pid
 
+from .beside import check_version
+from .files import connect_reader
 from .maintenance import expired_counts
 from .rows import Database, many, one
 from .schema import VERSION, version_of
 from .search import index_backlog
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "diagnose", "diagnose_file"]
 
 TABLES: Final = (
     "sessions",
@@ -129,3 +132,13 @@ def diagnose(db: Database, path: str, now: float, retention: Retention | None = 
         expired=expired_counts(db, now, retention or Retention()),
         unindexed=index_backlog(db),
     )
+
+
+def diagnose_file(path: str, retention: Retention) -> Diagnosis:
+    """Examine the database file at `path`, beside a server that may have it open. Raises `StoreError` for another schema version."""
+    db = connect_reader(path)
+    try:
+        check_version(db, path)
+        return diagnose(db, path, time.time(), retention)
+    finally:
+        db.close()

@@ -51,6 +51,13 @@ class Prune(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join(parts), bindings
 
 
+def count_prunable(db: Database, prune: Prune) -> int:
+    """Count the sessions that `prune_some` would remove in all."""
+    where, bindings = prune.where()
+    found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
+    return found[0] if found else 0
+
+
 def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
     """Remove a few ended sessions; return how many, and whether there may be more.
 
@@ -270,13 +277,15 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         *,
         end_reason: str | None = None,
         tenant: str | None = None,
+        dry_run: bool = False,
     ) -> int:
-        """Remove sessions that ended more than so many days ago; returns how many. Open sessions are never touched.
+        """Remove sessions that ended more than `older_than_days` ago, and return how many; with `dry_run`, only count them. Open sessions stay.
 
         When cancelled, what was removed until then stays removed.
         """
         before = self._clock() - older_than_days * DAY
-        return await self._prune(Prune(before=before, source=source, end_reason=end_reason, tenant=tenant))
+        prune = Prune(before=before, source=source, end_reason=end_reason, tenant=tenant)
+        return await self._scan(count_prunable, prune) if dry_run else await self._prune(prune)
 
     async def _prune(self, prune: Prune) -> int:
         removed = 0

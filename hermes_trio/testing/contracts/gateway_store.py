@@ -748,13 +748,14 @@ class MaintenanceStoreContract(_StoreSlice):
 
     @pytest.mark.trio
     async def test_only_ended_sessions_are_removed(self, tmp_path: Path) -> None:
-        """An open session stays, however old; source, reason and tenant select."""
+        """An open session stays, however old; source, reason and tenant select. A dry run only counts."""
         async with self.open_store(tmp_path) as store:
             for name in ("open", "ended", "other"):
                 await store.create_session(_session(name, tenant="red"))
             await store.end_session("ended", "done")
             await store.end_session("other", "kept")
             assert await store.prune_sessions(-1, INBOX, end_reason="done", tenant="blue") == 0
+            assert await store.prune_sessions(-1, INBOX, end_reason="done", tenant="red", dry_run=True) == 1
             assert await store.prune_sessions(-1, INBOX, end_reason="done", tenant="red") == 1
             assert {one.id for one in await store.list_sessions()} == {"open", "other"}
 
