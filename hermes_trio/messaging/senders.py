@@ -228,17 +228,25 @@ class Senders:
     async def _deliver(self, sender: _Sender, row: OutboxRow) -> None:
         try:
             with working("send", f"outbox:{row.id}"):
-                replaces = "" if self.hooks is None else await self.hooks.before_send(row)
-                result = await self._try_forms(sender, row, replaces)
-                await self._settle(sender, row, result)
-        except StoreError as error:
-            logger.error("could not prepare reply %d; it will be tried again: %s", row.id, error)
-            at, problem = self._now() + STORE_SECONDS, str(error)
-            await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=problem))
+                await self._settle(sender, row, await self._attempt(sender, row))
         except BaseException:
             # Cancelled: the row stays marked as being attempted, and the next start sends it again, labelled.
             self._let_go(sender, row)
             raise
+
+    async def _attempt(self, sender: _Sender, row: OutboxRow) -> SendResult:
+        """What came of one attempt. A mistake in a reply, or about it, is a failed attempt of that reply, and concerns no other."""
+        try:
+            replaces = "" if self.hooks is None else await self.hooks.before_send(row)
+            return await self._try_forms(sender, row, replaces)
+        except StoreError as error:
+            logger.error("could not prepare reply %d; it will be tried again: %s", row.id, error)
+            kind, retry_after, problem = PlatformErrorKind.TRANSIENT, STORE_SECONDS, str(error)
+        except Exception as error:
+            platform = sender.adapter.platform
+            logger.exception("sending reply %d to %s failed in a way that the adapter does not know", row.id, platform)
+            kind, retry_after, problem = PlatformErrorKind.UNKNOWN, None, type(error).__name__
+        return SendResult(success=False, error=problem, error_kind=kind, retryable=True, retry_after=retry_after)
 
     def _let_go(self, sender: _Sender, row: OutboxRow) -> None:
         sender.in_flight.discard(row.id)
@@ -283,11 +291,6 @@ class Senders:
                 return await adapter.send(message)
             except PlatformError as error:
                 return SendResult.failed(error)
-            except Exception as error:
-                logger.exception("sending to %s failed in a way that the adapter does not know", adapter.platform)
-                return SendResult(
-                    success=False, error=type(error).__name__, error_kind=PlatformErrorKind.UNKNOWN, retryable=True
-                )
         return SendResult(
             success=False,
             error=f"{adapter.platform} did not answer within {seconds:g} s",
@@ -317,7 +320,10 @@ class Senders:
             sender.dead += 1
             logger.warning("reply %d to %s is a dead letter: %s", row.id, platform, result.error)
         if self.hooks is not None:
-            self.hooks.after_send(row, result)
+            try:
+                self.hooks.after_send(row, result)
+            except Exception:
+                logger.exception("what follows from reply %d could not be done", row.id)
 
     def _delay(self, row: OutboxRow, result: SendResult) -> float | None:
         """Seconds until the next attempt, or None if there is none."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,9 +13,10 @@ import trio.testing
 
 from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
-from hermes_trio.messaging.senders import DUPLICATE_LABEL
+from hermes_trio.messaging.senders import DUPLICATE_LABEL, target_of
 from hermes_trio.messaging.settings import OutboxSettings
-from hermes_trio.store import OutboxState
+from hermes_trio.runtime.ports import NewReply
+from hermes_trio.store import OutboxRow, OutboxState
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 
@@ -274,3 +276,32 @@ async def test_a_write_about_a_reply_that_fails_blocks_no_chat(verb: str, after:
         assert await world.store.list_outbox(OutboxState.ATTEMPTING) == []
         assert world.senders.statistics()["memory"]["in_flight"] == 0
         assert len(world.runtime.core.ends) == 0
+
+
+@pytest.mark.one_node
+@pytest.mark.parametrize("where", ["payload", "hook"])
+async def test_a_reply_that_cannot_be_composed_costs_itself_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake in one reply neither interrupts what is being sent to other chats nor comes back for ever: it becomes a dead letter."""
+    chat = MemoryPlatform()
+    chat.gate = trio.Event()
+
+    def reply(to: str, text: str, payload: Mapping[str, Any]) -> NewReply:
+        return NewReply(platform="memory", target=target_of(Address("memory", to, None)), text=text, payload=payload)
+
+    async def before_send(row: OutboxRow) -> str:
+        if row.text == "poison":
+            raise KeyError("no such preview")
+        return ""
+
+    async with open_world(scripted(), chat) as world:
+        if where == "hook":
+            monkeypatch.setattr(world.senders.hooks, "before_send", before_send)
+        await world.store.add_outbox([reply("other", "fine", {})])
+        await chat.wait_sent(1)
+        choices = {"approval_id": "a", "choices": ["bogus"]} if where == "payload" else {}
+        await world.store.add_outbox([reply("bad", "poison", choices), reply("bad", "next", {})])
+        await trio.sleep(10)
+        chat.gate.set()
+        await trio.sleep(3600)
+        assert (chat.texts("other"), chat.texts("bad")) == (["fine"], ["next"])
+        assert [row.text for row in await world.store.list_outbox(OutboxState.DEAD)] == ["poison"]
