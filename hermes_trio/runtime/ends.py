@@ -9,6 +9,7 @@ second time. An end that is refused while other writes succeed is reduced to its
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -119,7 +120,7 @@ class Ends:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Ends are repeated for the body of the `async with`. Leaving tries each once more; what is not written then is reaped at the next start."""
+        """Ends are repeated for the body of the `async with`. Leaving tries each once more, all within `finish_seconds`; the next start reaps the rest."""
         self._open = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, name="ends")
@@ -128,8 +129,9 @@ class Ends:
             finally:
                 self._open = False
                 nursery.cancel_scope.cancel()
+                until = trio.current_time() + self._core.settings.finish_seconds
                 for end in list(self._waiting):
-                    if not await self._attempt(end):  # noqa: ASYNC102 - bounded by finish_seconds
+                    if not await self._attempt(end, until):  # noqa: ASYNC102 - bounded by finish_seconds
                         self._give_up(end)
 
     def _give_up(self, end: End) -> None:
@@ -147,12 +149,14 @@ class Ends:
                 await trio.sleep(delay)
             delay = min(2 * delay, LONGEST_SECONDS)
             for end in list(self._waiting):
+                await trio.lowlevel.checkpoint_if_cancelled()
                 if await self._attempt(end):
                     delay = FIRST_SECONDS
 
-    async def _attempt(self, end: End) -> bool:
+    async def _attempt(self, end: End, until: float = math.inf) -> bool:
         """Try once more, within bounds; say whether it does not wait any more."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds) as bound:
+        seconds = self._core.settings.finish_seconds
+        with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)) as bound:
             try:
                 try:
                     end.value = await end.write()

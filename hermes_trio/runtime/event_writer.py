@@ -127,7 +127,7 @@ class EventWriter:
                 del self._statuses[run_id]
 
     async def flush(self) -> None:
-        """Write what waits, now. Cancelling abandons the wait, never the write."""
+        """Write what waits, now. What is not known to be written when this is cancelled waits again."""
         self._wake = trio.Event()
         for run in list(self._dirty):
             run.flush()
@@ -144,6 +144,11 @@ class EventWriter:
                 await self._core.store.append_events(rows)
             except Exception as error:
                 refused.append((rows, error))
+            except BaseException:
+                # Cancelled, perhaps before the store has heard of them: written twice, they are kept once.
+                for unknown in waiting.values():
+                    self.give_back(unknown)
+                raise
         self._failed = bool(refused)
         if not refused:
             self._refusals.clear()

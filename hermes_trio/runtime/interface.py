@@ -17,6 +17,7 @@ from .budget import Budget
 from .channel import CompletionChannel, mint
 from .context import SessionContext, check_id
 from .core import RuntimeCore
+from .ends import End
 from .errors import Draining, RuntimeProblem
 from .outcome import Cause, Outcome, StopReceipt
 from .ports import InboxKind, InboxRow, NewMessage, NewReply, RuntimeStore, TurnInput, inbox_topic
@@ -129,12 +130,15 @@ class Inbox:
 class Completions:
     """The runtime's own inbox: `async for notice in runtime.completions(): …`.
 
-    A notice counts as delivered when it is handed over: each is told once. Several readers share what there is.
+    A notice counts as delivered when it is handed over: each is told once. Several readers share what there is. While the store refuses to write that
+    one was handed over, the next waits.
     """
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._lock = trio.Lock()
+        self._last: End | None = None
+        """That the last notice was handed over, if the store has not taken it yet."""
         self.channel: CompletionChannel = mint(IN_PROCESS)
 
     def __aiter__(self) -> Completions:
@@ -144,17 +148,16 @@ class Completions:
         """The next notice, waiting for one. Cancelling the wait loses nothing."""
         store = self._core.store
         async with self._lock:
+            if self._last is not None and self._last.over is not None:
+                await self._last.over.wait()
             while True:
                 woken = trio.Event()
                 with store.subscribe(inbox_topic(IN_PROCESS), lambda _, woken=woken: woken.set()):
                     for key in await store.waiting_sessions(IN_PROCESS):
                         for row in await store.take_inbox(IN_PROCESS, key, 1):
-                            with trio.CancelScope(
-                                shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds
-                            ) as bound:
-                                await store.acknowledge([row.id])
-                            if bound.cancelled_caught:
-                                raise TimeoutError("the store did not answer; the notice is told at the next call")
+                            ids = [row.id]
+                            self._last = End(f"notice {row.id}", lambda ids=ids: store.acknowledge(ids))
+                            await self._core.ends.put(self._last)
                             return row
                     with waiting("channel in-process"):
                         await woken.wait()

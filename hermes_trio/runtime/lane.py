@@ -177,14 +177,14 @@ class Lanes:
             logger.error("%s of %s cannot be handled and are dead letters: %s", ids, lane.key, reason, exc_info=error)
             replies = _told(delivery, rows, reason)
             await core.ends.put(
-                End(f"inbox rows {ids}", lambda: core.store.bury_inbox(ids, reason=reason, replies=replies))
+                End(f"inbox rows {ids}", lambda: core.store.bury_inbox(rows, reason=reason, replies=replies))
             )
             seconds = 0.0
         else:
             logger.error("a turn of %s could not be begun, the next attempt is in %g s: %s", lane.key, seconds, reason)
             if rows:
                 ids = [row.id for row in rows]
-                await core.ends.put(End(f"the claim of inbox rows {ids}", lambda: core.store.release_inbox(ids)))
+                await core.ends.put(End(f"the claim of inbox rows {ids}", lambda: core.store.release_inbox(rows)))
         until = trio.current_time() + seconds
         with waiting(f"the next attempt, in {seconds:g} s", lane.node):
             while trio.current_time() < until and not core.draining:
@@ -210,7 +210,7 @@ class Lanes:
         if rows[0].kind is InboxKind.NOTICE:
             used = 0 if budget is None or budget.wakes is None else await core.store.root_wakes(root.id)
             if budget is not None and budget.wakes is not None and used >= budget.wakes:
-                await core.store.release_inbox([row.id for row in rows])
+                await core.store.release_inbox(rows)
                 await self._give_up(session_id, f"the budget is used up (wakes: {used} of {budget.wakes} used)")
                 return
         context = msgspec.structs.replace(routing, session_key=lane.key, session_id=session_id)
@@ -235,7 +235,7 @@ class Lanes:
         if core.draining:
             # What has not begun keeps waiting for the next start; begun now, it would be cancelled at once and be lost.
             core.admission.release()
-            await core.store.release_inbox([row.id for row in rows])
+            await core.store.release_inbox(rows)
             return
         try:
             turn = lane.current = core.make_turn(spec, delivery.channel, origin, root=root, below=lane.node)

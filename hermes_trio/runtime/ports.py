@@ -503,12 +503,12 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """
         ...
 
-    async def release_inbox(self, ids: Sequence[int]) -> None:
-        """Give up a claim: the rows wait again."""
+    async def release_inbox(self, rows: Sequence[InboxRow]) -> None:
+        """Give up the claim that gave these rows: they wait again. Rows that were claimed again since are left alone."""
         ...
 
-    async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
-        """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
+    async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+        """Make claimed rows dead letters and queue what their senders are told, in one transaction. Rows that were claimed again are left alone."""
         ...
 
     async def probe(self) -> None:

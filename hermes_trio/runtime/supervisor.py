@@ -377,8 +377,8 @@ class Supervisor:
         state: JobState | None = None
         try:
             try:
-                await self._write_start(job)
                 with job.scope:
+                    await self._write_start(job)
                     async with trio.open_nursery() as nursery:
                         job.nursery = nursery
                         with printable():

@@ -191,9 +191,9 @@ def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Seque
         _wait_again(db, owner, rest)
 
 
-def release_rows(db: Database, owner: str, ids: Sequence[int]) -> None:
+def release_rows(db: Database, owner: str, rows: Sequence[InboxRow]) -> None:
     """Give up a claim: the rows wait again, for whoever takes them next. A turn that began with them, and nobody knew, has not begun."""
-    _unbegin(db, owner, ids)
+    ids = _unbegin(db, owner, rows)
     _wait_again(db, owner, ids)
 
 
@@ -207,19 +207,27 @@ def _wait_again(db: Database, owner: str, ids: Sequence[int]) -> None:
             db.signals.append((inbox_topic(inbox), key))
 
 
-def _unbegin(db: Database, owner: str, ids: Sequence[int]) -> None:
-    """The turn that took these rows is not open: no agent has seen them."""
+def _unbegin(db: Database, owner: str, rows: Sequence[InboxRow]) -> list[int]:
+    """The turn that took these rows is not open: no agent has seen them. Return those that are still held by the claim that gave them.
+
+    Each claim counts as one more attempt: a row that was claimed again belongs to that claim, and to the turn that began with it.
+    """
+    held = "SELECT 1 FROM inbox WHERE id = ? AND owner = ? AND state = 'taken' AND attempts = ?"
+    ids = [row.id for row in rows if exists(db, held, (row.id, owner, row.attempts))]
     sql = (
         "UPDATE sessions SET open_turn = NULL WHERE (id, open_turn, owner) IN"
         " (SELECT session_id, turn_id, owner FROM inbox WHERE id = ? AND owner = ? AND state = 'taken' AND turn_id <> '')"
     )
     for number in ids:
         write(db, sql, (number, owner))
+    return ids
 
 
-def bury_rows(db: Database, now: float, owner: str, ids: Sequence[int], reason: str, told: Sequence[NewReply]) -> None:
+def bury_rows(
+    db: Database, now: float, owner: str, claimed: Sequence[InboxRow], reason: str, told: Sequence[NewReply]
+) -> None:
     """Rows that cannot be handled become dead letters, and their senders are told; rows that are not held any more are left alone."""
-    _unbegin(db, owner, ids)
+    ids = _unbegin(db, owner, claimed)
     sql = "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id = ? AND state = 'taken' AND owner = ?"
     sql += " RETURNING root_id, inbox, session_key"
     rows = [row for number in ids for row in many(db, sql, (clean(reason), now, number, owner))]
@@ -388,13 +396,13 @@ class SqliteInbox(Verbs):
         claim = claim_lane if self.lease_seconds else claim_rows
         return await self._write(claim, self.owner, inbox, session_key, limit)
 
-    async def release_inbox(self, ids: Sequence[int]) -> None:
+    async def release_inbox(self, rows: Sequence[InboxRow]) -> None:
         """Give up a claim: the rows wait again."""
-        await self._write(release_rows, self.owner, tuple(ids))
+        await self._write(release_rows, self.owner, tuple(rows))
 
-    async def bury_inbox(self, ids: Sequence[int], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
+    async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
         """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
-        await self._write(bury_rows, self._clock(), self.owner, tuple(ids), reason, tuple(replies))
+        await self._write(bury_rows, self._clock(), self.owner, tuple(rows), reason, tuple(replies))
 
     async def revive_inbox(self, number: int) -> bool:
         """Let a dead letter wait again; returns whether it was one."""

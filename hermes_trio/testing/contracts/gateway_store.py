@@ -427,8 +427,7 @@ class InboxStoreContract(_StoreSlice):
         async with self.open_store(tmp_path) as store:
             number = await store.accept_message(_message("poison"))
             assert number is not None
-            await store.take_inbox(INBOX, KEY)
-            await store.bury_inbox([number], reason="it failed too often")
+            await store.bury_inbox(await store.take_inbox(INBOX, KEY), reason="it failed too often")
             ((row, reason),) = await store.list_inbox(InboxState.DEAD)
             assert (row.id, row.text, reason) == (number, "poison", "it failed too often")
             assert await store.inbox_states([number, -1]) == {number: ("dead", "it failed too often")}

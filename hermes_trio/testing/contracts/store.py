@@ -296,15 +296,20 @@ class StoreContract(ABC):
 
     @pytest.mark.trio
     async def test_a_claim_is_given_up_or_buried(self, tmp_path: Path) -> None:
-        """What was released is claimed again; what was buried or acknowledged is not, and waits for nobody."""
+        """What was released is claimed again, and that claim is not ended by the one before; what was buried or acknowledged waits for nobody."""
         async with self.open_store(tmp_path) as store:
             await store.probe()
             ids = [await store.accept_message(_message(text)) for text in ("one", "two")]
             first, second = [number for number in ids if number is not None]
-            assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [first]
-            await store.release_inbox([first])
-            assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [first]
-            await store.bury_inbox([first], reason="it failed too often")
+            claimed = await store.take_inbox(INBOX, KEY)
+            assert [row.id for row in claimed] == [first]
+            await store.release_inbox(claimed)
+            again = await store.take_inbox(INBOX, KEY)
+            assert [row.id for row in again] == [first]
+            await store.release_inbox(claimed)
+            await store.bury_inbox(claimed, reason="it failed too often")
+            assert await store.inbox_waiting(inbox=INBOX, session_key=KEY) == 1
+            await store.bury_inbox(again, reason="it failed too often")
             assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [second]
             await store.acknowledge([second])
             assert await _waiting(store) == []
