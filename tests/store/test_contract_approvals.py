@@ -116,3 +116,14 @@ async def test_always_is_remembered_for_the_tenant_that_said_it(store: Store) ->
         await store.create_approval(request(f"b{number}", "run_4", grantee=grantee))
         await store.answer_approval(f"b{number}", ApprovalChoice.ALWAYS)
     assert await store.granted("run_3", grantee="tenant blue") == frozenset()
+
+
+async def test_what_was_granted_for_good_outlasts_restarts_and_retention(store: Store, clock: Clock) -> None:
+    """`always` is kept for its tenant or platform until it is taken back; what was granted to a run goes with the run."""
+    for scope in ("tenant red", "platform telegram", "run_gone"):
+        await store.grant("disk", scope=scope)
+    kept = [("platform telegram", "disk"), ("tenant red", "disk")]
+    await store.recover("epoch")
+    assert sorted(await store.list_grants()) == kept
+    await store.maintain(clock() + 40 * 86_400)  # type: ignore[attr-defined]
+    assert sorted(await store.list_grants()) == kept

@@ -16,7 +16,7 @@ from .encoding import clean, dump, load
 from .rows import Database, Row, changed, equalities, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["SqliteApprovals"]
+__all__ = ["SqliteApprovals", "forget_grants"]
 
 _COLUMNS: Final = (
     "id, scope, session_key, session_id, run_id, tenant, command, description, categories, choices, state, choice,"
@@ -147,9 +147,14 @@ def revoke(db: Database, scope: str, category: str) -> bool:
     return bool(changed(db, "DELETE FROM grants WHERE scope = ? AND category = ?", (scope, category)))
 
 
-def clear_grants(db: Database, scope: str) -> int:
-    """Take back all grants of a scope."""
-    return changed(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
+def forget_grants(db: Database, before: float) -> int:
+    """Take back what was granted until then to runs and conversations that are gone. What was granted for good, to a tenant or a platform, stays."""
+    return changed(
+        db,
+        "DELETE FROM grants WHERE granted_at <= ? AND scope NOT LIKE 'tenant %' AND scope NOT LIKE 'platform %' AND scope"
+        " NOT IN (SELECT session_key FROM routes UNION SELECT run_id FROM runs WHERE ended_at IS NULL)",
+        (before,),
+    )
 
 
 def granted(db: Database, scope: str, grantee: str) -> frozenset[str]:

@@ -14,6 +14,7 @@ import msgspec
 from hermes_trio.base.retention import DAY, Retention, age_limit
 from hermes_trio.store.records import MaintenanceReport
 
+from .approvals import forget_grants
 from .files import BUSY_MILLISECONDS
 from .inbox import forsake_waiting
 from .rows import Database, changed, many, one, write
@@ -194,12 +195,7 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
         " AND ended_at IS NOT NULL LIMIT ?)",
         (retention.cron_execution_count, retention.batch),
     )
-    return removed + changed(
-        db,
-        "DELETE FROM grants WHERE scope <> '' AND granted_at < ? AND scope NOT IN (SELECT session_key FROM routes)"
-        " AND scope NOT IN (SELECT run_id FROM runs WHERE ended_at IS NULL)",
-        (now - DAY,),
-    )
+    return removed + forget_grants(db, now - DAY)
 
 
 def give_up_waiting(db: Database, now: float, retention: Retention) -> int:

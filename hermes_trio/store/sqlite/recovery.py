@@ -26,6 +26,7 @@ from hermes_trio.runtime.ports import (
 )
 from hermes_trio.store.records import JobRow
 
+from .approvals import forget_grants
 from .cursors import set_meta
 from .encoding import dump, load_routing
 from .inbox import insert_notice, waiting_count
@@ -90,11 +91,7 @@ def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) 
         f" WHERE state IN ('claimed', 'running') AND {gone}",
         (INTERRUPTED, now, owner, *held),
     )
-    write(
-        db,
-        "DELETE FROM grants WHERE scope <> '' AND scope NOT LIKE 'tenant %' AND scope NOT IN"
-        " (SELECT session_key FROM routes UNION SELECT run_id FROM runs WHERE ended_at IS NULL)",
-    )
+    forget_grants(db, now)
     return Recovery(
         epoch=epoch,
         runs_interrupted=runs,
