@@ -82,7 +82,10 @@ class Interface:
         """Called when a turn is about to be conducted (typing indicators and the like)."""
 
     async def on_turn_end(self, outcome: Outcome) -> None:
-        """Called once for each turn, after its commit."""
+        """Called once for each turn, after its commit, or when it could not begin (`outcome.begun`)."""
+
+    async def on_refused(self, rows: Sequence[InboxRow], reason: str) -> None:
+        """Called when rows have become dead letters: no turn is begun with them unless they are queued again."""
 
 
 class Inbox:

@@ -7,7 +7,7 @@ without a checkpoint, and what waits is a committed row in any case.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -179,6 +179,8 @@ class Lanes:
             await core.ends.put(
                 End(f"inbox rows {ids}", lambda: core.store.bury_inbox(rows, reason=reason, replies=replies))
             )
+            if delivery is not None:
+                await _call(delivery.interface.on_refused(rows, reason), f"the hook for dead letters of {lane.key}")
             seconds = 0.0
         else:
             logger.error("a turn of %s could not be begun, the next attempt is in %g s: %s", lane.key, seconds, reason)
@@ -242,9 +244,7 @@ class Lanes:
             if interface.one_shot:
                 lane.session, lane.context = session_id, context
             try:
-                await interface.on_turn_start(turn)
-            except Exception:
-                logger.exception("the hook before a turn of %s failed", lane.key)
+                await _call(interface.on_turn_start(turn), f"the hook before a turn of {lane.key}")
             except BaseException:
                 core.drop_turn(turn)
                 raise
@@ -297,6 +297,14 @@ class Lanes:
         session_id, lane.session, lane.until = lane.session, "", None
         end = End(f"session {session_id}", lambda: self._core.end_session(session_id, interface.one_shot, cause))
         await self._core.ends.put(end)
+
+
+async def _call(hook: Awaitable[None], name: str) -> None:
+    """Wait for a hook of an interface; that it fails concerns nobody else."""
+    try:
+        await hook
+    except Exception:
+        logger.exception("%s failed", name)
 
 
 def _told(delivery: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:

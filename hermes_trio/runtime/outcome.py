@@ -111,7 +111,8 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
-    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down. `calls` are the calls
+    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down, `begun` when
+    the turn was not begun at all: no agent has seen what it was about, which waits again. `calls` are the calls
     of its client's tools with which the turn ended, `reasoning` is what the model showed of its thinking, `messages` is what the turn adds to
     a transcript, as far as it came.
     """
@@ -134,6 +135,7 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] = ()
     exception: BaseException | None = None
     committed: bool = True
+    begun: bool = True
     seconds: float = 0.0
 
     @property

@@ -78,7 +78,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
             if outcome is not None and failure is not None:
                 logger.error("a task that turn %s left behind failed after its end", turn.id, exc_info=failure)
         if not begun and (failure is not None or outside is not None or _drained(turn.cause)):
-            outcome = msgspec.structs.replace(_judge(turn, None, failure, outside, 0.0), committed=False)
+            outcome = msgspec.structs.replace(_judge(turn, None, failure, outside, 0.0), committed=False, begun=False)
         elif outcome is None:
             token = _binding.set(Binding(turn.context, turn, turn.node))
             try:
@@ -99,7 +99,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         await _call_hook(core, turn, outcome)
     if outside is not None:
         raise outside
-    if not begun and not outcome.committed:
+    if not outcome.begun:
         raise NotBegun(outcome.error) from failure
     return outcome
 
@@ -374,6 +374,8 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
 
 def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:
     """The end of a turn is written at last, or was given up: its session is free, and the readers of its run are told."""
+    if end.value is True:
+        core.forget_session(turn.context.session_id)
     if turn.locked:
         core.locks.release(turn.context.session_id)
     if turn.origin.run is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,15 +14,28 @@ import msgspec
 import pytest
 import trio
 
-from hermes_trio import Agent, Turn, get_session_env
+from hermes_trio import Agent, Budget, Turn, get_session_env
 from hermes_trio.adapters.cron import jobs as cron_jobs
 from hermes_trio.adapters.cron.jobs import ScheduledJob
 from hermes_trio.adapters.cron.schedule import slots
 from hermes_trio.adapters.cron.scheduler import CRON_COMPLETE, CronScheduler
 from hermes_trio.http.api import jobs as http_jobs
+from hermes_trio.messaging.addresses import Address
 from hermes_trio.messaging.platforms import Platform
+from hermes_trio.messaging.senders import target_of
 from hermes_trio.messaging.settings import CronSettings, HomeChannel, PlatformSettings
-from hermes_trio.store import CommitUncertain, CronExecution, CronState, Page, SessionFilter
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.ports import InboxRow, NewMessage
+from hermes_trio.store import (
+    CommitUncertain,
+    CronExecution,
+    CronState,
+    InboxState,
+    OutboxState,
+    Page,
+    SessionFilter,
+    StoreError,
+)
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, open_world, scripted, starts_job, works
@@ -565,3 +578,63 @@ async def test_a_jobs_session_belongs_to_the_jobs_owner() -> None:
         sessions = await cron.world.store.list_sessions(SessionFilter(source="cron"), Page(10))
         assert [session.tenant for session in sessions] == ["acme"]
         assert tenants == ["acme"]
+
+
+async def test_a_slot_whose_turn_could_not_begin_ends_with_the_turn_that_did() -> None:
+    """The store refused the beginning for a while, and the slot ran later: its row says how that went, and its answer is told once."""
+    faults = StoreFaults()
+    async with open_cron(scripted("all quiet"), faults=faults) as cron:
+        faults.fail("begin_turn", times=6)
+        job = await cron.add("30m")
+        await cron.chat.wait_sent(1)
+        await cron.world.idle()
+        (row,) = await cron.rows(job)
+        assert (row.state, row.output, row.error) == (CronState.COMPLETED, "all quiet", "")
+        assert len(cron.chat.sent) == 1
+
+
+async def test_a_slot_that_becomes_a_dead_letter_has_failed_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot be handed to an agent does not count as running for ever."""
+    async with open_cron(scripted()) as cron:
+        budget = cron.cron.interface.budget
+        calls: list[float] = []
+
+        def poisoned(rows: Sequence[InboxRow]) -> Budget | None:
+            calls.append(rows[0].payload["slot"])
+            if calls[0] == calls[-1]:
+                raise ValueError("cannot read this")
+            return budget(rows)
+
+        monkeypatch.setattr(cron.cron.interface, "budget", poisoned)
+        job = await cron.add("every 10m")
+        await trio.sleep(1250)
+        await cron.world.idle()
+        assert await cron.states(job) == ["failed", "completed"]
+        assert "cannot read this" in (await cron.rows(job))[0].error
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_the_owner_of_a_slot_that_was_not_begun_is_told_though_the_store_fails(
+    tmp_path: Path, after: bool
+) -> None:
+    """The first start after the server died fails on its way: the owner is told by one of them, and only by one."""
+    path = tmp_path / "state.db"
+    async with open_cron(scripted(), path=path) as cron:
+        await cron.world.runtime.drain(0)
+        routing = SessionContext(platform="cron", chat_id="j", chat_name="report", session_key="k", session_id="c")
+        payload = {"slot": START, "places": [["memory", "home", None]]}
+        await cron.world.store.accept_message(
+            NewMessage(inbox="cron", session_key="k", routing=routing, text="x", payload=payload)
+        )
+    faults = StoreFaults()
+    faults.fail("bury_inbox", after_commit=after)
+    with pytest.raises(StoreError):
+        async with open_cron(scripted(), path=path, faults=faults):
+            pass
+    async with open_cron(scripted(), path=path) as cron:
+        await cron.world.idle()
+        sent = await cron.world.store.replies_to("memory", target_of(Address("memory", "home", None)))
+        assert [row.state for row in sent] == [OutboxState.SENT]
+        assert await cron.world.store.list_inbox(InboxState.PENDING) == []

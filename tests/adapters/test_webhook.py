@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,8 @@ from hermes_trio.messaging.core import MessagingCore
 from hermes_trio.messaging.platforms import Platform, Platforms
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import HomeChannel, PlatformSettings, WebhookSettings
-from hermes_trio.store import Page, SessionFilter
+from hermes_trio.runtime.ports import InboxRow
+from hermes_trio.store import InboxState, Page, SessionFilter
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests.messaging.harness import World, asks, memory_store, open_world, scripted, starts_job, works
 
@@ -411,3 +412,18 @@ async def test_refused_requests_cannot_flood_the_log(caplog: pytest.LogCaptureFi
         await trio.sleep(60)
         await hooked.post("a", {}, secret="wrong")
         assert "40 more refusals were not logged" in caplog.records[-1].message
+
+
+async def test_a_delivery_that_becomes_a_dead_letter_does_not_count_as_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be handled takes no place from the deliveries that come after it."""
+    async with open_hooks(scripted(), {"a": {"deliver": "memory"}}, max_pending=1) as hooked:
+
+        def poisoned(rows: Sequence[InboxRow]) -> None:
+            raise ValueError("cannot read this")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(hooked.door.interface, "budget", poisoned)
+            assert (await hooked.post("a", {"n": 1}, delivery="x1"))[0] == 202
+            await trio.sleep(60)
+        assert len(await hooked.world.store.list_inbox(InboxState.DEAD)) == 1
+        assert (await hooked.post("a", {"n": 2}, delivery="x2"))[0] == 202

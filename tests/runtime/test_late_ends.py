@@ -169,3 +169,20 @@ async def test_events_whose_writing_is_cancelled_are_written_later() -> None:
         await trio.sleep(5)
         store: Any = runtime.store
         assert [row.event["event"] for row in await store.events_after(run.id)] == ["tool.started"]
+
+
+async def test_a_session_that_ends_late_is_forgotten() -> None:
+    """Whoever keeps something for a session is told of its end, also if that could not be written at once."""
+    faults = StoreFaults()
+    forgotten: list[str] = []
+    async with Runtime(agent=ScriptedAgent(), store=faults.around(open_store(None))) as runtime:
+        with runtime.core.at_session_end(forgotten.append):
+            faults.full("finish_turn")
+            faults.full("probe")
+            where = SessionContext(session_id="once", session_key="once")
+            outcome = await runtime.run_turn("hi", where, one_shot="done")
+            assert not outcome.committed
+            faults.heal()
+            await trio.sleep(60)
+            assert not runtime.unwritten
+            assert forgotten == ["once"]

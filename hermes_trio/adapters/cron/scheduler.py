@@ -60,6 +60,8 @@ INSTRUCTIONS: Final = (
     " if there is nothing to tell, answer with [SILENT] and nothing else."
 )
 
+UNBEGUN: Final = "The server was stopped before this run had begun"
+
 
 class CronInterface(OneShotInterface):
     """The slots' side of the runtime."""
@@ -113,17 +115,26 @@ class CronInterface(OneShotInterface):
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
         """The slot's row gets its end with the end of its own turn; background work may still report later."""
         self._places.pop(turn.id, None)
-        if "slot" not in turn.input.payload:
+        if "slot" not in turn.input.payload or not outcome.begun:
             return
-        job_id, slot = turn.context.chat_id, float(turn.input.payload["slot"])
         problems = "; ".join(turn.input.payload.get("problems", ()))
         completed = outcome.state is TurnState.COMPLETED and bool(outcome.text.strip())
         state = CronState.COMPLETED if completed else CronState.FAILED
         error = problems if completed else outcome.error or "the agent ended its turn without an answer"
+        await self.end_slot(turn.context.chat_id, float(turn.input.payload["slot"]), state, outcome.text, error)
+
+    async def on_refused(self, rows: Sequence[InboxRow], reason: str) -> None:
+        """A slot that could not be handed to an agent has failed."""
+        for row in rows:
+            if "slot" in row.payload:
+                await self.end_slot(row.routing.chat_id, float(row.payload["slot"]), CronState.FAILED, "", reason)
+
+    async def end_slot(self, job_id: str, slot: float, state: CronState, output: str, error: str) -> None:
+        """Write the end of a slot. The next slot of the job can be run then."""
         store = self._messaging.store
         end = End(
             f"slot {slot} of cron job {job_id}",
-            lambda: store.finish_cron_slot(job_id, slot, state, output=outcome.text, error=error),
+            lambda: store.finish_cron_slot(job_id, slot, state, output=output, error=error),
             lambda _: store.finish_cron_slot(job_id, slot, state, error=error),
         )
         await self._messaging.runtime.core.ends.put(end)
@@ -337,13 +348,7 @@ class CronScheduler:
         try:
             await self._written(lambda: self.interface.delivery.accept(message))
         except RuntimeProblem as error:
-            self._live.discard(row.id)
-            why, store = str(error), self._messaging.store
-            end = End(
-                f"slot {slot} of cron job {row.id}",
-                lambda: store.finish_cron_slot(row.id, slot, CronState.FAILED, error=why),
-            )
-            await self._messaging.runtime.core.ends.put(end)
+            await self.interface.end_slot(row.id, slot, CronState.FAILED, "", str(error))
         except BaseException:
             self._live.discard(row.id)
             raise
@@ -355,13 +360,10 @@ class CronScheduler:
             for row in await store.take_inbox(CRON, key):
                 if row.kind is not InboxKind.MESSAGE:
                     continue
-                await store.acknowledge([row.id])
-                text = (
-                    f"[{row.routing.chat_name}: interrupted. The server was stopped before this run had begun;"
-                    " it is not made up for.]"
-                )
-                for place in row.payload.get("places", ()):
-                    await self._messaging.post(Address(*place), text)
+                text = f"[{row.routing.chat_name}: interrupted. {UNBEGUN}; it is not made up for.]"
+                places = [Address(*place) for place in row.payload.get("places", ())]
+                told = [reply for place in places for reply in self._messaging.directory.compose(place, text)]
+                await store.bury_inbox([row], reason=UNBEGUN, replies=told)
 
     # -- the port of the HTTP front end and the command line ---------------------------------------------------------------------------
 

@@ -90,7 +90,11 @@ class WebhookInterface(OneShotInterface):
         return super().told(turn, outcome, place)
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
-        self.pending.discard(turn.context.session_key)
+        if outcome.begun:
+            self.pending.discard(turn.context.session_key)
+
+    async def on_refused(self, rows: Sequence[InboxRow], reason: str) -> None:
+        self.pending.difference_update(row.session_key for row in rows)
 
 
 class WebhookReceiver:
