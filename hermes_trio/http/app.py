@@ -7,11 +7,11 @@ Both carriers call the same handlers through `ApiApp.answer`, so errors, keys, l
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 import trio
 
@@ -26,6 +26,7 @@ from hermes_trio.http.server import (
     read_body,
 )
 from hermes_trio.http.server.endings import EXCHANGE_EXTENSION
+from hermes_trio.runtime.errors import HostedElsewhere
 
 from .api.admin import admin_routes
 from .api.approvals import approval_routes
@@ -44,6 +45,7 @@ from .core import ApiCore
 from .errors import ApiError, retry_after, translate
 from .headers import JSON_ANSWER, JSON_ANSWER_NAMES, Cors, with_security
 from .inputs import check_length
+from .relay import HostGone, Relay
 from .requests import JSON_TYPE, EventStream, HandlerResult, HeaderPairs, Request, Response
 from .routing import Route, match_direct
 from .signin import is_own_origin
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["ApiApp", "make_app", "standard_routes", "unavailable_app"]
 
 logger: Final = logging.getLogger("hermes_trio.http")
+
+T = TypeVar("T")
 
 
 REJOIN_SECONDS: Final = 2.0
@@ -116,6 +120,7 @@ class ApiApp:
         self._passed: tuple[type[Exception], ...] = ()
         """Errors that are the carrier's own business."""
         self._store_lines = LineLimiter()
+        self._relay: Relay | None = Relay(core, self) if core.shared else None
 
     @property
     def quart(self) -> RemediedQuartTrio:
@@ -201,7 +206,7 @@ class ApiApp:
         try:
             answer = await self.answer(route, request)
             if type(answer) is EventStream:
-                answer = await self._run_stream(route, answer, send)
+                answer = await self.run_stream(route, request, answer, StreamWriter(send, with_security))
             if answer is None:
                 status = 200
             else:
@@ -241,10 +246,19 @@ class ApiApp:
             await self._direct(route, params, scope, receiving, send)
             nursery.cancel_scope.cancel()
 
-    async def _run_stream(self, route: Route, stream: EventStream, send: Send) -> Response | None:
-        writer = StreamWriter(send, with_security)
+    async def run_stream(
+        self, route: Route, request: Request, stream: EventStream, writer: StreamWriter
+    ) -> Response | None:
+        """Run a stream to its end; an answer that came in its place is returned. Raises what breaks a stream off that has begun."""
         try:
-            await stream.run(writer)
+            if self._relay is None:
+                await stream.run(writer)
+            else:
+                answer = await self._relayed(self._relay, route, request, partial(stream.run, writer))
+                if isinstance(answer, Response):
+                    return answer
+                if answer is not None:
+                    await answer.run(writer)
         except Exception as error:
             told = translate(error)
             if told is None:
@@ -274,21 +288,50 @@ class ApiApp:
                     )
                 if not caller.admin:
                     core.rate.check(caller.key_id)
-            if route.turns:
-                core.check_intake()
-            return await route.handler(request)
         except ClientLeft:
             raise
         except Exception as error:
-            told = translate(error)
-            if told is None:
-                if isinstance(error, self._passed):
-                    raise
-                logger.exception("%s failed", route.name)
-                told = internal_error()
-            elif told.code == "session_db_unavailable":
-                self._note_store(route, error)
-            return error_response(told, route.dialect)
+            return self._refusal(route, error)
+        return await self.handle(route, request)
+
+    async def handle(self, route: Route, request: Request) -> HandlerResult:
+        """Call a route's handler for a caller who may use it, here or on the node that has the session; errors become answers."""
+        try:
+            if route.turns:
+                self._core.check_intake()
+            if self._relay is None:
+                return await route.handler(request)
+            return await self._relayed(self._relay, route, request, partial(route.handler, request))
+        except ClientLeft:
+            raise
+        except Exception as error:
+            return self._refusal(route, error)
+
+    async def _relayed(
+        self, relay: Relay, route: Route, request: Request, work: Callable[[], Awaitable[T]]
+    ) -> T | HandlerResult:
+        """What `work` returns, or the answer of the node that has to do it. If that node is gone meanwhile, `work` is called again, here."""
+        while True:
+            try:
+                return await work()
+            except HostedElsewhere as error:
+                elsewhere = error
+            try:
+                return await relay.hand_on(route, request, elsewhere)
+            except HostGone:
+                continue
+
+    def _refusal(self, route: Route, error: Exception) -> Response:
+        """The answer to a request that failed. Raises what is the carrier's own business."""
+        told = translate(error)
+        if told is None:
+            if isinstance(error, self._passed):
+                raise error
+            logger.error("%s failed", route.name, exc_info=error)
+            told = internal_error()
+        elif told.code == "session_db_unavailable":
+            self._note_store(route, error)
+        return error_response(told, route.dialect)
 
     def _note_store(self, route: Route, error: Exception) -> None:
         """Log what the client is not told about a store that cannot be used: where it is, and what the system said."""

@@ -6,7 +6,7 @@ The host is what it sees of a Runtime: the stateless entry, the tree, the drain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
@@ -71,6 +71,8 @@ class RuntimePort(Protocol):
 
     @property
     def unwritten(self) -> list[str]: ...
+
+    def start_receiver(self, name: str, function: Callable[[], Awaitable[object]]) -> None: ...
 
     async def drain(self, seconds: float) -> DrainProof: ...
 

@@ -30,6 +30,8 @@ class Metrics:
         self.seconds: dict[str, float] = {}
         self.refusals: dict[str, int] = {}
         self.departures: dict[str, int] = {}
+        self.relayed: int = 0
+        """Requests that were handed to the node that has their session."""
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """An answer was given."""

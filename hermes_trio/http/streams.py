@@ -16,7 +16,7 @@ from hermes_trio.runtime.outcome import Outcome
 
 from .requests import HeaderPairs, encode_json
 
-__all__ = ["HEARTBEAT_SECONDS", "Bell", "StreamWriter", "TurnEvents", "data_event", "named_event"]
+__all__ = ["HEARTBEAT_SECONDS", "STREAM_TYPE", "Bell", "StreamWriter", "TurnEvents", "data_event", "named_event"]
 
 HEARTBEAT_SECONDS: Final = 15.0
 """A silent stream is kept open by a comment, and a client that vanished without a word is noticed by it."""

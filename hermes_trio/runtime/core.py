@@ -17,6 +17,7 @@ from .budget import Allowance, Budget
 from .channel import CompletionChannel
 from .context import SessionContext
 from .ends import Ends
+from .hosts import Hosts
 from .ids import Ids
 from .outcome import CancelCause, Cause
 from .ports import Agent, RuntimeStore, TurnInput
@@ -103,7 +104,8 @@ class RuntimeCore:
         self.neighbours: Neighbours
         self.shared: bool = store.lease_seconds > 0
         """Whether other nodes may use the store at the same time."""
-        self._forgets: list[Callable[[str], None]] = []
+        self.hosts = Hosts(self)
+        self._forgets: list[Callable[[str], None]] = [self.hosts.forget]
 
     def make_turn(
         self,

@@ -10,6 +10,7 @@ __all__ = [
     "BudgetExhausted",
     "Draining",
     "Fenced",
+    "HostedElsewhere",
     "InvalidContext",
     "JobRefused",
     "MailboxFull",
@@ -73,6 +74,16 @@ class Fenced(RuntimeProblem):
 
 class SessionHeld(RuntimeProblem):
     """A turn of another node has the session; nothing was written. Its end is signalled."""
+
+
+class HostedElsewhere(RuntimeProblem):
+    """The turns of a session run on another node, because its shell, its files or its jobs are there; nothing was begun. `node` is that node."""
+
+    def __init__(self, session_id: str, node: str) -> None:
+        super().__init__(
+            f"session {session_id} is bound to node {node[:8]}, where its shell, its files or its jobs are"
+        )
+        self.node: str = node
 
 
 class MembershipLost(RuntimeProblem):

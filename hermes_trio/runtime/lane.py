@@ -232,6 +232,7 @@ class Lanes:
                 on_end=interface.on_turn_end,
             ),
         )
+        spec = await core.hosts.place(spec, anywhere=True)
         origin = TurnOrigin(rows=tuple(rows), outer_cause=Cause(CancelCause.DRAIN))
         await core.admission.admit()
         if core.draining:

@@ -52,6 +52,7 @@ __all__ = [
     "Recovery",
     "Reply",
     "RuntimeStore",
+    "SessionHost",
     "SignalStore",
     "ToolCall",
     "TurnFinish",
@@ -339,7 +340,8 @@ class SignalStore(Protocol):
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """A node: a process that shares the store with others. Its `incarnation` is random, and new at each start; names may repeat.
 
-    `info` is what the node says about itself (its load, its version). `leases` are the singletons that it runs.
+    `info` is what the node says about itself (its load, its version). `leases` are the singletons that it runs, and `hosted` is the number of sessions
+    that are bound to it.
     """
 
     incarnation: str
@@ -348,6 +350,18 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
     info: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     leases: tuple[str, ...] = ()
+    hosted: int = 0
+
+
+class SessionHost(msgspec.Struct, frozen=True, kw_only=True):
+    """The node to which a session is bound, because its shell, its files or its jobs are there.
+
+    `gone` says that the node is no more; `lost_jobs` are the titles of the jobs that ended with it.
+    """
+
+    node: str
+    gone: bool = False
+    lost_jobs: tuple[str, ...] = ()
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -423,6 +437,21 @@ class NodeStore(Protocol):
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
         """The answer to a request, or None while there is none."""
+        ...
+
+    async def claim_host(self, session_id: str) -> bool:
+        """Bind a session to this node, where its shell and its files are from now on; False while it is bound to another node that is alive.
+
+        The binding ends with the session. It outlives its node, so that the next turn learns what was lost.
+        """
+        ...
+
+    async def release_host(self, session_id: str, node: str) -> None:
+        """Undo the binding of a session to a node; nothing happens if it is bound to another one by now."""
+        ...
+
+    async def session_host(self, session_id: str) -> SessionHost | None:
+        """The node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
         ...
 
     async def session_owners(self, session_id: str) -> list[str]:

@@ -318,6 +318,7 @@ class Runtime:
                 one_shot=one_shot,
                 hooks=hooks if sink is None else msgspec.structs.replace(hooks, sink=sink),
             )
+            spec = await core.hosts.place(spec, anywhere=True)
             return await run_turn(core, core.make_turn(spec, self._completions.channel))
         finally:
             core.admission.release()

@@ -79,12 +79,15 @@ class StatelessEntry:
         self._core.admission.check()
 
     async def run_turn(self, spec: TurnSpec) -> Outcome:
-        """Run a turn in this task and return its outcome. Raises `TooBusy` or `Draining` before anything is done.
+        """Run a turn in this task and return its outcome. Raises `TooBusy`, `Draining` or `HostedElsewhere` before anything is done.
 
         Cancelling the task means that the client has left: the turn is cancelled, stored as far as it came, and `Cancelled` goes on.
         """
         self.check()
         core = self._core
+        if core.shared:
+            spec = await core.hosts.place(spec)
+            self.check()
         core.admission.admit_nowait()
         try:
             return await run_turn(core, core.make_turn(spec, None, _REQUESTED))
@@ -97,10 +100,14 @@ class StatelessEntry:
         """Start a run that survives its client. It is durable when this returns.
 
         The run belongs to the runtime: if this call is cancelled while the row is being written, the run starts all the same. Raises `OutcomeUnknown` if
-        the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key leads to it.
+        the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key leads to it. Raises
+        `HostedElsewhere`, with nothing written, if another node has to run it.
         """
         self.check()
         core = self._core
+        if core.shared:
+            spec = await core.hosts.place(spec)
+            self.check()
         core.admission.admit_nowait()
         try:
             run_record = NewRun(

@@ -78,6 +78,7 @@ READ_VERBS: Final[frozenset[str]] = frozenset(
         "replies_to",
         "root_open",
         "root_wakes",
+        "session_host",
         "session_of",
         "session_owners",
         "session_promised",

@@ -51,9 +51,11 @@ _CLAIMABLE: Final = (
 
 _ELSEWHERE: Final = (
     "SELECT 1 FROM inbox WHERE settled_at IS NULL AND session_key = ?1 AND inbox = ?2 AND state = 'taken' AND owner <> ?3"
-    " UNION ALL SELECT 1 FROM jobs WHERE ended_at IS NULL AND session_key = ?1 AND owner <> ?3 LIMIT 1"
+    " UNION ALL SELECT 1 FROM jobs WHERE ended_at IS NULL AND session_key = ?1 AND owner <> ?3"
+    " UNION ALL SELECT 1 FROM routes r JOIN leases l ON l.name = 'host ' || r.session_id JOIN nodes n ON n.incarnation = l.owner"
+    " WHERE r.session_key = ?1 AND l.owner <> ?3 LIMIT 1"
 )
-"""Another node has the lane of a session key: it is working on a row of it, or background work of the session runs there."""
+"""Another node has the lane of a session key: it is working on a row of it, or background work, the shell or the files of the session are there."""
 
 
 def _row(row: Row) -> InboxRow:

@@ -17,6 +17,7 @@ from hermes_trio.store.records import MaintenanceReport
 from .approvals import forget_grants
 from .files import BUSY_MILLISECONDS
 from .inbox import forsake_waiting
+from .nodes import host_lease
 from .rows import Database, changed, many, one, write
 from .search import SqliteSearch
 from .sessions import IDLE
@@ -78,6 +79,7 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
         if room <= 0:
             return removed, True
         write(db, "UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id = ?", (session_id,))
+        write(db, "DELETE FROM leases WHERE name = ?", (host_lease(session_id),))
         write(db, "DELETE FROM sessions WHERE n = ?", (number,))
         removed += 1
     return removed, len(found) == batch

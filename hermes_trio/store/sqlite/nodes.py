@@ -18,16 +18,29 @@ from hermes_trio.runtime.ports import (
     NodeAnswer,
     NodeRequest,
     NodeRow,
+    SessionHost,
+    inbox_topic,
 )
 
 from .encoding import dump, load_mapping
 from .rows import Database, changed, exists, many, one, write
 from .verbs import Verbs
 
-__all__ = ["SqliteNodes", "insert_node", "remove_gone", "remove_node"]
+__all__ = ["HOSTED", "SqliteNodes", "host_lease", "insert_node", "remove_gone", "remove_node"]
 
 KEPT_SECONDS: Final = 3600.0
 """How long a request is kept that nobody has come back for."""
+
+HOSTED: Final = "host "
+"""What the leases begin with that say on which node the shell and the files of a session are. They outlive their node: the next turn says what was lost."""
+
+NAMED_JOBS: Final = 20
+"""So many lost jobs of a session are named."""
+
+
+def host_lease(session_id: str) -> str:
+    """The lease of the node that has the shell of a session."""
+    return f"{HOSTED}{session_id}"
 
 
 def is_member(db: Database, incarnation: str) -> bool:
@@ -58,8 +71,14 @@ def remove_node(db: Database, incarnation: str) -> None:
     """A node is gone: nothing that it writes from now on is written. Its singletons are free, and who waits for an answer of it is told."""
     write(db, "DELETE FROM nodes WHERE incarnation = ?", (incarnation,))
     db.signals.append((NODE_TOPIC, incarnation))
-    for (name,) in many(db, "DELETE FROM leases WHERE owner = ? RETURNING name", (incarnation,)):
+    sql = "DELETE FROM leases WHERE owner = ? AND substr(name, 1, 5) <> ? RETURNING name"
+    for (name,) in many(db, sql, (incarnation, HOSTED)):
         db.signals.append((LEASE_TOPIC, name))
+    if exists(db, "SELECT 1 FROM leases WHERE owner = ? LIMIT 1", (incarnation,)):
+        # What waited for a session that was bound to this node waits for any of them now.
+        sql = "SELECT DISTINCT inbox, session_key FROM inbox WHERE settled_at IS NULL AND state = 'pending'"
+        for inbox, key in many(db, sql):
+            db.signals.append((inbox_topic(inbox), key))
     sql = "UPDATE node_requests SET state = 'gone' WHERE node = ? AND state IN ('open', 'taken') RETURNING id"
     for (request_id,) in many(db, sql, (incarnation,)):
         db.signals.append((ANSWER_TOPIC, request_id))
@@ -75,8 +94,12 @@ def remove_gone(db: Database, now: float) -> list[str]:
 def list_nodes(db: Database) -> list[NodeRow]:
     """All nodes, oldest first."""
     held: dict[str, list[str]] = {}
-    for name, owner in many(db, "SELECT name, owner FROM leases ORDER BY name"):
+    for name, owner in many(
+        db, "SELECT name, owner FROM leases WHERE substr(name, 1, 5) <> ? ORDER BY name", (HOSTED,)
+    ):
         held.setdefault(owner, []).append(name)
+    sql = "SELECT owner, count(*) FROM leases WHERE substr(name, 1, 5) = ? GROUP BY owner"
+    hosted = {str(owner): int(count) for owner, count in many(db, sql, (HOSTED,))}
     sql = "SELECT incarnation, name, started_at, expires_at, info FROM nodes ORDER BY started_at, name, incarnation"
     return [
         NodeRow(
@@ -86,6 +109,7 @@ def list_nodes(db: Database) -> list[NodeRow]:
             expires_at=expires,
             info=load_mapping(info),
             leases=tuple(held.get(incarnation, ())),
+            hosted=hosted.get(incarnation, 0),
         )
         for incarnation, name, started, expires, info in many(db, sql)
     ]
@@ -103,6 +127,43 @@ def release_lease(db: Database, owner: str, name: str) -> None:
     """Give a singleton up."""
     if changed(db, "DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)):
         db.signals.append((LEASE_TOPIC, name))
+
+
+def claim_host(db: Database, now: float, owner: str, session_id: str) -> bool:
+    """Bind a session to a node; False while it is bound to another one that is alive."""
+    name = host_lease(session_id)
+    if claim_lease(db, now, owner, name):
+        return True
+    sql = "UPDATE leases SET owner = ?, claimed_at = ? WHERE name = ? AND owner NOT IN (SELECT incarnation FROM nodes)"
+    return bool(changed(db, sql, (owner, now, name)))
+
+
+def session_host(db: Database, session_id: str) -> SessionHost | None:
+    """Where the shell and the files of a session are, else where its jobs run."""
+    sql = (
+        "SELECT l.owner, l.claimed_at, n.incarnation FROM leases l LEFT JOIN nodes n ON n.incarnation = l.owner"
+        " WHERE l.name = ?"
+    )
+    bound = one(db, sql, (host_lease(session_id),))
+    if bound is not None and bound[2] is not None:
+        return SessionHost(node=bound[0])
+    sql = (
+        "SELECT j.owner FROM jobs j JOIN nodes n ON n.incarnation = j.owner"
+        " WHERE j.session_id = ? AND j.ended_at IS NULL ORDER BY j.started_at LIMIT 1"
+    )
+    working = one(db, sql, (session_id,))
+    if working is not None:
+        return SessionHost(node=working[0])
+    if bound is None:
+        return None
+    sql = "SELECT title FROM jobs WHERE session_id = ? AND state = 'lost' AND ended_at >= ? ORDER BY started_at LIMIT ?"
+    lost = many(db, sql, (session_id, bound[1], NAMED_JOBS))
+    return SessionHost(node=bound[0], gone=True, lost_jobs=tuple(title for (title,) in lost))
+
+
+def release_host(db: Database, session_id: str, owner: str) -> None:
+    """A session is not bound to this node any more."""
+    release_lease(db, owner, host_lease(session_id))
 
 
 def ask(db: Database, now: float, request: NodeRequest) -> bool:
@@ -189,6 +250,18 @@ class SqliteNodes(Verbs):
     async def release_lease(self, name: str) -> None:
         """Give a singleton up."""
         await self._write(release_lease, self.owner, name)
+
+    async def claim_host(self, session_id: str) -> bool:
+        """Bind a session to this node; False while it is bound to another one that is alive."""
+        return await self._write(claim_host, self._clock(), self.owner, session_id)
+
+    async def release_host(self, session_id: str, node: str) -> None:
+        """Undo the binding of a session to a node, if it is bound to that one."""
+        await self._write(release_host, session_id, node)
+
+    async def session_host(self, session_id: str) -> SessionHost | None:
+        """The node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
+        return await self._read(session_host, session_id)
 
     async def ask_node(self, request: NodeRequest) -> bool:
         """Put a request to a node; False, with nothing written, if that node is gone."""

@@ -31,6 +31,7 @@ from hermes_trio.store.records import (
 
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting
+from .nodes import host_lease
 from .rows import Database, Row, changed, equalities, exists, many, one, write
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
@@ -218,6 +219,7 @@ def end_session(db: Database, now: float, session_id: str, reason: str) -> bool:
         (now, reason, session_id),
     )
     if ended:
+        write(db, "DELETE FROM leases WHERE name = ?", (host_lease(session_id),))
         abandon_waiting(db, now, session_id, SESSION_ENDED)
     return bool(ended)
 
@@ -302,6 +304,7 @@ def delete_session(db: Database, session_id: str, tenant: str | None = None) -> 
         write(db, "UPDATE sessions SET parent_session_id = NULL WHERE parent_session_id = ?", (doomed_id,))
         write(db, "UPDATE inbox SET state = 'abandoned', reason = 'session_deleted', settled_at = created_at"
                   " WHERE session_id = ? AND session_id <> '' AND state = 'pending'", (doomed_id,))  # fmt: skip
+        write(db, "DELETE FROM leases WHERE name = ?", (host_lease(doomed_id),))
         removed += changed(db, "DELETE FROM sessions WHERE id = ?", (doomed_id,))
     return removed
 

@@ -27,6 +27,7 @@ from hermes_trio.runtime.ports import (
     NewRun,
     NodeRequest,
     NoticeKind,
+    SessionHost,
     TurnFinish,
     TurnStart,
 )
@@ -877,3 +878,32 @@ class NodeStoreContract(ABC):
             assert found.status is RunStatus.COMPLETED
             assert await two.session_owners("s1") == []
             assert await two.lane_owner(INBOX, KEY) == ""
+
+    @pytest.mark.trio
+    async def test_a_session_is_bound_to_one_node(self, tmp_path: Path) -> None:
+        """By a claim, which outlives its node until it is released or claimed anew, else by its live jobs; other nodes leave the lane of the session alone."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            number = await one.accept_message(_message())
+            assert number is not None
+            session_id = await one.resolve_session(_message().routing, source=INBOX)
+            assert await two.session_host(session_id) is None
+            assert await one.claim_host(session_id)
+            assert await one.claim_host(session_id)
+            assert not await two.claim_host(session_id)
+            assert await two.session_host(session_id) == SessionHost(node=one.owner)
+            assert {node.incarnation: node.hosted for node in await two.list_nodes()} == {one.owner: 1, two.owner: 0}
+            assert await two.take_inbox(INBOX, KEY) == []
+            await two.start_job(_job())
+            assert await one.session_host("s1") == SessionHost(node=two.owner)
+            gone = one.owner
+            await one.leave_node("epoch-1")
+            assert await two.session_host(session_id) == SessionHost(node=gone, gone=True)
+            assert [row.id for row in await two.take_inbox(INBOX, KEY)] == [number]
+            await two.release_host(session_id, "another")
+            assert await two.claim_host(session_id)
+            await two.release_host(session_id, gone)
+            assert await two.session_host(session_id) == SessionHost(node=two.owner)
+            await two.end_session(session_id, "over")
+            assert await two.session_host(session_id) is None

@@ -157,6 +157,7 @@ class Terminal:
         decision = await self._consent.decide(turn, verdict)
         if not decision.allowed:
             return decision.refusal()
+        await place.core.hosts.bind(place.turn)
         try:
             if given.background:
                 result = await self._background(place, given, cwd)

@@ -1,0 +1,359 @@
+"""Requests whose turn has to run on another node: handed to it whole, and answered here with what it says there.
+
+A session is bound to the node that has its shell, its files or its jobs. The node that a request came in on finds that out when it is about to start the turn,
+and nothing has happened by then. It puts the request to the other node, which calls the same handler with it, and reads the answer piece by piece: a request
+of membership each. A client that leaves is told on, and so is a node that dies: its clients have left. Keys and cookies stay here; who is asking is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import msgspec
+import trio
+
+from hermes_trio.http.server import Message, Scope
+from hermes_trio.runtime.errors import HostedElsewhere
+from hermes_trio.runtime.hosts import running_here
+from hermes_trio.runtime.ports import NODE_TOPIC, NodeAnswer, NodeRequest
+from hermes_trio.store import StoreError
+
+from .auth import Principal
+from .errors import ApiError, retry_after
+from .requests import EventStream, HandlerResult, Request, Response
+from .routing import Route
+from .streams import STREAM_TYPE, StreamWriter
+
+if TYPE_CHECKING:
+    from .core import ApiCore
+
+__all__ = ["HostGone", "Relay", "RelayingApp"]
+
+logger: Final = logging.getLogger("hermes_trio.http.relay")
+
+HANDLE: Final = "http"
+MORE: Final = "http_more"
+LEAVE: Final = "http_leave"
+
+POLL_SECONDS: Final = 10.0
+"""How long the other node waits for something to tell before it says that there is nothing yet."""
+ANSWER_SECONDS: Final = 10.0
+"""How much longer its answer may take before it counts as a node that does not answer."""
+JOIN_SECONDS: Final = 0.05
+"""Pieces of a stream that come within this time travel together."""
+PIECE_BYTES: Final = 512 * 1024
+KEPT_SECONDS: Final = 120.0
+"""How long an answer is kept that nobody has read to its end."""
+LOOK_SECONDS: Final = 60.0
+STORE_TRIES: Final = 10
+STORE_PAUSE: Final = 0.5
+LEAVE_SECONDS: Final = 5.0
+
+_KEPT_BACK: Final = frozenset({b"authorization", b"cookie", b"x-api-key", b"proxy-authorization"})
+
+
+class HostGone(Exception):
+    """The node that a request was to be handed to is gone; nothing was begun there."""
+
+
+class RelayingApp(Protocol):
+    """What answers requests: the application."""
+
+    async def handle(self, route: Route, request: Request) -> HandlerResult: ...
+
+    async def run_stream(
+        self, route: Route, request: Request, stream: EventStream, writer: StreamWriter
+    ) -> Response | None: ...
+
+
+class AnswerHead(msgspec.Struct, frozen=True):
+    """Status and headers of an answer; `stream` says that its body comes as a stream of events."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    media: str = ""
+    stream: bool = False
+
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """The headers, as bytes."""
+        return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers]
+
+
+class AnswerPiece(msgspec.Struct, frozen=True):
+    """What there is of an answer behind an offset. `cut` says that a stream broke off."""
+
+    head: AnswerHead | None = None
+    data: str = ""
+    over: bool = False
+    cut: bool = False
+
+
+def _headers(pairs: Any) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs]
+
+
+@final
+class _Exchange:
+    """A request of another node that is handled here. `data` is what its answer has behind `start`."""
+
+    def __init__(self) -> None:
+        self.head: AnswerHead | None = None
+        self.data = bytearray()
+        self.start = 0
+        self.over = False
+        self.cut = False
+        self.scope = trio.CancelScope()
+        self.read = trio.Event()
+        self._changed = trio.Event()
+
+    async def send(self, message: Message) -> None:
+        """Take a message of a stream, as a connection does."""
+        if message["type"] == "http.response.start":
+            own = list(message["headers"])[len(STREAM_TYPE) :]
+            self.head = AnswerHead(message["status"], _headers(own), stream=True)
+        else:
+            self.data += message.get("body", b"")
+            self.tell()
+        await trio.lowlevel.checkpoint()
+
+    def tell(self) -> None:
+        """Wake whoever waits for a piece."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def piece(self, after: int) -> AnswerPiece:
+        """The next piece; an empty one if there is nothing for a while. What lies before `after` has been read."""
+        del self.data[: max(0, after - self.start)]
+        self.start = max(self.start, after)
+        with trio.move_on_after(POLL_SECONDS):
+            while not self.data and not self.over:
+                await self._changed.wait()
+        if self.data and not self.over:
+            await trio.sleep(JOIN_SECONDS)
+        data = bytes(self.data[:PIECE_BYTES])
+        over = self.over and len(data) == len(self.data)
+        if over:
+            self.read.set()
+        return AnswerPiece(self.head, b64encode(data).decode(), over, over and self.cut)
+
+
+@final
+class Relay:
+    """Hands requests to other nodes, and handles theirs."""
+
+    def __init__(self, core: ApiCore, app: RelayingApp) -> None:
+        self._core = core
+        self._app = app
+        self._open: dict[str, _Exchange] = {}
+        self._answering = ExitStack()
+        membership = core.runtime.membership
+        for kind, handler in ((HANDLE, self._handle_here), (MORE, self._more_here), (LEAVE, self._leave_here)):
+            # For as long as the membership lasts: it closes after everything that asks here.
+            self._answering.enter_context(membership.answering(kind, handler))
+
+    # -- the node that a request came in on --------------------------------------------------------------------------------------
+
+    async def hand_on(self, route: Route, request: Request, elsewhere: HostedElsewhere) -> HandlerResult:
+        """The answer of another node to a request. Raises `HostGone` if that node is gone, and 503 if it does not answer.
+
+        Cancelling it means that the client has left, and is told to the other node.
+        """
+        core = self._core
+        exchange = core.ids.make("relay_", 16)
+        node = elsewhere.node
+        payload = {
+            "route": route.name,
+            "method": request.method,
+            "path": request.path,
+            "query": request.scope["query_string"].decode("latin-1"),
+            "headers": [pair for pair in _headers(request.scope["headers"]) if pair[0].encode() not in _KEPT_BACK],
+            "params": dict(request.params),
+            "body": b64encode(await request.body()).decode(),
+            "caller": msgspec.to_builtins(request.caller),
+            "node": core.store.owner,
+        }
+        core.metrics.relayed += 1
+        return await self._following(node, exchange, lambda: self._answer(node, exchange, payload))
+
+    async def _answer(self, node: str, exchange: str, payload: Mapping[str, Any]) -> HandlerResult:
+        piece = await self._ask(node, HANDLE, exchange, payload)
+        while piece.head is None and not piece.over:
+            piece = await self._more(node, exchange, 0)
+        head = piece.head
+        if head is None:
+            raise _unanswered(node)
+        if head.stream:
+            first = piece
+
+            async def run(writer: StreamWriter) -> None:
+                await self._following(node, exchange, lambda: self._copy(node, exchange, first, writer))
+
+            return EventStream(run)
+        body = bytearray(b64decode(piece.data))
+        while not piece.over:
+            piece = await self._more(node, exchange, len(body))
+            body += b64decode(piece.data)
+        return Response(bytes(body), head.status, head.pairs(), head.media.encode("latin-1"))
+
+    async def _copy(self, node: str, exchange: str, piece: AnswerPiece, writer: StreamWriter) -> None:
+        assert piece.head is not None
+        data = b64decode(piece.data)
+        await writer.open(data, piece.head.pairs())
+        read = len(data)
+        while not piece.over:
+            piece = await self._more(node, exchange, read)
+            data = b64decode(piece.data)
+            read += len(data)
+            if data:
+                writer.put(data)
+                await writer.flush()
+        if piece.cut:
+            raise _unanswered(node)
+
+    async def _following(self, node: str, exchange: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Do `work`; if it is cut off, the other node is told that nobody waits for its answer any more."""
+        followed = False
+        try:
+            result = await work()
+            followed = True
+            return result
+        finally:
+            if not followed:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_SECONDS):
+                    try:
+                        await self._core.runtime.membership.ask(node, LEAVE, exchange, seconds=0)
+                    except Exception as error:
+                        logger.warning("node %s could not be told that a client has left: %s", node[:8], error)
+
+    async def _more(self, node: str, exchange: str, after: int) -> AnswerPiece:
+        return await self._ask(node, MORE, exchange, {"after": after})
+
+    async def _ask(self, node: str, kind: str, exchange: str, payload: Mapping[str, Any]) -> AnswerPiece:
+        """Ask for a piece. A store that is away for a moment is asked again: an offset names the piece, so nothing is read twice."""
+        seconds = POLL_SECONDS + ANSWER_SECONDS
+        tries = 0
+        while True:
+            try:
+                answer = await self._core.runtime.membership.ask(node, kind, exchange, payload, seconds=seconds)
+                break
+            except StoreError:
+                tries += 1
+                if tries == STORE_TRIES:
+                    raise
+                await trio.sleep(STORE_PAUSE)
+        return _piece(answer, node, kind)
+
+    # -- the node that has the session -------------------------------------------------------------------------------------------
+
+    async def _handle_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        exchange = self._open.get(request.target)
+        if exchange is None:
+            exchange = self._open[request.target] = _Exchange()
+            asked = dict(request.payload)
+            try:
+                self._core.runtime.start_receiver(
+                    f"relay {request.target}", lambda: self._live(request.target, exchange, asked)
+                )
+            except BaseException:
+                del self._open[request.target]
+                raise
+        return msgspec.to_builtins(await exchange.piece(0))
+
+    async def _more_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        exchange = self._open.get(request.target)
+        if exchange is None:
+            return {"error": f"no request {request.target} is handled here"}
+        return msgspec.to_builtins(await exchange.piece(int(request.payload.get("after", 0))))
+
+    async def _leave_here(self, request: NodeRequest) -> Mapping[str, Any]:
+        exchange = self._open.get(request.target)
+        if exchange is not None:
+            exchange.scope.cancel()
+            exchange.read.set()
+        return {}
+
+    async def _live(self, name: str, exchange: _Exchange, asked: Mapping[str, Any]) -> None:
+        """The task of a request that another node has handed on: it ends like one whose client has left, if that node is gone or says so."""
+        try:
+            with exchange.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch, str(asked["node"]), exchange.scope)
+                    try:
+                        with running_here():
+                            await self._run(exchange, asked)
+                    except Exception:
+                        # The asking node says that this one does not answer, or cuts its stream off.
+                        exchange.cut = True
+                        logger.exception("a request that another node has handed on failed")
+                    exchange.over = True
+                    exchange.tell()
+                    with trio.move_on_after(KEPT_SECONDS):
+                        await exchange.read.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            exchange.over = True
+            exchange.tell()
+            del self._open[name]
+
+    async def _run(self, exchange: _Exchange, asked: Mapping[str, Any]) -> None:
+        core = self._core
+        route = next(one for one in core.routes if one.name == asked["route"])
+        scope: Scope = {
+            "type": "http",
+            "method": asked["method"],
+            "path": asked["path"],
+            "query_string": str(asked["query"]).encode("latin-1"),
+            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked["headers"]],
+        }
+        body = b64decode(asked["body"])
+
+        async def read_body() -> bytes:
+            return body
+
+        request = Request(core, scope, read_body, dict(asked["params"]))
+        request.caller = msgspec.convert(asked["caller"], Principal)
+        answer = await self._app.handle(route, request)
+        if isinstance(answer, EventStream):
+            answered = await self._app.run_stream(route, request, answer, StreamWriter(exchange.send, list))
+            if answered is None:
+                return
+            answer = answered
+        exchange.head = AnswerHead(answer.status, _headers(answer.headers), answer.media.decode("latin-1"))
+        exchange.data += answer.body
+
+    async def _watch(self, node: str, scope: trio.CancelScope) -> None:
+        """Cancel the scope when a node is gone."""
+        store = self._core.store
+        while True:
+            woken = trio.Event()
+            with store.subscribe(NODE_TOPIC, lambda _, woken=woken: woken.set(), node):
+                try:
+                    alive = any(row.incarnation == node for row in await store.list_nodes())
+                except StoreError:
+                    alive = True
+                if not alive:
+                    scope.cancel()
+                    return
+                with trio.move_on_after(LOOK_SECONDS):
+                    await woken.wait()
+
+
+def _piece(answer: NodeAnswer | None, node: str, kind: str) -> AnswerPiece:
+    if answer is not None and answer.gone and kind == HANDLE:
+        raise HostGone
+    if answer is None or answer.gone or "over" not in answer.value:
+        raise _unanswered(node)
+    return msgspec.convert(answer.value, AnswerPiece)
+
+
+def _unanswered(node: str) -> ApiError:
+    return ApiError(
+        503,
+        f"This session is bound to node {node[:8]}, where its shell, its files or its jobs are, and that node does not answer now.",
+        code="node_unavailable",
+        headers=retry_after(1),
+    )
