@@ -89,6 +89,12 @@ class PostgresDatabase:
         self._last: StatementAnswer | None = None
         self.signals: list[tuple[str, str]] = []
 
+    def beside(self, pause: Callable[[], object]) -> PostgresDatabase:
+        """The same link and the same signals, for a piece of code that waits by `pause`."""
+        beside = PostgresDatabase(self._link, pause)
+        beside.signals = self.signals
+        return beside
+
     def execute(self, statements: str, bindings: Any = None, /) -> _Cursor:
         """Send a statement."""
         self._last = self._send(translated(statements), () if bindings is None else bindings)
@@ -150,10 +156,11 @@ class PostgresDatabase:
         """The link belongs to the store."""
 
 
-def run_together(link: PostgresLink, works: Sequence[Callable[[PostgresDatabase], T]]) -> list[T]:
+def run_together(db: PostgresDatabase, works: Sequence[Callable[[PostgresDatabase], T]]) -> list[T]:
     """Run several pieces of code on one link, side by side: each goes on until it needs an answer, then all wait for one round trip.
 
-    Their statements mix, so they must not look at each other's rows. An error of one, or of a statement, ends all of them. Runs under `run_waiting`.
+    Their statements mix, so they must not look at each other's rows. An error of one, or of a statement, ends all of them. What
+    they signal is signalled. Runs under `run_waiting`, or as one of such pieces itself.
     """
     results: list[Any] = [None] * len(works)
     conductor: Any = getcurrent()
@@ -161,11 +168,11 @@ def run_together(link: PostgresLink, works: Sequence[Callable[[PostgresDatabase]
     try:
         for place, work in enumerate(works):
             running: Any = greenlet(work)
-            results[place] = running.switch(PostgresDatabase(link, conductor.switch))
+            results[place] = running.switch(db.beside(conductor.switch))
             if not running.dead:
                 waiting.append((place, running))
         while waiting:
-            wait_here(link.over(link.sync()))
+            db.settle()
             for place, running in tuple(waiting):
                 results[place] = running.switch()
             waiting = [(place, running) for place, running in waiting if not running.dead]

@@ -23,11 +23,12 @@ from hermes_trio.store.sqlite import (
     nodes,
     outbox,
     responses,
+    runs,
     sessions,
     turns,
 )
 
-__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "note_locks"]
+__all__ = ["NODES", "lock_number", "lock_numbers", "locks_of", "note_locks", "runs_of"]
 
 NODES: Final = "nodes"
 """Held while nodes join, leave and are reaped."""
@@ -63,7 +64,10 @@ def _notice(notice: NewNotice) -> list[str]:
 
 
 def _start(start: TurnStart) -> list[str]:
-    return [*_session(start.context.session_id), *(_key(start.context.session_key) if start.inbox_ids else ())]
+    names = [*_session(start.context.session_id), *(_key(start.context.session_key) if start.inbox_ids else ())]
+    if start.run is not None and start.run.idempotency_key:
+        names.append(f"run {start.run.tenant} {start.run.idempotency_key}")
+    return names
 
 
 def _finish(finish: TurnFinish) -> list[str]:
@@ -135,6 +139,18 @@ _NAMES: Final[dict[Callable[..., Any], Names]] = {
 }
 
 
+def _run_of(start: TurnStart) -> list[str]:
+    return [] if start.run is None else [start.run.run_id]
+
+
+_RUNS: Final[dict[Callable[..., Any], Names]] = {
+    turns.begin_turn: _first(_run_of, 2),
+    turns.finish_turn: _first(lambda finish: _run_of(finish.start), 2),
+    runs.append_events: _first(lambda events: [event.run_id for event in events], 1),
+    runs.update_status: _first(lambda run_id: [run_id], 1),
+}
+
+
 def note_locks(verb: Callable[..., Any], names: Names) -> None:
     """Say what a verb of this backend alone locks."""
     _NAMES[verb] = names
@@ -144,6 +160,12 @@ def locks_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[int]:
     """The locks of a verb that is called with these arguments."""
     names = _NAMES.get(verb)
     return frozenset() if names is None else frozenset(map(lock_number, names(*args)))
+
+
+def runs_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[str]:
+    """The runs that a verb with these arguments writes. A run has one owner, so nobody locks it; the calls of one unit write it one after the other."""
+    names = _RUNS.get(verb)
+    return frozenset() if names is None else frozenset(names(*args))
 
 
 def lock_numbers(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[int]:

@@ -1,9 +1,9 @@
 """Group commit on PostgreSQL: the verbs that wait are one unit, and a unit is one transaction.
 
 A unit begins with the fence and its marker, takes the locks of all its verbs in one order, runs the verbs and commits. Verbs that lock different names
-run side by side, so that a unit of many costs few round trips. While one unit is under way the next gathers. A verb that fails takes the whole attempt
-with it, and the unit is run again with a savepoint around each verb. When the connection breaks, the unit is run again on the next one: if its commit was
-under way, the marker says whether it happened, and then its answers hold.
+run side by side, and those of a turn many calls at a time (`batches`), so that a unit of many costs few round trips. While one unit is under way the next
+gathers. A verb that fails takes the whole attempt with it, and the unit is run again with a savepoint around each verb. When the connection breaks, the
+unit is run again on the next one: if its commit was under way, the marker says whether it happened, and then its answers hold.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreUnavaila
 from hermes_trio.store.signals import Signal
 from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
 
+from .batches import BATCHES, Refusal
 from .bridge import run_waiting, wait_here
 from .database import PostgresDatabase, encode, run_together
 from .errors import ALREADY, FENCED, REPEATABLE, LinkBroken, SqlError, translate_sql
 from .lines import PostgresLine
 from .link import PostgresLink
-from .locks import locks_of
+from .locks import locks_of, runs_of
 
 __all__ = ["PostgresReads", "Unit", "UnitWriter"]
 
@@ -61,6 +62,7 @@ class _Call(msgspec.Struct, eq=False):
     args: tuple[object, ...]
     until: float
     locks: frozenset[int]
+    runs: frozenset[str]
     task: trio.lowlevel.Task | None = None
     value: object = None
     error: Exception | None = None
@@ -175,7 +177,7 @@ class UnitWriter:
         if self._ended:
             raise StoreClosed(f"the store {self._where} is closed; nothing was written")
         patience = LONG_PATIENCE if verb in self._patient else PATIENCE
-        call = _Call(verb, args, perf_counter() + patience, locks_of(verb, args))
+        call = _Call(verb, args, perf_counter() + patience, locks_of(verb, args), runs_of(verb, args))
         self._queue.append(call)
         self._wanted.set()
         return call
@@ -322,9 +324,10 @@ class UnitWriter:
                 )
             if unit.sent:
                 db.settle()  # the first attempt may have been committed: then nothing of this one may run
-            results = (
-                [self._one(db, call, unit) for call in unit.calls] if unit.careful else self._together(link, unit, db)
-            )
+            if unit.careful:
+                results = [self._one(db, call, unit) for call in unit.calls]
+            else:
+                results = [result for wave in _waves(unit) for result in _together(db, wave)]
             link.send("COMMIT")
             unit.results, unit.signals, unit.sent = results, db.signals, True
             db.settle()
@@ -335,23 +338,12 @@ class UnitWriter:
             self._roll_back(link)
             raise
 
-    def _together(
-        self, link: PostgresLink, unit: Unit, db: PostgresDatabase
-    ) -> list[outcome.Value[Any] | outcome.Error]:
-        """Run the verbs side by side, in waves: two that lock the same name run one after the other."""
-        results: list[outcome.Value[Any] | outcome.Error] = []
-        for wave in _waves(unit):
-            for value, signals in run_together(link, [partial(_call, call) for call in wave]):
-                results.append(outcome.Value(value))
-                db.signals.extend(signals)
-        return results
-
     def _one(self, db: PostgresDatabase, call: _Call, unit: Unit) -> outcome.Value[Any] | outcome.Error:
         """Run a verb in a savepoint of its own."""
         mark = len(db.signals)
         db.execute("SAVEPOINT verb")
         try:
-            value = call.verb(db, *call.args)
+            value = _alone(call, db)
             db.execute("RELEASE verb")
             db.settle()
         except LinkBroken:
@@ -375,10 +367,36 @@ class UnitWriter:
         wait_here(link.over(link.sync()))
 
 
-def _call(call: _Call, db: PostgresDatabase) -> tuple[Any, list[Signal]]:
-    """A verb's value, and what it signals."""
+def _alone(call: _Call, db: PostgresDatabase) -> Any:
+    """Run one call; raise its error."""
+    batch = BATCHES.get(call.verb)
+    if batch is None:
+        return call.verb(db, *call.args)
+    (value,) = batch(db, [call.args])
+    if isinstance(value, Refusal):
+        raise value.error
+    return value
+
+
+def _together(db: PostgresDatabase, wave: Sequence[_Call]) -> list[outcome.Value[Any] | outcome.Error]:
+    """Run the calls of a wave side by side, those of one verb in one batch where the verb has one."""
+    groups: dict[object, list[int]] = {}
+    for place, call in enumerate(wave):
+        groups.setdefault(call.verb if call.verb in BATCHES else place, []).append(place)
+    values: list[Any] = [None] * len(wave)
+    works = [partial(_run, [wave[place] for place in places]) for places in groups.values()]
+    for places, found in zip(groups.values(), run_together(db, works), strict=True):
+        for place, value in zip(places, found, strict=True):
+            values[place] = value
+    return [outcome.Error(value.error) if isinstance(value, Refusal) else outcome.Value(value) for value in values]
+
+
+def _run(calls: Sequence[_Call], db: PostgresDatabase) -> list[Any]:
+    """The values of calls of one verb."""
+    verb = calls[0].verb
+    batch = BATCHES.get(verb)
     try:
-        return call.verb(db, *call.args), db.signals
+        return [verb(db, *calls[0].args)] if batch is None else batch(db, [call.args for call in calls])
     except (LinkBroken, SqlError):
         raise
     except Exception as error:
@@ -386,15 +404,16 @@ def _call(call: _Call, db: PostgresDatabase) -> tuple[Any, list[Signal]]:
 
 
 def _waves(unit: Unit) -> list[list[_Call]]:
-    """The calls of a unit in their order, cut wherever one locks what another of its wave does."""
+    """The calls of a unit in their order, cut wherever one locks, or writes the run, that another of its wave does."""
     waves: list[list[_Call]] = [[]]
-    taken: set[int] = set()
+    taken: set[int | str] = set()
     for call in unit.calls:
-        if not taken.isdisjoint(call.locks):
+        if not (taken.isdisjoint(call.locks) and taken.isdisjoint(call.runs)):
             waves.append([])
             taken = set()
         waves[-1].append(call)
         taken |= call.locks
+        taken |= call.runs
     return waves
 
 

@@ -13,6 +13,7 @@ from hermes_trio.runtime.ports import Message, ToolCall
 __all__ = [
     "MESSAGE_COLUMNS",
     "clean",
+    "cleaned",
     "dump",
     "load",
     "load_mapping",
@@ -49,7 +50,7 @@ def dump(value: object) -> str:
     try:
         return _encode(value).decode()
     except UnicodeEncodeError:
-        return _encode(_cleaned(value)).decode()
+        return _encode(cleaned(value)).decode()
 
 
 def load(text: str) -> Any:
@@ -77,14 +78,15 @@ def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _cleaned(value: object) -> object:
+def cleaned(value: object) -> object:
+    """A value whose texts are all `clean`."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
         mapping = cast(Mapping[object, object], value)
-        return {clean(str(key)): _cleaned(item) for key, item in mapping.items()}
+        return {clean(str(key)): cleaned(item) for key, item in mapping.items()}
     if isinstance(value, list | tuple):
-        return [_cleaned(item) for item in cast(Sequence[object], value)]
+        return [cleaned(item) for item in cast(Sequence[object], value)]
     return value
 
 

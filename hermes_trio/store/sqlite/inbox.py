@@ -29,10 +29,15 @@ from .rows import Database, Row, changed, exists, many, marks, one, write
 from .verbs import Verbs
 
 __all__ = [
+    "COLUMNS",
+    "SESSION_ENDED",
     "SqliteInbox",
     "abandon_waiting",
+    "claimed_again",
+    "first_of",
     "forsake_waiting",
     "insert_notice",
+    "row_of",
     "session_has_ended",
     "settle_rows",
     "take_rows",
@@ -40,7 +45,7 @@ __all__ = [
 
 SESSION_ENDED: Final = "session_ended"
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "id, kind, inbox, session_key, session_id, routing, text, notice, job_id, root_id, payload, created_at, attempts"
 )
 
@@ -58,7 +63,8 @@ _ELSEWHERE: Final = (
 """Another node has the lane of a session key: it is working on a row of it, or background work, the shell or the files of the session are there."""
 
 
-def _row(row: Row) -> InboxRow:
+def row_of(row: Row) -> InboxRow:
+    """A row's record."""
     number, kind, inbox, key, session_id, routing, text, notice, job_id, root_id, payload, created, attempts = row
     return InboxRow(
         id=number,
@@ -303,17 +309,9 @@ def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: in
 
     What this owner has claimed and not begun is claimed again: a claim whose answer was lost is not lost itself.
     """
-    sql = f"SELECT {_COLUMNS} FROM inbox WHERE {_CLAIMABLE} ORDER BY id LIMIT ?"
-    found = [_row(row) for row in many(db, sql, (session_key, inbox, owner, limit))]
-    if not found:
-        return []
-    first = found[0]
-    rows = [first]
-    if first.kind is InboxKind.NOTICE:
-        for row in found[1:]:
-            if row.kind is InboxKind.MESSAGE or _destination(row) != _destination(first):
-                break
-            rows.append(row)
+    sql = f"SELECT {COLUMNS} FROM inbox WHERE {_CLAIMABLE} ORDER BY id LIMIT ?"
+    found = [row_of(row) for row in many(db, sql, (session_key, inbox, owner, limit))]
+    rows = first_of(found)
     claimed = [
         changed(
             db,
@@ -325,6 +323,22 @@ def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: in
     ]
     if sum(claimed) != len(rows):
         raise Fenced(f"{len(rows) - sum(claimed)} inbox rows of {session_key} were claimed by another owner")
+    return claimed_again(rows)
+
+
+def first_of(found: Sequence[InboxRow]) -> list[InboxRow]:
+    """What one turn is about, of what waits for a session: its oldest message, or all notices before that message that have one destination."""
+    rows = list(found[:1])
+    if rows and rows[0].kind is InboxKind.NOTICE:
+        for row in found[1:]:
+            if row.kind is InboxKind.MESSAGE or _destination(row) != _destination(rows[0]):
+                break
+            rows.append(row)
+    return rows
+
+
+def claimed_again(rows: Sequence[InboxRow]) -> list[InboxRow]:
+    """These rows, claimed once more."""
     return [msgspec.structs.replace(row, attempts=row.attempts + 1) for row in rows]
 
 
@@ -334,8 +348,8 @@ def _destination(row: InboxRow) -> tuple[str, SessionContext]:
 
 def listed(db: Database, state: str, page: Page) -> list[tuple[InboxRow, str]]:
     """Rows in a state with their reasons, oldest first."""
-    sql = f"SELECT {_COLUMNS}, reason FROM inbox WHERE state = ? ORDER BY id LIMIT ? OFFSET ?"
-    return [(_row(row[:-1]), row[-1]) for row in many(db, sql, (state, page.limit, page.offset))]
+    sql = f"SELECT {COLUMNS}, reason FROM inbox WHERE state = ? ORDER BY id LIMIT ? OFFSET ?"
+    return [(row_of(row[:-1]), row[-1]) for row in many(db, sql, (state, page.limit, page.offset))]
 
 
 def waits(db: Database, inbox: str, session_key: str, owner: str) -> bool:

@@ -15,7 +15,15 @@ from .encoding import clean, dump, load_mapping
 from .rows import Database, Row, changed, equalities, exists, many, one, write, write_many
 from .verbs import Verbs
 
-__all__ = ["SqliteRuns", "begin_run", "finish_run", "insert_events", "update_status", "usage_text"]
+__all__ = [
+    "SqliteRuns",
+    "begin_run",
+    "finish_run",
+    "insert_events",
+    "last_events",
+    "update_status",
+    "usage_report",
+]
 
 _COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
@@ -43,15 +51,13 @@ def run_from_row(row: Row) -> RunRow:
     return RunRow(*values)
 
 
-def usage_text(usage: Usage) -> str:
+def usage_report(usage: Usage) -> dict[str, int]:
     """Usage as runs report it."""
-    return dump(
-        {
-            "input_tokens": usage.input_tokens,
-            "output_tokens": usage.output_tokens,
-            "total_tokens": usage.input_tokens + usage.output_tokens,
-        }
-    )
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
 
 
 def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStart) -> None:
@@ -105,7 +111,7 @@ def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFi
             f"run.{status}",
             now,
             clean(finish.text),
-            usage_text(finish.usage),
+            dump(usage_report(finish.usage)),
             clean(finish.error),
             finish.error_code,
             owner,
@@ -127,18 +133,19 @@ def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
     db.signals.extend([(RUN_TOPIC, run_id) for run_id in {event.run_id for event in events}])
 
 
+def last_events(events: Sequence[EventRow]) -> dict[str, str]:
+    """What `last_event` of each run becomes by these events."""
+    named = ((event.run_id, event.event.get("event")) for event in events)
+    return {run_id: name for run_id, name in named if isinstance(name, str) and name not in _QUIET_EVENTS}
+
+
 def append_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
     """Append to the logs of live runs, and follow them in `last_event`."""
     insert_events(db, now, events)
-    last: dict[str, str] = {}
-    for event in events:
-        name = event.event.get("event")
-        if isinstance(name, str) and name not in _QUIET_EVENTS:
-            last[event.run_id] = name
     write_many(
         db,
         "UPDATE runs SET last_event = ?, updated_at = ? WHERE run_id = ? AND ended_at IS NULL",
-        [(name, now, run_id) for run_id, name in last.items()],
+        [(name, now, run_id) for run_id, name in last_events(events).items()],
     )
 
 

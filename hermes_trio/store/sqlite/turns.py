@@ -25,7 +25,7 @@ from .runs import begin_run, finish_run, insert_events, update_status
 from .transcript import add_messages, first_words
 from .verbs import Verbs
 
-__all__ = ["ALSO", "SqliteTurns"]
+__all__ = ["ALSO", "SqliteTurns", "put_also"]
 
 _BEGIN: Final = """
 INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
@@ -109,6 +109,14 @@ ALSO: Final[dict[type, Callable[[Database, float, object, int], None]]] = {
     IdempotentReply: _put_reply,
 }
 """What may commit with a turn, in `TurnFinish.also`, and who writes it."""
+
+
+def put_also(db: Database, now: float, record: object, limit: int) -> None:
+    """Write what commits with a turn."""
+    put = ALSO.get(type(record))
+    if put is None:
+        raise TypeError(f"TurnFinish.also: the store does not know how to write a {type(record).__name__}")
+    put(db, now, record, limit)
 
 
 def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
@@ -216,10 +224,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     if finish.events:
         insert_events(db, now, finish.events)
     for record in finish.also:
-        put = ALSO.get(type(record))
-        if put is None:
-            raise TypeError(f"TurnFinish.also: the store does not know how to write a {type(record).__name__}")
-        put(db, now, record, response_limit)
+        put_also(db, now, record, response_limit)
     if reason:
         abandon_waiting(db, now, context.session_id, SESSION_ENDED)
     if finish.branched:
