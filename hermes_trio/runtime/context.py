@@ -8,6 +8,7 @@ scope restores what was there before, so bindings nest, and there is nothing to 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -42,6 +43,7 @@ MAX_ID_LENGTH: Final = 512
 MAX_PATH_LENGTH: Final = 4096
 
 _FORBIDDEN: Final = frozenset("\x00\r\n")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 def check_id(value: object, what: str, limit: int = MAX_ID_LENGTH) -> str:
@@ -52,6 +54,8 @@ def check_id(value: object, what: str, limit: int = MAX_ID_LENGTH) -> str:
         raise InvalidContext(f"{what} has {len(value)} characters; at most {limit} are allowed")
     if not _FORBIDDEN.isdisjoint(value):
         raise InvalidContext(f"{what} contains a NUL or a line break; remove it")
+    if not value.isascii() and _HALF.search(value):
+        raise InvalidContext(f"{what} contains half of a surrogate pair, which no store can keep; remove it")
     return value
 
 
@@ -85,7 +89,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
         # One is made for each turn: if all fields together pass, each of them does.
         try:
             together = "".join(_values(self))
-            if len(together) <= MAX_ID_LENGTH and not ("\0" in together or "\n" in together or "\r" in together):
+            broken = "\0" in together or "\n" in together or "\r" in together
+            if len(together) <= MAX_ID_LENGTH and not broken and (together.isascii() or not _HALF.search(together)):
                 return
         except TypeError:
             pass

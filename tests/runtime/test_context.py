@@ -69,6 +69,7 @@ def test_every_field_has_a_variable_and_the_other_way_round():
         ({"session_id": "x" * 513}, "SessionContext.session_id has 513 characters; at most 512"),
         ({"chat_id": "a\0b"}, "SessionContext.chat_id contains a NUL"),
         ({"user_name": "a\nb"}, "SessionContext.user_name contains a NUL or a line break"),
+        ({"session_id": "a\ud800"}, "SessionContext.session_id contains half of a surrogate pair"),
         ({"thread_id": 7}, "SessionContext.thread_id must be a string, not int"),
         ({"cwd": "/" + "x" * 4096}, "SessionContext.cwd has 4097 characters; at most 4096"),
     ],

@@ -186,3 +186,14 @@ async def test_a_session_that_ends_late_is_forgotten() -> None:
             await trio.sleep(60)
             assert not runtime.unwritten
             assert forgotten == ["once"]
+
+
+async def test_a_model_whose_name_cannot_be_kept_does_not_keep_the_end_of_its_turn_waiting() -> None:
+    """Half of a surrogate pair is replaced wherever it is written: an end that no store could take would keep its session locked."""
+    async with Runtime(agent=ScriptedAgent(), store=open_store(None)) as runtime:
+        outcome = await runtime.run_turn(TurnInput(text="hi", model="m\ud800"), SessionContext(session_id="s"))
+        assert outcome.committed
+        spec = TurnSpec(input=TurnInput(text="hi", model="m\ud800"), context=SessionContext(session_id="r"))
+        run = await runtime.stateless.start_run(spec)
+        await run.ended.wait()
+        assert (run.outcome is not None and run.outcome.committed, runtime.unwritten) == (True, [])

@@ -133,7 +133,7 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
             start.tenant,
             context.session_key,
             context.user_id,
-            start.model,
+            clean(start.model),
             start.parent_session_id or None,
             "subagent" if start.parent_session_id else "",
             routing_text(context),
@@ -161,7 +161,7 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     context = start.context
     usage = finish.usage
     messages = finish.messages
-    model = finish.model or start.model
+    model = clean(finish.model or start.model)
     preview = clean(first_words(messages))
     counts = (
         len(messages),
