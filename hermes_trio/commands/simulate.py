@@ -18,6 +18,7 @@ __all__ = ["simulate"]
 
 BAR: Final = 30
 SHOWN_FAILURES: Final = 5
+MOST_NODES: Final = 9
 
 
 def simulate(
@@ -26,6 +27,9 @@ def simulate(
     first: Annotated[int, Parameter(help="The number of the first one.")] = 1,
     seed: Annotated[int | None, Parameter(help="Run this one alone and print its whole story.")] = None,
     minutes: Annotated[float, Parameter(help="Simulated minutes in which people act and things go wrong.")] = 3.0,
+    nodes: Annotated[
+        int | None, Parameter(help="Nodes in each world; each number chooses 1 to 3 if not given.")
+    ] = None,
     faults: Annotated[str, Parameter(help="Which families, by commas; 'none' for none.")] = "all",
     workers: Annotated[int, Parameter(help="Processes at a time.")] = 1,
     picture: Annotated[Path | None, Parameter(help="Write the coverage as an SVG file.")] = None,
@@ -37,8 +41,10 @@ def simulate(
     unknown = [kind for kind in kinds if kind not in FAULT_KINDS]
     if unknown:
         raise CommandFailed(f"--faults has {unknown[0]!r}; accepted are {', '.join(FAULT_KINDS)}, all and none")
+    if nodes is not None and not 1 <= nodes <= MOST_NODES:
+        raise CommandFailed(f"--nodes is {nodes}; it must be 1 to {MOST_NODES}")
     if seed is not None:
-        result = run_seed(seed, minutes=minutes, faults=kinds)
+        result = run_seed(seed, minutes=minutes, faults=kinds, nodes=nodes)
         if result.violations:
             result = shrink_failure(result)
         sys.stdout.write(
@@ -52,7 +58,8 @@ def simulate(
     def progress(report: SimulationReport) -> None:
         _show(report, seeds, time.monotonic() - began)
 
-    report = run_seeds(range(first, first + seeds), minutes=minutes, faults=kinds, workers=workers, progress=progress)
+    wanted = range(first, first + seeds)
+    report = run_seeds(wanted, minutes=minutes, faults=kinds, nodes=nodes, workers=workers, progress=progress)
     sys.stderr.write("\n")
     elapsed = time.monotonic() - began
     sys.stdout.write(f"{report.coverage.table()}\n\n")
@@ -69,8 +76,9 @@ def simulate(
         for number in sorted(report.failures)[:SHOWN_FAILURES]:
             sys.stdout.write(f"seed {number}: {report.failures[number][0]}\n")
         worst = min(report.failures)
-        shrunk = shrink_failure(run_seed(worst, minutes=minutes, faults=kinds))
+        shrunk = shrink_failure(run_seed(worst, minutes=minutes, faults=kinds, nodes=nodes))
         again = f"hermes-trio simulate --seed {worst} --minutes {minutes:g} --faults {faults}"
+        again += "" if nodes is None else f" --nodes {nodes}"
         sys.stdout.write(f"\n{shrunk.story()}\n\nagain: {again}\n")
         raise CommandFailed(f"{len(report.failures)} of {report.seeds} seeds broke a promise")
 

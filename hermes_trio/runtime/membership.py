@@ -151,6 +151,8 @@ class Membership:
         }
 
     def _lose(self, reason: str) -> None:
+        if self.lost:
+            return
         logger.error("this node ends, because it may own nothing any more: %s", reason)
         self.lost = reason
         self._on_loss(reason)
@@ -223,12 +225,15 @@ class Membership:
                 try:
                     if await store.claim_lease(name):
                         return
-                except Fenced:
-                    raise
+                except Fenced as error:
+                    self._lose(str(error))  # the heartbeat would find it out next
                 except Exception as error:
                     logger.error("the lease %s could not be claimed, trying again: %s", name, error)
                     await trio.sleep(RETRY_SECONDS)
                     continue
+                if self.lost:
+                    await trio.lowlevel.checkpoint()  # this task ends with the tree; if it is no part of it, it is told
+                    self.check()
                 with waiting(f"the node that runs {name}"):
                     await free.wait()
 

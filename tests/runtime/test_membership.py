@@ -10,6 +10,7 @@ from hermes_trio.runtime.errors import MembershipLost
 from hermes_trio.runtime.membership import BEATS, MARGIN
 from hermes_trio.runtime.ports import RUN_TOPIC, NewRun, NodeRequest, TurnInput, TurnStart
 from hermes_trio.store import SqliteStore, open_store
+from hermes_trio.store.sqlite.nodes import remove_node
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.nodes import open_nodes
 
@@ -132,6 +133,25 @@ async def test_a_node_that_is_paused_past_its_lease_commits_nothing_afterwards(v
         assert await status(nodes.store, run_id) == ("failed", "interrupted")
         assert [row.event["event"] for row in await nodes.store.events_after(run_id)] == ["run.failed"]
         assert await nodes.store.load_history("s") == []
+
+
+async def test_a_node_that_claims_after_it_was_taken_over_says_that_its_lease_is_lost(virtual_clock: object) -> None:
+    """Whoever finds out first, the heartbeat or a claim, the node ends for the same reason."""
+    async with open_nodes() as nodes, nodes.make(sleeper, "alive") as alive, trio.open_nursery() as nursery:
+        done = trio.Event()
+        alive.start_receiver("clock", lambda: alive.membership.run_alone("clock", done.wait))
+        taken = nodes.make(sleeper, "taken over")
+        life = Life(taken)
+        nursery.start_soon(life.run)
+        await life.opened.wait()
+        await trio.sleep(1)
+        taken.start_receiver("clock", lambda: taken.membership.run_alone("clock", trio.sleep_forever))
+        await trio.sleep(1)
+        await nodes.store._writer.submit(remove_node, taken.store.owner)  # type: ignore[attr-defined]
+        done.set()
+        with trio.fail_after(1):  # before the next heartbeat
+            await life.over.wait()
+        assert "taken over" in life.why
 
 
 async def test_what_a_crashed_node_held_is_ended_within_a_second_of_its_lease(virtual_clock: object) -> None:

@@ -237,7 +237,7 @@ class SqliteNodes(Verbs):
 
     async def renew_node(self, info: Mapping[str, Any]) -> float | None:
         """Renew the lease of this node; return in how many seconds the first other one expires. `Fenced` if the row is gone or has expired."""
-        return await self._write(renew, self._clock(), self.owner, self.lease_seconds, info)
+        return await self._write(renew, self._lease_clock(), self.owner, self.lease_seconds, info)
 
     async def list_nodes(self) -> list[NodeRow]:
         """The nodes that have not been taken over, oldest first."""

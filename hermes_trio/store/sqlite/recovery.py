@@ -251,17 +251,17 @@ class SqliteRecovery(Verbs):
         last, self.owner = self.owner, secrets.token_hex(16)
         member = self.lease_seconds and (self.node_name, self.lease_seconds)
         return await self._writer.submit(
-            recover, self._clock(), last, self.owner, member or None, epoch, weight=Weight.HEAVY
+            recover, self._lease_clock(), last, self.owner, member or None, epoch, weight=Weight.HEAVY
         )
 
     async def reap(self, epoch: str) -> Recovery:
         """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
         alone = () if self.lease_seconds else (self.owner,)
-        return await self._write_heavily(reap, self._clock(), self.owner, alone, epoch)
+        return await self._write_heavily(reap, self._lease_clock(), self.owner, alone, epoch)
 
     async def leave_node(self, epoch: str) -> None:
         """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
-        await self._write_heavily(leave, self._clock(), self.owner, epoch)
+        await self._write_heavily(leave, self._lease_clock(), self.owner, epoch)
 
     async def probe(self) -> None:
         """Write a row, to learn whether writes succeed."""

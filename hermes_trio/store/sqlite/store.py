@@ -129,7 +129,7 @@ class SqliteStore(
         self.owner = secrets.token_hex(16)
         self.node_name = node_name
         self.lease_seconds = lease_seconds
-        self._clock = database.clock
+        self._clock = self._lease_clock = database.clock
         self._token = database.token
         self._response_limit = self.retention.response_count
         self.secret = b""

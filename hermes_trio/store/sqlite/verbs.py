@@ -144,6 +144,8 @@ class Verbs:
     _writer: Writes
     _reads: Reads
     _clock: Callable[[], float]
+    _lease_clock: Callable[[], float]
+    """Decides about leases. It is the same for all nodes, whatever the clocks of their hosts say."""
     owner: str
     """The incarnation that holds what this handle begins."""
     lease_seconds: float

@@ -28,6 +28,7 @@ from trio.testing import MockClock
 import hermes_trio.tools.warden.sandbox as sandbox_module
 import hermes_trio.tools.warden.warden as warden_module
 from hermes_trio.runtime import runtime as runtime_module
+from hermes_trio.runtime.ports import RuntimeStore
 from hermes_trio.tools.warden.sandbox import Protections
 
 __all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
@@ -91,18 +92,30 @@ class Boundary:
         self.clock = clock
         self.offset = 0.0
         """How far the wall clock is from the true time of the world: people and faults may step it."""
+        self.skew: Callable[[], float] = lambda: 0.0
+        """How far the clock of the host is off that runs the current task, beside `offset`."""
         self.thread = threading.get_ident()
         self.breaches: list[str] = []
         self._outside = outside
         # Streams of their own: a draw of the code under test must not change the order of the scheduler.
         self._bytes = random.Random(f"{seed} bytes")
-        self._order = random.Random(f"{seed} order")
+        self._order = _Order(f"{seed} order")
         self._global = f"{seed} global"
         self._stack = ExitStack()
 
     def wall(self) -> float:
-        """The time of day in this world."""
+        """The time of day, as the host of the current task has it."""
+        return self.clock.current_time() + self.offset + self.skew()
+
+    def store_wall(self) -> float:
+        """The time of day, as the database has it."""
         return self.clock.current_time() + self.offset
+
+    def hold(self, is_held: Callable[[trio.lowlevel.Task], bool] | None) -> None:
+        """Run none of these tasks until this is called again: what wakes them meanwhile is not lost, and deadlines pass. None holds nothing."""
+        self._order.is_held = is_held
+        waiting, self._order.held = self._order.held, []
+        scheduler.GLOBAL_RUN_CONTEXT.runner.runq.extend(waiting)
 
     def breach(self, text: str) -> NoReturn:
         """Note a breach, and refuse it."""
@@ -134,7 +147,7 @@ class Boundary:
             self._patch(warden_module, "Custody", _Custody(self._outside.custody))
             self._patch(warden_module.prctl, "become_subreaper", lambda on=True: None)
             self._patch(sandbox_module, "probe_protections", _no_protections)
-            self._patch(runtime_module, "_wall_clock", lambda: self.wall)
+            self._patch(runtime_module, "_wall_clock", self._runtime_clock)
             for name in _CLOCKS:
                 replacement = self._clock_of(name)
                 for module, attribute in _places_of(name):
@@ -168,6 +181,9 @@ class Boundary:
 
         return now
 
+    def _runtime_clock(self, store: RuntimeStore) -> Callable[[], float]:
+        return store.now if store.lease_seconds > 0 else self.wall
+
     def _start_thread(self) -> None:
         self.breach("a thread inside a simulation")
 
@@ -180,6 +196,22 @@ class Boundary:
 
     async def _dial(self, host: str, port: int, **options: object) -> trio.SocketStream:
         return await self._outside.dial(host, port)
+
+
+class _Order(random.Random):
+    """Decides in which order the tasks of a batch run, and which do not run at all for a while."""
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.is_held: Callable[[trio.lowlevel.Task], bool] | None = None
+        self.held: list[trio.lowlevel.Task] = []
+
+    def shuffle(self, x: Any) -> None:
+        """Called by the scheduler with the tasks that it is about to run, last one first."""
+        super().shuffle(x)
+        if self.is_held is not None:
+            self.held += [task for task in x if self.is_held(task)]
+            x[:] = [task for task in x if not self.is_held(task)]
 
 
 class _Custody:

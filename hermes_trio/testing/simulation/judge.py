@@ -96,7 +96,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
             (labelled if label else plain)[chat, text] += 1
     uncertain = (
         sum(
-            one.kind in ("crash", "drain")
+            one.kind in ("crash", "drain", "lease lost")
             or (
                 one.kind == "fault"
                 and one.text.startswith("telegram")
@@ -255,7 +255,7 @@ _RANK: Final = {
 
 def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
     """A run's events are the same for every reader, numbered without gap, and end; its status only moves forward."""
-    ended = bool(world.trace.of("crash") or len(world.trace.of("drain")) > 1)
+    ended = bool(world.trace.of("crash") or len(world.trace.of("drain")) > 1 or world.trace.of("lease lost"))
     for run in world.seen.runs:
         if not run.run_id:
             continue
@@ -300,14 +300,77 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
         for moment in after:
             if moment.kind in ("model", "process starts", "process ends") and mark in marks(moment.text):
                 yield f"{mark} was stopped at {run.stopped_at - start:.2f} s with ok, and then: {moment}"
-    drained = False
+    drained: set[str] = set()
     for moment in world.trace:
+        life = moment.text.partition(" ")[0]
         if moment.kind == "drained" and moment.text.endswith("True"):
-            drained = True
-        elif moment.kind == "start":
-            drained = False
-        elif drained and moment.kind in ("model", "process starts"):
+            drained.add(life)
+        elif life in drained and moment.kind in ("model", "process starts"):
             yield f"after the drain had said ok: {moment}"
+
+
+LATE_SECONDS: Final = 0.5
+"""How long a process that was stopped may go on before it has noticed that it was taken over."""
+
+
+def one_node_works_on_a_session(world: World) -> Iterator[str]:
+    """At most one node works on a session at any time; a node that was taken over changes nothing and begins nothing."""
+    gone: dict[str, float] = {}
+    resumed: dict[str, float] = {}
+    causes = 0
+    for moment in world.trace:
+        life = moment.text.partition(" ")[0]
+        match moment.kind:
+            case "gone":
+                gone.setdefault(life, moment.at)
+            case "resume":
+                resumed[life] = moment.at
+            case "fault":
+                causes += moment.text.startswith(("store", "pause", "partition"))
+            case "fenced write":
+                yield f"a node that was taken over changed something: {moment}"
+            case "lease lost" if not causes:
+                yield f"a node lost its lease, and nothing had gone wrong: {moment}"
+            case "model" | "process starts" if moment.at > max(
+                gone.get(life, moment.at), resumed.get(life, 0.0) + LATE_SECONDS
+            ):
+                yield f"{life} was taken over at {gone[life]:.2f} s, and then: {moment}"
+            case _:
+                pass
+    yield from _overlapping_turns(world, gone)
+
+
+def _overlapping_turns(world: World, gone: Mapping[str, float]) -> Iterator[str]:
+    """Turns of one session that two nodes ran at the same time, by the calls that the model got."""
+    sessions = _session_of_marks(world)
+    turns: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for call in world.seen.calls:
+        session = next((sessions[mark] for mark in sorted(marks(call.asked)) if mark in sessions), "")
+        if not session:
+            continue
+        end = min(world.calm_until if call.ended_at is None else call.ended_at, gone.get(call.life, world.calm_until))
+        began, until = turns.get((session, call.life, call.asked), (call.at, end))
+        turns[session, call.life, call.asked] = (min(began, call.at), max(until, end))
+    known = list(turns.items())
+    for index, ((session, life, asked), (began, until)) in enumerate(known):
+        for (other_session, other, text), (later, end) in known[index + 1 :]:
+            if session == other_session and life != other and began < end - 1e-6 and later < until - 1e-6:
+                yield (
+                    f"{life} worked on {asked!r} of {session} from {began:.2f} to {until:.2f} s,"
+                    f" and {other} on {text!r} from {later:.2f} to {end:.2f} s"
+                )
+
+
+def _session_of_marks(world: World) -> dict[str, str]:
+    """The session that each mark belongs to, as far as it has one of its own or shares it."""
+    found: dict[str, str] = {}
+    for step in world.program.steps:
+        mark = f"m{step.number}"
+        if step.kind == "write":
+            found[mark] = f"chat {FIRST_PERSON + step.who}"
+        elif step.kind in ("run", "webhook", "chat"):
+            found[mark] = f"shared{step.who}" if "session=1" in step.words else mark
+    return found
 
 
 def a_calm_world_settles(world: World) -> Iterator[str]:
@@ -365,12 +428,13 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "3 isolation": nothing_crosses,
     "4 transcripts": transcripts_are_legal,
     "5 events": runs_tell_everybody_the_same,
+    "6 nodes": one_node_works_on_a_session,
     "7 stops": what_was_stopped_is_over,
     "8 calm": a_calm_world_settles,
     "9 limits": limits_hold,
     "no defect": nothing_is_defective,
 }
-"""By number and name. 6, "one node a session", needs several nodes."""
+"""By number and name."""
 
 
 def judge(world: World, invariants: Mapping[str, Invariant] = INVARIANTS) -> list[str]:

@@ -10,7 +10,7 @@ import functools
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, cast
 
@@ -20,16 +20,27 @@ from hermes_trio.config import Config
 from hermes_trio.gateway.api import ApiGateway, open_api_gateway
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.http.server import ServerConfig, hypercorn_config, serve
+from hermes_trio.runtime.errors import MembershipLost
 from hermes_trio.runtime.ports import Agent, Wake
 from hermes_trio.store import SqliteStore, Store
-from hermes_trio.store.errors import StoreClosed, StoreError
-from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
+from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreError, StoreUnavailable
+from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
+from .cluster import NodeSignals, SignalNetwork, WatchedWrites
 from .processes import SimulatedKernel
 from .trace import Trace
 
-__all__ = ["ADMIN_KEY", "CrashPoint", "FencedStore", "PowerLost", "SimulatedNode", "current_node"]
+__all__ = [
+    "ADMIN_KEY",
+    "CrashPoint",
+    "FencedStore",
+    "PowerLost",
+    "SimulatedNode",
+    "caller_of",
+    "current_node",
+    "is_paused",
+]
 
 ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
@@ -41,12 +52,19 @@ RESTART_SECONDS: Final = 10.0
 """How long after a server has ended by itself it is started again."""
 
 
-def first_store_error(error: BaseException) -> StoreError | None:
-    """The store's error, if that is what an exception is about."""
+STORE_PATIENCE: Final = 2.0
+"""How long a verb waits for a store that cannot be reached."""
+
+UNNOTICED_SECONDS: Final = 5.0
+"""How long the balancer sends requests to a node that does not answer."""
+
+
+def first_error(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The first error of this kind, if that is what an exception is about."""
     if isinstance(error, BaseExceptionGroup):
         leaves: Any = cast("Any", error).exceptions
-        return next((found for one in leaves if (found := first_store_error(one)) is not None), None)
-    return error if isinstance(error, StoreError) else None
+        return next((found for one in leaves if (found := first_error(one, kind)) is not None), None)
+    return error if isinstance(error, kind) else None
 
 
 class PowerLost(StoreClosed):
@@ -70,8 +88,6 @@ class SimulatedNode:
     ) -> None:
         self.name = name
         self.agent: Agent | None = None
-        self.alone = True
-        """Whether the database is this node's own."""
         self.starts = 0
         self.alive = False
         self.ready = trio.Event()
@@ -83,12 +99,24 @@ class SimulatedNode:
         self.report: dict[str, Any] | None = None
         """What the last drain said."""
         self.failure: BaseException | None = None
+        self.network: SignalNetwork | None = None
+        """Carries signals between nodes; None for a node that has the database for itself."""
+        self.calm = False
+        """Nothing goes wrong any more."""
+        self.clock_offset = 0.0
+        """How far the clock of its host is off."""
+        self.cut = ""
+        """How it is partitioned from the store: `away` for requests that are lost, `deaf` for answers; empty if it is not."""
+        self.on_pause: Callable[[], None] = lambda: None
+        """Called when its tasks are to be held, or not any more."""
         self.gateway: ApiGateway | None = None
         self._root = store
         self._faults = faults
         self._trace = trace
         self._nursery = nursery
         self._config = config
+        self._context: Context = copy_context()
+        self._healed = trio.Event()
         self._life: _Life | None = None
         self._lives: list[_Life] = []
         self.kernels: list[SimulatedKernel] = []
@@ -108,18 +136,59 @@ class SimulatedNode:
         self._trace.note("start", f"{self.name} for the {self.starts}. time")
         self._life = _Life(self)
         self._lives.append(self._life)
-        self.kernels.append(SimulatedKernel(self._nursery, self._trace.note))
+        self.kernels.append(SimulatedKernel(self._nursery, self._life.note, self._context))
         self._nursery.start_soon(self._life.run, name=f"{self.name} life {self.starts}")
 
     def crash(self, down: float) -> None:
         """Lose the power, now."""
         if not self.alive or self._life is None:
             return
-        self._trace.note("crash", f"{self.name}, for {down:g} s")
+        self._trace.note("crash", f"{self._life.name} for {down:g} s")
         self.alive = False
         self._life.power_off()
         self.ended.set()
         self.on_crash(down)
+
+    # -- what goes wrong with one of several nodes -----------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop the process, as a machine that is suspended: none of its tasks runs, time passes, and connections stay open."""
+        if self.alive and self._life is not None and not self._life.paused:
+            self._trace.note("pause", self._life.name)
+            self._life.paused = True
+            self._life.paused_at = trio.current_time()
+            self.on_pause()
+
+    def resume(self) -> None:
+        """Let a process that was stopped go on."""
+        life = self._life
+        if life is not None and life.paused:
+            self._trace.note("resume", life.name)
+            life.paused = False
+            if life.signals is not None:
+                life.signals.catch_up()
+            self.on_pause()
+
+    def partition(self, how: str) -> None:
+        """Partition it from the store; empty ends it."""
+        if how != self.cut:
+            self._trace.note("partition", f"{self.name}: {how or 'healed'}")
+        self.cut = how
+        if not how:
+            self._healed.set()
+            self._healed = trio.Event()
+
+    def is_served(self) -> bool:
+        """Whether a balancer sends requests here: one that does not answer is noticed after a while."""
+        life = self._life
+        if life is None or not self.alive or not self.ready.is_set():
+            return False
+        return not life.paused or trio.current_time() - life.paused_at < UNNOTICED_SECONDS
+
+    @property
+    def paused(self) -> bool:
+        """Whether its process is stopped."""
+        return self._life is not None and self._life.paused
 
     @property
     def draining(self) -> bool:
@@ -152,7 +221,9 @@ class SimulatedNode:
             raise ConnectionRefusedError("no power")
         ours, theirs = socket_pair()
         life.sockets.append(ours.socket)
-        self._nursery.start_soon(serve_host, theirs)
+        called = self._context.copy()
+        called.run(caller_of.set, life.name)
+        called.run(self._nursery.start_soon, serve_host, theirs)
         return ours
 
     def custody(self) -> Any:
@@ -168,11 +239,27 @@ class SimulatedNode:
 _life: ContextVar[_Life | None] = ContextVar("simulated_life", default=None)
 
 
+caller_of: ContextVar[str] = ContextVar("simulated_caller", default="")
+"""For whoever serves a connection of a node: the name of the life that has opened it."""
+
+
+def is_paused(task: trio.lowlevel.Task) -> bool:
+    """Whether a task belongs to a process that is stopped."""
+    life = task.context.get(_life)
+    return life is not None and life.paused
+
+
 class _Life:
     """One start of a node, to its end or its loss of power."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
+        self.name = f"{node.name}.{node.starts}"
+        self.paused = False
+        self.paused_at = 0.0
+        self.corrected = node.clock_offset
+        """How far the clock of its host was off when the clock of the database was last asked for."""
+        self.signals: NodeSignals | None = None
         self.dead = False
         self.over = False
         self.asked = trio.Event()
@@ -183,6 +270,25 @@ class _Life:
         self._gateway: ApiGateway | None = None
         self._listener: socket.socket | None = None
         self._address: Any = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is partitioned from the store."""
+        return bool(self.node.cut)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong any more."""
+        return self.node.calm
+
+    @property
+    def wake_faults(self) -> list[str]:
+        """How the next signals from others are spoilt."""
+        return self.node.wake_faults
+
+    def note(self, kind: str, text: str) -> None:
+        """Something of this life happens now."""
+        self.node._trace.note(kind, f"{self.name} {text}")
 
     async def run(self) -> None:
         node = self.node
@@ -208,7 +314,9 @@ class _Life:
         """A start that fails is tried again, as the service manager of a machine does; a server that ends by itself is a failure."""
         node = self.node
         node._trace.note("node fails", f"{node.name}: {type(error).__name__}: {error}")
-        if not node.ready.is_set() and first_store_error(error) is not None:
+        if first_error(error, MembershipLost) is not None and node.network is not None:
+            node._trace.note("lease lost", self.name)
+        elif not node.ready.is_set() and first_error(error, StoreError) is not None:
             node._trace.note("start fails", node.name)
         else:
             node.failure = error
@@ -245,9 +353,9 @@ class _Life:
 
         gateway.runtime.start_receiver("http", receive)
         await self.asked.wait()
-        node._trace.note("drain", node.name)
+        node._trace.note("drain", self.name)
         node.report = await gateway.api.drain.run(node._config.server.drain_seconds)
-        node._trace.note("drained", f"{node.name}: {node.report.get('ok')}")
+        node._trace.note("drained", f"{self.name} {node.report.get('ok')}")
         closing.set()
         await closed.wait()
 
@@ -262,11 +370,36 @@ class _Life:
     def _open_handle(self) -> AbstractAsyncContextManager[SqliteStore]:
         """Alone, a node owns the database as a server owns its file; with others it is one of several, and has a lease."""
         root = self.node._root
-        if not self.node.alone:
-            return root.shared(self.node.name)
+        if self.node.network is not None:
+            return self._open_shared(self.node.network)
         handle = SqliteStore(root.database)
         handle.secret = root.secret
         return _opened(handle)
+
+    @asynccontextmanager
+    async def _open_shared(self, network: SignalNetwork) -> AsyncGenerator[SqliteStore]:
+        node = self.node
+        async with node._root.shared(node.name) as handle:
+            handle._clock = self._host_clock
+            self.signals = signals = NodeSignals(self, handle, network, node._nursery)
+            handle._writer = WatchedWrites(handle._writer, signals, node._trace)
+            network.attach(signals)
+            looking = trio.CancelScope()
+
+            async def look() -> None:
+                with looking:
+                    await signals.run()
+
+            node._nursery.start_soon(look)
+            try:
+                yield handle
+            finally:
+                looking.cancel()
+                network.detach(signals)
+
+    def _host_clock(self) -> float:
+        """The clock of the host, corrected as at the last heartbeat."""
+        return self.node._root.database.clock() + self.node.clock_offset - self.corrected
 
     def connect(self) -> trio.SocketStream:
         """A client's end."""
@@ -283,6 +416,9 @@ class _Life:
     def power_off(self) -> None:
         """From this instant on nothing of this life reaches anything."""
         self.dead = True
+        if self.paused:
+            self.paused = False
+            self.node.on_pause()
         self.kernel.power_off()
         for sock in (*self.sockets, *self.clients):
             try:
@@ -343,11 +479,13 @@ class _NodeStore(FencedStore):
 
         async def traced() -> Any:
             try:
-                value = await verb(*args, **named)
+                value = await self._reach(name, partial(verb, *args, **named))
             except Exception as error:
                 self._trace.note("verb", f"{name}: {type(error).__name__}")
                 raise
             self._trace.note("verb", name)
+            if name == "renew_node":
+                self._life.corrected = node.clock_offset
             if point is not None and not self._life.dead:
                 self._trace.note("power fails", f"after {name}")
                 node.crash(point.down)
@@ -355,8 +493,24 @@ class _NodeStore(FencedStore):
 
         return await super()._call(name, traced)
 
+    async def _reach(self, name: str, verb: Callable[[], Any]) -> Any:
+        """Call the store. In a partition a verb waits for its end, but not for long; then nothing was written, or nobody has heard of it."""
+        node = self._life.node
+        if not node.cut:
+            return await verb()
+        written = node.cut == "deaf" and name not in READ_VERBS
+        value = await verb() if written else None
+        with trio.move_on_after(STORE_PATIENCE):
+            await node._healed.wait()
+        if node.cut:
+            kind = CommitUncertain if written else StoreUnavailable
+            raise kind(f"the store cannot be reached: {name}")
+        return value if written else await verb()
+
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
         """As the store does, with the faults of signals."""
+        if self._life.signals is not None:
+            return self._life.signals.subscribe(topic, wake, key)
         return self._store.subscribe(topic, partial(self._wake, wake), key)
 
     def _wake(self, wake: Wake, key: str) -> None:

@@ -31,7 +31,7 @@ FIRST_PERSON: Final = 500
 PATIENCE: Final = 40
 """How often a client repeats a request that got no answer, every five seconds."""
 
-_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat"})
+_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session"})
 
 
 @attrs.define
@@ -183,7 +183,7 @@ class People:
         headers: Mapping[str, str] = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
         for _ in range(PATIENCE):
             try:
-                answer = await request(self._world.nodes[0], method, path, headers=headers, **more)
+                answer = await request(self._world.balancer, method, path, headers=headers, **more)
             except NoAnswer:
                 answer = None
             if answer is not None and answer.status not in (429, 500, 502, 503, 504):
@@ -198,9 +198,10 @@ class People:
         world.seen.runs.append(seen)
         key = world.keys[step.who]
         headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": f"k{step.number}"}
+        body = {"input": text} | ({"session_id": f"shared{step.who}"} if "session" in options else {})
         for _ in range(PATIENCE):
             try:
-                answer = await request(world.nodes[0], "POST", "/v1/runs", json={"input": text}, headers=headers)
+                answer = await request(world.balancer, "POST", "/v1/runs", json=body, headers=headers)
             except NoAnswer:
                 seen.answers.append(0)
                 await trio.sleep(5)
@@ -230,7 +231,7 @@ class People:
             left = False
             try:
                 path = f"/v1/runs/{seen.run_id}/events?until=settled"
-                async with stream(self._world.nodes[0], "GET", path, headers=_events(key, last)) as events:
+                async with stream(self._world.balancer, "GET", path, headers=_events(key, last)) as events:
                     async for event in events:
                         if event.data.get("event") == "resync":
                             seen.resyncs += 1
@@ -252,7 +253,7 @@ class People:
         for _ in range(5):
             try:
                 path = f"/v1/runs/{seen.run_id}/events?until=settled"
-                async with stream(self._world.nodes[0], "GET", path, headers=_events(key, last)) as events:
+                async with stream(self._world.balancer, "GET", path, headers=_events(key, last)) as events:
                     return [event async for event in events]
             except NoAnswer:
                 await trio.sleep(5)
@@ -294,7 +295,7 @@ class People:
             with trio.move_on_after(seconds):
                 try:
                     path = "/v1/chat/completions"
-                    async with stream(self._world.nodes[0], "POST", path, json=body, headers=headers) as events:
+                    async with stream(self._world.balancer, "POST", path, json=body, headers=headers) as events:
                         async for event in events:
                             seen.status = 200
                             if event.data != "[DONE]" and event.data.get("choices"):
@@ -304,7 +305,7 @@ class People:
             return
         try:
             answer = await request(
-                self._world.nodes[0], "POST", "/v1/chat/completions", json=body, headers=headers, seconds=seconds
+                self._world.balancer, "POST", "/v1/chat/completions", json=body, headers=headers, seconds=seconds
             )
         except NoAnswer:
             return
@@ -327,7 +328,7 @@ class People:
         for _ in range(PATIENCE):
             try:
                 answer = await request(
-                    self._world.nodes[0], "POST", "/webhooks/hook", body=body, headers=headers, seconds=10
+                    self._world.balancer, "POST", "/webhooks/hook", body=body, headers=headers, seconds=10
                 )
             except NoAnswer:
                 seen.answers.append(0)

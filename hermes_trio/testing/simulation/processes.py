@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Any, Final, cast
 
 import trio
@@ -44,10 +45,12 @@ class SimulatedProcess:
 class SimulatedKernel:
     """All processes of one machine. `limit` is the most that were alive at once."""
 
-    def __init__(self, nursery: trio.Nursery, told: Callable[[str, str], None]) -> None:
+    def __init__(self, nursery: trio.Nursery, told: Callable[[str, str], None], context: Context | None = None) -> None:
         self.processes: list[SimulatedProcess] = []
         self.most = 0
         self._nursery = nursery
+        self._context = copy_context() if context is None else context
+        """Its processes are not part of whoever asks for them: they go on while that one is paused."""
         self._told = told
         self._scopes: list[trio.CancelScope] = []
         self._dead = False
@@ -74,7 +77,7 @@ class SimulatedKernel:
         if self._dead:
             return
         copies = [os.dup(one) for one in descriptors]
-        self._nursery.start_soon(self._keep, custody, process, copies)
+        self._context.copy().run(self._nursery.start_soon, self._keep, custody, process, copies)
 
     async def _keep(self, custody: SimulatedCustody, kept: KeptProcess, descriptors: list[int]) -> None:
         link = trio.SocketStream(cast("Any", trio.socket.from_stdlib_socket(socket.socket(fileno=descriptors[0]))))

@@ -15,16 +15,30 @@ __all__ = ["FAULT_KINDS", "Program", "Step", "make_program"]
 PEOPLE: Final = 3
 TENANTS: Final = 2
 
-FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal")
+FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", "pause", "partition")
 """The families of faults that `--faults` names."""
 
-_WEIGHTS: Final = {"store": 8, "crash": 3, "telegram": 3, "model": 2, "clock": 1, "signal": 2}
+NODE_FAULTS: Final = ("pause", "partition")
+"""Those that need several nodes: one that has the store for itself loses nothing to others."""
+
+_WEIGHTS: Final = {
+    "store": 8,
+    "crash": 3,
+    "telegram": 3,
+    "model": 2,
+    "clock": 1,
+    "signal": 2,
+    "pause": 4,
+    "partition": 4,
+}
 
 STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
 CRASH_POINTS: Final = ("now", "before", "after")
 TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat")
 MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
 SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
+LOST_SIGNALS: Final = (*SIGNAL_FAULTS, "lost", "lost", "lost")
+"""Signals between nodes may be lost; in one process they are not."""
 
 _SERVED: Final = (
     "abandon accept_delivery accept_message add_outbox answer_approval answer_approvals append_events backlog begin_turn"
@@ -68,6 +82,10 @@ FREQUENT: Final = tuple(verb for verb in _FREQUENT if verb in STORE_VERBS)
 """Verbs that every conversation uses: half of the faults hit one of them, so that they happen together."""
 
 
+PARTITIONS: Final = ("away", "deaf")
+"""Which way a node and the store do not reach each other: what it asks, or what it is answered."""
+
+
 @attrs.frozen
 class Step:
     """One thing that happens: when, what kind, who (a person or a tenant), which number it has, and the rest as words."""
@@ -94,6 +112,7 @@ class Program:
     seed: int
     seconds: float
     steps: tuple[Step, ...]
+    nodes: int = 1
 
     def without(self, dropped: Collection[int]) -> Program:
         """The same program without the steps of these indices."""
@@ -161,16 +180,38 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
             words = f"{dice.choice(MODEL_FAULTS)} after={dice.choice((0, 1, 3))}"
         case "clock":
             words = f"step={dice.choice((-3600, -90, -5, 5, 90, 3600))}"
+        case "pause":
+            words = f"seconds={dice.choice((3, 12, 20, 40))}"
+        case "partition":
+            words = f"{dice.choice(PARTITIONS)} seconds={dice.choice((3, 10, 20, 40))}"
         case _:
             words = f"{dice.choice(SIGNAL_FAULTS)} times={dice.choice((1, 3))}"
     return Step(at, kind, 0, number, words)
 
 
-def make_program(seed: int, *, minutes: float = 3.0, faults: Sequence[str] = FAULT_KINDS) -> Program:
-    """The program of a seed. The same seed makes the same program.
+def _nodes_of(seed: int) -> int:
+    """How many nodes the world of a seed has: mostly one."""
+    return random.Random(f"{seed} nodes").choices((1, 2, 3), (6, 2, 2))[0]
+
+
+def _several(dice: random.Random, step: Step, nodes: int) -> Step:
+    """A step of a world with several nodes: people use one session on two devices, and a fault hits some node, in more ways."""
+    if step.kind == "run" and dice.random() < 0.4:
+        return attrs.evolve(step, words=f"{step.words} session=1")
+    if step.kind == "signal":
+        return Step(step.at, "signal", dice.randrange(nodes), step.number, f"{dice.choice(LOST_SIGNALS)} times=3")
+    return attrs.evolve(step, who=dice.randrange(nodes)) if step.is_fault else step
+
+
+def make_program(
+    seed: int, *, minutes: float = 3.0, faults: Sequence[str] = FAULT_KINDS, nodes: int | None = None
+) -> Program:
+    """The program of a seed. The same seed makes the same program; it also chooses how many nodes there are, unless `nodes` says so.
 
     People come in crowds, and what goes wrong goes wrong while they are there: a fault in an empty world shows nothing.
     """
+    count = _nodes_of(seed) if nodes is None else nodes
+    faults = [kind for kind in faults if count > 1 or kind not in NODE_FAULTS]
     dice = random.Random(f"{seed} program")
     seconds = minutes * 60
     crowds = [dice.random() * seconds * 0.8 for _ in range(dice.randint(1, 3))]
@@ -185,7 +226,14 @@ def make_program(seed: int, *, minutes: float = 3.0, faults: Sequence[str] = FAU
         for number in range(dice.choice((0, 1, 2, 3, 4, 6, 8, 12))):
             at = dice.choice(times) + dice.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
             steps.append(_fault(dice, round(min(max(at, 0.0), seconds), 2), number, faults))
-    return Program(seed, seconds, tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number))))
+    if count > 1:
+        steps = [_several(dice, step, count) for step in steps]
+        for number in range(dice.choice((0, 0, 1, 2))):
+            words = f"down={dice.choice((0, 0, 30))}"
+            steps.append(
+                Step(moment(), dice.choice(("restart", "restart", "upgrade")), dice.randrange(count), number, words)
+            )
+    return Program(seed, seconds, tuple(sorted(steps, key=lambda step: (step.at, step.kind, step.number))), count)
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int = 60) -> Program:

@@ -52,7 +52,11 @@ class SeedResult:
 
     def story(self, last: int = 40) -> str:
         """The program, the last moments, and what was wrong: for people."""
-        lines = [f"seed {self.program.seed}, {len(self.program.steps)} steps:", *map(str, self.program.steps), ""]
+        lines = [
+            f"seed {self.program.seed}, {self.program.nodes} nodes, {len(self.program.steps)} steps:",
+            *map(str, self.program.steps),
+            "",
+        ]
         lines += [*self.trace.story(last), "", *self.violations]
         return "\n".join(lines)
 
@@ -115,10 +119,11 @@ def run_seed(
     *,
     minutes: float = 3.0,
     faults: Sequence[str] = FAULT_KINDS,
+    nodes: int | None = None,
     settings: WorldSettings | None = None,
 ) -> SeedResult:
-    """Make the program of a seed and play it."""
-    return run_program(make_program(seed, minutes=minutes, faults=faults), settings)
+    """Make the program of a seed and play it; it chooses how many nodes there are, unless `nodes` says so."""
+    return run_program(make_program(seed, minutes=minutes, faults=faults, nodes=nodes), settings)
 
 
 def shrink_failure(result: SeedResult) -> SeedResult:
@@ -133,11 +138,11 @@ def shrink_failure(result: SeedResult) -> SeedResult:
     return again if again.violations else result
 
 
-def _run_some(seeds: Sequence[int], minutes: float, faults: Sequence[str]) -> SimulationReport:
+def _run_some(seeds: Sequence[int], minutes: float, faults: Sequence[str], nodes: int | None) -> SimulationReport:
     began = time.process_time()
     report = SimulationReport(seeds=len(seeds))
     for seed in seeds:
-        result = run_seed(seed, minutes=minutes, faults=faults)
+        result = run_seed(seed, minutes=minutes, faults=faults, nodes=nodes)
         report.simulated += result.seconds
         report.coverage.add(result.coverage)
         if result.violations:
@@ -152,13 +157,14 @@ def run_seeds(
     *,
     minutes: float = 3.0,
     faults: Sequence[str] = FAULT_KINDS,
+    nodes: int | None = None,
     workers: int = 1,
     progress: Callable[[SimulationReport], None] | None = None,
 ) -> SimulationReport:
     """Run many seeds, in `workers` processes, and count. `progress` is called after each part with what there is so far."""
     wanted = list(seeds)
     parts = [wanted[at : at + CHUNK] for at in range(0, len(wanted), CHUNK)]
-    work = partial(_run_some, minutes=minutes, faults=tuple(faults))
+    work = partial(_run_some, minutes=minutes, faults=tuple(faults), nodes=nodes)
     total = SimulationReport()
     for part in _results(work, parts, workers):
         total.add(part)

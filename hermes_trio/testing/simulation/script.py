@@ -15,7 +15,7 @@ from hermes_trio.runtime.ports import ToolCall
 from hermes_trio.testing.model_server import ScriptedAnswer
 from hermes_trio.testing.model_server.script import ScriptedCall
 
-__all__ = ["MARK", "answer", "marks", "options_of"]
+__all__ = ["MARK", "answer", "asked_of", "marks", "options_of"]
 
 MARK: Final = re.compile(r"\bm\d+\b")
 
@@ -45,10 +45,16 @@ def _text(message: Mapping[str, Any]) -> str:
     return " ".join(str(part.get("text", "")) for part in cast("list[dict[str, Any]]", content))
 
 
+def asked_of(call: ScriptedCall) -> str:
+    """What a call is about: the last thing that a person, or a notice, has said."""
+    messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
+    return next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
+
+
 def answer(call: ScriptedCall) -> ScriptedAnswer:
     """The answer to a call: a pure function of the conversation."""
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
-    asked = next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
+    asked = asked_of(call)
     if messages[-1].get("role") == "tool":
         about = " ".join(sorted(marks(asked)))
         return ScriptedAnswer(text=f"done {about}", piece=64)

@@ -33,9 +33,10 @@ from hermes_trio.testing.platforms.telegram import FakeTelegram
 
 from . import script
 from .boundary import EPOCH, Boundary
+from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
 from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
-from .node import ADMIN_KEY, CrashPoint, SimulatedNode, current_node
+from .node import ADMIN_KEY, CrashPoint, SimulatedNode, caller_of, current_node, is_paused
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
 from .program import PEOPLE, TENANTS, Program, Step
 from .trace import Trace
@@ -55,7 +56,6 @@ CRON_MARK: Final = "m9001"
 class WorldSettings:
     """What is not left to the seed."""
 
-    nodes: int = 1
     calm_seconds: float = 900.0
     """Virtual seconds after the last fault within which everything must have settled."""
     concurrent_turns: int = 4
@@ -65,6 +65,16 @@ class WorldSettings:
     """The schedule of the one job of a world; empty for none."""
     agent: Agent | None = None
     """Answers every turn in the place of the scripted model and its loop."""
+
+
+@attrs.define
+class CallSeen:
+    """A call that the model got: from which life of a node, about which message, from when to when."""
+
+    life: str
+    asked: str
+    at: float
+    ended_at: float | None = None
 
 
 @attrs.define
@@ -78,8 +88,9 @@ class Seen:
     """Texts of chat messages that the gateway has confirmed to the platform."""
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
     health: Any = None
+    calls: list[CallSeen] = attrs.Factory(list[CallSeen])
     most_calls: int = 0
-    """The most model calls that were under way at once."""
+    """The most model calls of one node that were under way at once."""
 
 
 class World:
@@ -96,6 +107,7 @@ class World:
         self.faults = StoreFaults(seed=program.seed)
         self.faults.told = self._injected
         self.nodes: list[SimulatedNode] = []
+        self.balancer = Balancer(self.nodes, program.seed)
         self.seen = Seen()
         self.coverage = Coverage()
         self.store: SqliteStore
@@ -105,6 +117,8 @@ class World:
         self.calm = False
         """Faults are over."""
         self.started_at = EPOCH
+        self.calm_until = program.seconds + self.settings.calm_seconds
+        """When the world has to have settled, in seconds since it began."""
         self.held: list[str] = []
         """What was still held at the end of the calm, before the drain."""
         self.late: list[str] = []
@@ -128,8 +142,7 @@ class World:
             self.trace.note("breach", self.boundary.breaches[0])
 
     async def _live(self, after: Callable[[World], Awaitable[None]] | None) -> None:
-        clock = self.boundary.wall
-        opening = open_store(None, runner=Runner.INLINE, clock=clock, maintenance=False)
+        opening = open_store(None, runner=Runner.INLINE, clock=self.boundary.store_wall, maintenance=False)
         async with opening as self.store, trio.open_nursery() as self._nursery:
             await self._prepare()
             try:
@@ -163,7 +176,9 @@ class World:
             await self.store.put_cron_job(
                 new_job(fields, id="c10c10c10c10", tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
             )
-        for number in range(self.settings.nodes):
+        network = SignalNetwork(self.store, self.trace) if self.program.nodes > 1 else None
+        self.boundary.skew = _clock_offset
+        for number in range(self.program.nodes):
             node = SimulatedNode(
                 f"node{number}",
                 store=self.store,
@@ -173,7 +188,8 @@ class World:
                 config=self._config(),
             )
             node.agent = self.settings.agent
-            node.alone = self.settings.nodes == 1
+            node.network = network
+            node.on_pause = self._hold_paused
             node.on_crash = partial(self._crashed, node)
             self.nodes.append(node)
             node.start()
@@ -230,8 +246,9 @@ class World:
             await trio.sleep_until(EPOCH + step.at)
             if step.is_fault:
                 self._fail(step)
-            elif step.kind == "restart":
-                self._nursery.start_soon(self._restart, self.nodes[0])
+            elif step.kind in ("restart", "upgrade"):
+                self.trace.note("operator", str(step).strip())
+                self._nursery.start_soon(self._operate, step)
             else:
                 people.act(step)
         await trio.sleep_until(EPOCH + self.program.seconds)
@@ -245,21 +262,34 @@ class World:
                 node.drain()
                 with trio.move_on_after(300):
                     await node.ended.wait()
+            else:
+                self.late.append(f"{node.name} does not run at the end of the calm")
         await trio.sleep(60)
         self.trace.note("over", "")
 
-    async def _restart(self, node: SimulatedNode) -> None:
-        """The operator restarts a node: it drains, ends, and is started again."""
+    async def _operate(self, step: Step) -> None:
+        """The operator restarts a node, or upgrades all of them one after the other."""
+        down = float(script.options_of(step.words).get("down", "0"))
+        for node in self.nodes if step.kind == "upgrade" else [self._node(step)]:
+            await self._restart(node, down)
+
+    async def _restart(self, node: SimulatedNode, down: float) -> None:
+        """A node drains, ends, and is started again."""
         if not node.alive or node.draining:
             return
         began = trio.current_time()
-        ended = node.ended
+        ended, faulty = node.ended, node.paused or bool(node.cut)
         node.drain()
         await ended.wait()
-        if trio.current_time() - began > DRAIN_SECONDS:
+        if trio.current_time() - began > DRAIN_SECONDS and not faulty and not node.paused:
             self.late.append(f"{node.name} took {trio.current_time() - began:.0f} s to end after it was asked to drain")
+        await trio.sleep(down)
         if not node.alive:
             node.start()
+
+    def _node(self, step: Step) -> SimulatedNode:
+        """The node that a step is about."""
+        return self.nodes[step.who % len(self.nodes)]
 
     async def _until_ready(self) -> None:
         with trio.fail_after(120):
@@ -275,6 +305,9 @@ class World:
         for node in self.nodes:
             node.crash_points.clear()
             node.wake_faults.clear()
+            node.partition("")
+            node.resume()
+            node.calm = True
 
     def _restart_later(self, node: SimulatedNode, down: float) -> None:
         async def restart() -> None:
@@ -299,9 +332,9 @@ class World:
             case "crash":
                 down = float(options["down"])
                 if words[0] == "now":
-                    self.nodes[0].crash(down)
+                    self._node(step).crash(down)
                 else:
-                    self.nodes[0].crash_points.append(CrashPoint(words[1], after=words[0] == "after", down=down))
+                    self._node(step).crash_points.append(CrashPoint(words[1], after=words[0] == "after", down=down))
             case "telegram":
                 if words[1] == "repeat":
                     self._repeat_update()
@@ -310,9 +343,33 @@ class World:
             case "model":
                 self._model_faults.append((words[0], int(options["after"])))
             case "clock":
-                self.boundary.offset += float(options["step"])
+                self._step_clock(self._node(step), float(options["step"]))
+            case "pause":
+                self._nursery.start_soon(self._pause, self._node(step), float(options["seconds"]))
+            case "partition":
+                self._nursery.start_soon(self._partition, self._node(step), words[0], float(options["seconds"]))
             case _:
-                self.nodes[0].wake_faults.extend([words[0]] * int(options["times"]))
+                self._node(step).wake_faults.extend([words[0]] * int(options["times"]))
+
+    def _step_clock(self, node: SimulatedNode, seconds: float) -> None:
+        """Alone, a node and its database have one clock; with others each host has its own, and leases go by that of the database."""
+        if len(self.nodes) == 1:
+            self.boundary.offset += seconds
+        else:
+            node.clock_offset += seconds
+
+    async def _pause(self, node: SimulatedNode, seconds: float) -> None:
+        node.pause()
+        await trio.sleep(seconds)
+        node.resume()
+
+    async def _partition(self, node: SimulatedNode, how: str, seconds: float) -> None:
+        node.partition(how)
+        await trio.sleep(seconds)
+        node.partition("")
+
+    def _hold_paused(self) -> None:
+        self.boundary.hold(is_paused if any(node.paused for node in self.nodes) else None)
 
     def _injected(self, fault: InjectedFault) -> None:
         self.trace.note("injected", f"{fault.verb} {fault.kind.value}")
@@ -354,9 +411,13 @@ class World:
     def _model_answer(self, call: ScriptedCall) -> ScriptedAnswer | ScriptedRefusal:
         reply = script.answer(call)
         messages: Any = call.body.get("messages") or [{}]
-        if not self.trace.of("crash"):  # the calls of a node that has lost its power end when their connections do
-            self.seen.most_calls = max(self.seen.most_calls, sum(not one.ended.is_set() for one in self.model.calls))
-        self.trace.note("model", f"{len(messages)} messages, {reply.text or reply.tool_calls[0].arguments}")
+        seen = CallSeen(caller_of.get(), script.asked_of(call), self.clock.current_time() - EPOCH)
+        self.seen.calls.append(seen)
+        self._nursery.start_soon(self._note_end, seen, call)
+        under_way = sum(one.life == seen.life and one.ended_at is None for one in self.seen.calls)
+        self.seen.most_calls = max(self.seen.most_calls, under_way)
+        what = reply.text or reply.tool_calls[0].arguments
+        self.trace.note("model", f"{caller_of.get()} {len(messages)} messages, {what}")
         if not self._model_faults:
             return reply
         how, after = self._model_faults.pop(0)
@@ -366,6 +427,10 @@ class World:
         if how == "limit":
             return ScriptedRefusal(status=429, headers={"retry-after": "3"})
         return attrs.evolve(reply, fault=ModelFault[how.upper()], fault_after=after)
+
+    async def _note_end(self, seen: CallSeen, call: ScriptedCall) -> None:
+        await call.ended.wait()
+        seen.ended_at = self.clock.current_time() - EPOCH
 
     # -- what is outside -----------------------------------------------------------------------------------------------------------
 
@@ -399,6 +464,11 @@ _PLATFORM_FAULTS: Final[dict[str, Fault]] = {
     "garbage": ServerError(),
     "delay": Delay(90.0),
 }
+
+
+def _clock_offset() -> float:
+    node = current_node.get()
+    return 0.0 if node is None else node.clock_offset
 
 
 def _busy(verb: str) -> StoreBusy:

@@ -1,0 +1,291 @@
+"""What lies between the nodes of a world: the balancer in front of them, the signals of their commits, and a witness at the store they share.
+
+Signals reach other nodes as `NOTIFY` does in the PostgreSQL store: they may be lost, late, doubled or out of order, and a look at the rows every second
+stands behind them. The witness notes when a node has been taken over, and everything that such a node changes afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Context, copy_context
+from functools import wraps
+from typing import Any, Final, Protocol, TypeVar, cast
+
+import trio
+
+from hermes_trio.runtime.ports import KEY_TOPIC, NODE_TOPIC, OUTBOX_TOPIC, ROOT_TOPIC, RUN_TOPIC, Wake, inbox_topic
+from hermes_trio.store import SqliteStore
+from hermes_trio.store.signals import Signal, Signals
+from hermes_trio.store.sqlite.verbs import Writes
+from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
+
+from .trace import Trace
+
+__all__ = ["Balancer", "NodeSignals", "SignalNetwork", "WatchedWrites"]
+
+T = TypeVar("T")
+
+POLL_SECONDS: Final = 1.0
+CALM_POLL_SECONDS: Final = 15.0
+"""In a calm world no signal is lost: looking every second would cost more than all the rest."""
+
+_INBOX: Final = inbox_topic("")
+
+_SIGNAL_DELAYS: Final = {"late": 7.0, "reordered": 0.0, "twice": 3.0}
+
+
+class Serves(Protocol):
+    """A node, as the balancer sees it."""
+
+    def is_served(self) -> bool:
+        """Whether requests are sent to it."""
+        ...
+
+    def connect(self) -> trio.SocketStream:
+        """A connection; `ConnectionRefusedError` while nobody listens."""
+        ...
+
+
+class Balancer:
+    """Sends each connection to one of the nodes that seem to live."""
+
+    def __init__(self, nodes: Sequence[Serves], seed: int) -> None:
+        self._nodes = nodes
+        self._dice = random.Random(f"{seed} balancer")
+
+    def connect(self) -> trio.SocketStream:
+        """A connection to some node; `ConnectionRefusedError` if none listens."""
+        served = [node for node in self._nodes if node.is_served()]
+        if not served:
+            raise ConnectionRefusedError("no node listens")
+        return (served[0] if len(served) == 1 else self._dice.choice(served)).connect()
+
+
+class Listens(Protocol):
+    """One life of a node, as its signals see it."""
+
+    name: str
+    dead: bool
+    paused: bool
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is partitioned from the store."""
+        ...
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong any more."""
+        ...
+
+    @property
+    def wake_faults(self) -> list[str]:
+        """How the next signals from others are spoilt."""
+        ...
+
+
+class _Told(tuple[str, str]):
+    """A signal that knows which life of a node has committed it."""
+
+    by: Listens
+
+    def __new__(cls, signal: Signal, by: Listens) -> _Told:
+        made = super().__new__(cls, signal)
+        made.by = by
+        return made
+
+
+class SignalNetwork:
+    """Carries the signals of each commit to all nodes, and notes in the trace when the row of a node is gone."""
+
+    def __init__(self, store: SqliteStore, trace: Trace) -> None:
+        self.store = store
+        self.trace = trace
+        self._ears: list[NodeSignals] = []
+        cast("Any", store.database.signals).announce = self._announce
+
+    def attach(self, ear: NodeSignals) -> None:
+        """A node listens."""
+        self._ears.append(ear)
+
+    def detach(self, ear: NodeSignals) -> None:
+        """It listens no more."""
+        self._ears.remove(ear)
+
+    def _announce(self, signals: Iterable[Signal]) -> None:
+        told = list(dict.fromkeys(signals))
+        for ear in list(self._ears):
+            if any(topic == NODE_TOPIC and key == ear.handle.owner for topic, key in told) and not ear.is_member():
+                self.trace.note("gone", ear.life.name)
+            ear.hear(told)
+
+
+class NodeSignals:
+    """The signals of one life: its own at once, those of others with what goes wrong on the way, and a look at the rows behind them."""
+
+    def __init__(self, life: Listens, handle: SqliteStore, network: SignalNetwork, nursery: trio.Nursery) -> None:
+        self.life = life
+        self.handle = handle
+        self.signals = Signals()
+        self._network = network
+        self._nursery = nursery
+        self._context: Context = copy_context()
+        self._missed: list[Signal] = []
+        self._seen: set[Signal] = set()
+        self._runs: dict[str, str] = {}
+
+    def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
+        """As a store does."""
+        return self.signals.subscribe(topic, wake, key)
+
+    def is_member(self) -> bool:
+        """Whether the row of this node is there."""
+        return bool(self._rows("SELECT 1 FROM nodes WHERE incarnation = ?", self.handle.owner))
+
+    def hear(self, told: Sequence[Signal]) -> None:
+        """A commit of some node concerned these."""
+        life = self.life
+        if life.dead:
+            return
+        own = [signal for signal in told if getattr(signal, "by", None) is life]
+        wanted = set(self.signals.wanted())
+        others = [one for one in told if one not in own and (one in wanted or (one[0], None) in wanted)]
+        if own:
+            self._announce(own)
+        if not others or life.is_cut:
+            return
+        if life.paused:
+            self._missed += others
+            return
+        if not life.wake_faults:
+            self._announce(others)
+            return
+        how = life.wake_faults.pop(0)
+        self._network.trace.note("signal", f"{how} for {life.name}: {others}")
+        if how == "twice":
+            self._announce(others)
+        if how != "lost":
+            self._context.copy().run(self._nursery.start_soon, self._later, others, _SIGNAL_DELAYS[how])
+
+    def catch_up(self) -> None:
+        """The node goes on after a pause: what came in meanwhile waits in its connection."""
+        missed, self._missed = self._missed, []
+        self._announce(missed)
+
+    def _announce(self, signals: Iterable[Signal]) -> None:
+        # Whoever is woken may start tasks: they are this node's, whoever has committed.
+        self._context.copy().run(self.signals.announce, list(signals))
+
+    async def _later(self, signals: Sequence[Signal], seconds: float) -> None:
+        await trio.sleep(seconds)
+        if not self.life.dead and not self.life.is_cut:
+            self._announce(signals)
+
+    # -- the look at the rows, as `hermes_trio.store.postgres.hearing` does it ---------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look at the rows every second, until cancelled; after a partition, announce everything that waits."""
+        listening = True
+        while True:
+            await trio.sleep(CALM_POLL_SECONDS if self.life.is_calm else POLL_SECONDS)
+            if self.life.is_cut:
+                listening = False
+            elif listening:
+                self._look()
+            else:
+                listening = True
+                self._seen = set(self._waiting())
+                self._announce(self._seen)
+
+    def _look(self) -> None:
+        found = self._waiting()
+        both = [signal for signal in found if signal in self._seen]
+        self._seen = set(found)
+        self._announce(both)
+        followed = [key for topic, key in self.signals.wanted() if topic == RUN_TOPIC and key is not None]
+        sql = (
+            "SELECT status || ' ' || coalesce((SELECT max(number) FROM events e WHERE e.run_id = r.run_id), 0)"
+            " FROM runs r WHERE run_id = ?"
+        )
+        far = {run_id: row[0] for run_id in followed for row in self._rows(sql, run_id)}
+        moved = [(RUN_TOPIC, run_id) for run_id, at in far.items() if self._runs.get(run_id) != at]
+        self._runs = far
+        self._announce(moved)
+
+    def _waiting(self) -> list[Signal]:
+        wanted = self.signals.wanted()
+        topics = {topic for topic, _ in wanted}
+        now = self.handle._clock()
+        found: list[Signal] = [
+            (_INBOX + inbox, key)
+            for inbox, key in self._rows(
+                "SELECT DISTINCT inbox, session_key FROM inbox WHERE settled_at IS NULL AND state = 'pending'"
+            )
+            if _INBOX + inbox in topics
+        ]
+        if OUTBOX_TOPIC in topics:
+            sql = "SELECT DISTINCT platform FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND next_at <= ?"
+            found += [(OUTBOX_TOPIC, platform) for (platform,) in self._rows(sql, now)]
+        if KEY_TOPIC in topics:
+            found += [(KEY_TOPIC, id) for (id,) in self._rows("SELECT id FROM api_keys WHERE revoked_at > ?", now - 30)]
+        still = (
+            "SELECT 1 FROM jobs WHERE root_id = ?1 AND ended_at IS NULL"
+            " UNION ALL SELECT 1 FROM inbox WHERE root_id = ?1 AND root_id <> '' AND settled_at IS NULL"
+        )
+        for topic, key in wanted:
+            if key is None:
+                continue
+            if topic == ROOT_TOPIC:
+                if not self._rows(still, key):
+                    found.append((topic, key))
+            elif topic not in (OUTBOX_TOPIC, KEY_TOPIC, RUN_TOPIC) and not topic.startswith(_INBOX):
+                found.append((topic, key))
+        return found
+
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        writer: Any = self._network.store._writer
+        return list(writer._db.execute(sql, values))
+
+
+class WatchedWrites:
+    """The writer of the shared store, as one life of a node uses it: signals are marked as its own, and what it changes without a row of its own is noted."""
+
+    def __init__(self, writer: Writes, ear: NodeSignals, trace: Trace) -> None:
+        self.around: Callable[[str], AbstractContextManager[object]] | None = None
+        self._writer = writer
+        self._ear = ear
+        self._trace = trace
+
+    async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
+        """As the writer does."""
+        return await self._writer.submit(self._watched(verb), *args, weight=weight)
+
+    def post(self, verb: Callable[..., object], *args: object) -> None:
+        """As the writer does."""
+        self._writer.post(self._watched(verb), *args)
+
+    def check_file(self) -> None:
+        """As the writer does."""
+        self._writer.check_file()
+
+    def statistics(self) -> WriterStatistics:
+        """As the writer does."""
+        return self._writer.statistics()
+
+    def _watched(self, verb: Callable[..., T]) -> Callable[..., T]:
+        name = getattr(verb, "__name__", "write")
+        ear = self._ear
+
+        @wraps(verb)
+        def watched(db: Any, *args: object) -> T:
+            member = name == "recover" or ear.is_member()
+            changes, told = db.total_changes(), len(db.signals)
+            value = verb(db, *args)
+            db.signals[told:] = [_Told(signal, ear.life) for signal in db.signals[told:]]
+            if not member and db.total_changes() != changes:
+                self._trace.note("fenced write", f"{ear.life.name}: {name}")
+            return value
+
+        return watched
