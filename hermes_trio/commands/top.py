@@ -24,11 +24,13 @@ from hermes_trio.net.sse import EventReader
 
 from .tree import clean, duration, warning_of
 
-__all__ = ["TreeCopy", "run_top"]
+__all__ = ["TreeCopy", "cluster_line", "run_top"]
 
 FRAME_SECONDS: Final = 0.25
 ARMED_SECONDS: Final = 4.0
 RETRY_SECONDS: Final = 1.0
+MOST_LINES: Final = 8
+"""Lines for the nodes that share the store."""
 
 COLOURS: Final = {
     "turn": "bold",
@@ -43,10 +45,11 @@ HELP: Final = "q leave · j k move · x x stop · s sort · / filter · w next w
 
 
 class TreeCopy:
-    """A reader's copy of the tree: a snapshot, then differences."""
+    """A reader's copy of the tree: a snapshot, then differences. `cluster` are the nodes that share the store, if there are several."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, dict[str, Any]] = {}
+        self.cluster: list[dict[str, Any]] = []
         self.root = 0
 
     def apply(self, name: str, data: dict[str, Any], now: float) -> None:
@@ -64,6 +67,8 @@ class TreeCopy:
                 self.nodes[node["key"]] = {**node, "at": now}
             for key, _ in data["closed"]:
                 self.nodes.pop(key, None)
+        elif name == "nodes":
+            self.cluster = [{**node, "at": now} for node in data["nodes"]]
 
     def rows(self, now: float, *, sort: str = "tree", words: str = "") -> list[tuple[int, dict[str, Any]]]:
         """The nodes to show, each with its depth: in the order of the tree, or sorted and flat."""
@@ -214,7 +219,10 @@ class _Screen:
     def draw(self) -> RenderableType:
         """The whole screen."""
         rows = self.rows()
-        height = max(3, self.console.size.height - 4 - len(self.receipt))
+        cluster = [cluster_line(node, trio.current_time()) for node in self.copy.cluster]
+        if len(cluster) > MOST_LINES:
+            cluster = [*cluster[: MOST_LINES - 1], Text(f"and {len(cluster) - MOST_LINES + 1} more nodes", style="dim")]
+        height = max(3, self.console.size.height - 4 - len(self.receipt) - len(cluster))
         keys = [node["key"] for _, node in rows]
         at = keys.index(self.selected) if self.selected in keys else 0
         first = max(0, min(at - height // 2, len(rows) - height))
@@ -233,7 +241,27 @@ class _Screen:
         title = f"hermes-trio top · {self.state} · {len(self.copy.nodes)} nodes · by {SORTS[self.sort]}"
         title += f" · {warnings} warnings" if warnings else ""
         title += f" · filter {self.filter}{'▏' if self.typing else ''}" if self.filter or self.typing else ""
-        return Group(Text(title, style="bold"), table, *(Text(line) for line in self.receipt), Text(HELP, style="dim"))
+        return Group(
+            Text(title, style="bold"), *cluster, table, *(Text(line) for line in self.receipt), Text(HELP, style="dim")
+        )
+
+
+def cluster_line(node: dict[str, Any], now: float) -> Text:
+    """A node that shares the store: who it is, how it is, what it has."""
+    passed = now - node["at"]
+    left = node["lease_seconds"] - passed
+    if left <= 0:
+        state, style = "its lease has expired", "red"
+    elif not node["answers"]:
+        state, style = f"does not answer, lease {duration(left)}", "red"
+    else:
+        state, style = f"lease {duration(left)}", ""
+    here = " (this one)" if node["here"] else ""
+    words = [f"{clean(node['name'])}{here}", f"up {duration(node['age_seconds'] + passed)}", state]
+    words += ["draining"] if node["draining"] else []
+    words += [f"{node['turns']} turns", f"{node['jobs']} jobs", f"{node['sessions']} sessions bound"]
+    owned = ", ".join(clean(name) for name in node.get("runs", ()))
+    return Text(" · ".join([*words, owned] if owned else words), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _cells(depth: int, node: dict[str, Any]) -> list[Text]:

@@ -197,11 +197,13 @@ class ApiCore:
         self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home, shared=shared)
         self._revocations = store.subscribe(KEY_TOPIC, self._forget_key)
         self._revocations.__enter__()  # for as long as the store is open: it closes after everything that asks here
-        self.rate = RateLimiter(limits.requests_per_minute, limits.burst)
+        self.rate = RateLimiter(
+            limits.requests_per_minute, limits.burst, runtime.membership if store.lease_seconds > 0 else None
+        )
         self.readers = ReaderLimit(limits.event_readers)
         self.turns = ApiTurns(runtime.stateless, store, limits)
         self.replies = IdempotentReplies(store, runtime.membership)
-        self.metrics = Metrics(runtime)
+        self.metrics = Metrics(self)
         self.load = LoadHistory()
         self.drain = DrainControl(runtime)
         self.conversations = SessionLocks()

@@ -14,7 +14,7 @@ from hermes_trio.runtime.outcome import RunStatus
 from .metrics import BUCKETS, Metrics
 
 if TYPE_CHECKING:
-    from .core import RuntimePort
+    from .core import ApiCore
 
 __all__ = ["exposition_of"]
 
@@ -59,17 +59,20 @@ class _Counted(Collector):
         for route, count in metrics.departures.items():
             left.add_metric([route], count)
         yield left
+        yield CounterMetricFamily(
+            "hermes_http_relayed", "Requests handed to the node that has their session.", value=metrics.relayed
+        )
 
 
 class _Live(Collector):
     """Gauges of what is alive now."""
 
-    def __init__(self, host: RuntimePort) -> None:
-        self._host = host
+    def __init__(self, core: ApiCore) -> None:
+        self._core = core
 
     def collect(self) -> Iterator[Metric]:
         """The tree and the limiter, in one step without a checkpoint."""
-        host = self._host
+        host = self._core.runtime
         yield GaugeMetricFamily("hermes_turns_active", "Turns that hold a limiter token.", value=host.stateless.active)
         yield GaugeMetricFamily("hermes_draining", "1 while new work is refused.", value=int(host.draining))
         kinds: dict[str, int] = {}
@@ -86,11 +89,34 @@ class _Live(Collector):
         for status, count in statuses.items():
             runs.add_metric([status], count)
         yield runs
+        yield from self._nodes()
+
+    def _nodes(self) -> Iterator[Metric]:
+        """The nodes that share the store, as they were at the last heartbeat."""
+        core = self._core
+        rows = core.runtime.membership.nodes
+        if not rows:
+            return
+        gauges = [
+            GaugeMetricFamily(f"hermes_node_{name}", words, labels=["node", "incarnation"])
+            for name, words in (
+                ("lease_seconds", "What is left of the lease of a node; below 0 it has expired."),
+                ("turns", "Turns of a node."),
+                ("jobs", "Jobs of a node."),
+                ("sessions", "Sessions that are bound to a node by their shells and files."),
+            )
+        ]
+        now = core.store.now()
+        for row in rows:
+            values = (row.expires_at - now, row.info.get("turns", 0), row.info.get("jobs", 0), row.hosted)
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.add_metric([row.name, row.incarnation[:8]], value)
+        yield from gauges
 
 
 def exposition_of(metrics: Metrics) -> bytes:
     """The text. A fresh registry each time: everything in it is read off the moment."""
     registry = CollectorRegistry()
     registry.register(_Counted(metrics))
-    registry.register(_Live(metrics.host))
+    registry.register(_Live(metrics.core))
     return generate_latest(registry)

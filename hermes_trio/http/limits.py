@@ -1,4 +1,4 @@
-"""Limits of one API key: requests a minute, and streams of run events at once."""
+"""Limits of one API key: requests a minute, which all nodes of a store share, and streams of run events at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Final
 
 import msgspec
 import trio
+
+from hermes_trio.runtime.membership import Membership
+from hermes_trio.runtime.shares import SharedSpending
 
 from .errors import ApiError, retry_after
 
@@ -52,17 +55,39 @@ class ReaderLimit:
 
 
 class RateLimiter:
-    """A token bucket for each key: `per_minute` requests in the long run, `burst` at once. 0 means no limit."""
+    """A token bucket for each key: `per_minute` requests in the long run, `burst` at once. 0 means no limit.
 
-    def __init__(self, per_minute: int, burst: int) -> None:
+    With a `membership` the buckets of all nodes are one, as far as they know of each other: what the others have taken is taken here, too, and may leave
+    a bucket in debt. In any t seconds N nodes let at most N bursts, the requests of t seconds, and those of two heartbeats for each other node through.
+    """
+
+    def __init__(self, per_minute: int, burst: int, membership: Membership | None = None) -> None:
         self._rate = per_minute / 60
         self._burst = float(max(1, burst or per_minute))
         self._buckets: dict[str, _Bucket] = {}
+        self._shared: SharedSpending | None = None
+        if membership is not None and per_minute:
+            self._shared = membership.share("requests", self._taken_elsewhere)
 
     def check(self, key_id: str) -> None:
         """Take one token, or raise 429 with the time after which there is one."""
         if not self._rate:
             return
+        bucket = self._bucket(key_id)
+        if bucket.tokens < 1:
+            wait = (1 - bucket.tokens) / self._rate
+            raise ApiError(
+                429,
+                f"This key may make {self._rate * 60:g} requests a minute; try again in {wait:.1f} s.",
+                code="rate_limit_exceeded",
+                headers=retry_after(wait),
+            )
+        bucket.tokens -= 1
+        if self._shared is not None:
+            self._shared.spend(key_id)
+
+    def _bucket(self, key_id: str) -> _Bucket:
+        """The bucket of a key, filled up to now."""
         now = trio.current_time()
         bucket = self._buckets.pop(key_id, None)
         if bucket is None:
@@ -73,12 +98,7 @@ class RateLimiter:
             del self._buckets[next(iter(self._buckets))]
         bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.at) * self._rate)
         bucket.at = now
-        if bucket.tokens < 1:
-            wait = (1 - bucket.tokens) / self._rate
-            raise ApiError(
-                429,
-                f"This key may make {self._rate * 60:g} requests a minute; try again in {wait:.1f} s.",
-                code="rate_limit_exceeded",
-                headers=retry_after(wait),
-            )
-        bucket.tokens -= 1
+        return bucket
+
+    def _taken_elsewhere(self, key_id: str, amount: int) -> None:
+        self._bucket(key_id).tokens -= amount

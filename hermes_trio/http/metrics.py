@@ -10,7 +10,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .core import RuntimePort
+    from .core import ApiCore
 
 __all__ = ["BUCKETS", "CONTENT_TYPE", "Metrics"]
 
@@ -23,8 +23,8 @@ BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 class Metrics:
     """The counters of one server; two servers in one process do not share them."""
 
-    def __init__(self, host: RuntimePort) -> None:
-        self.host = host
+    def __init__(self, core: ApiCore) -> None:
+        self.core = core
         self.answers: dict[tuple[str, int], int] = {}
         self.buckets: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}

@@ -9,7 +9,7 @@ one owner has no lease: nothing is renewed, and every singleton runs here.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,8 @@ import trio
 
 from .context import Binding, _binding
 from .errors import Fenced, MembershipLost
-from .ports import ANSWER_TOPIC, LEASE_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest
+from .ports import ANSWER_TOPIC, LEASE_TOPIC, NODE_TOPIC, REQUEST_TOPIC, NodeAnswer, NodeRequest, NodeRow
+from .shares import SharedSpending
 from .tree import EMPTY_CONTEXT, waiting
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Membership:
         self._reaping: bool = False
         self._after_reap: list[Callable[[], Awaitable[object]]] = []
         self._beat = trio.Event()
+        self._beaten = trio.Event()
+        self._shares: dict[str, SharedSpending] = {}
+        self.nodes: Sequence[NodeRow] = ()
+        """The nodes of the store, this one among them, as they were at the last heartbeat."""
         self.lost: str = ""
         self.configuration: str = ""
         """A fingerprint of this node's configuration: its neighbours should have the same."""
@@ -78,6 +83,7 @@ class Membership:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep, nursery, name="lease")
                 nursery.start_soon(self._serve, nursery, name="requests of other nodes")
+                nursery.start_soon(self._look, name="other nodes")
                 try:
                     yield
                 finally:
@@ -128,6 +134,33 @@ class Membership:
                 elif 0 < others < beat:
                     pause = others + LATE_SECONDS
             self._beat.set()
+            self._beaten.set()
+
+    async def _look(self) -> None:
+        """Read what the other nodes say about themselves: after each heartbeat, and when one has come or gone."""
+        store = self._core.store
+        while True:
+            self._beaten = trio.Event()
+            with store.subscribe(NODE_TOPIC, lambda _: self._beaten.set()):
+                await self.read_nodes()
+                await self._beaten.wait()
+
+    async def read_nodes(self) -> None:
+        """Read the nodes of the store, and hear what the others have spent."""
+        try:
+            self.nodes = await self._core.store.list_nodes()
+        except Exception as error:
+            logger.warning("the other nodes could not be read, the next heartbeat tries again: %s", error)
+            return
+        own = self._core.store.owner
+        others = {row.incarnation: row.info.get("spent", {}) for row in self.nodes if row.incarnation != own}
+        for name, share in self._shares.items():
+            share.hear({node: spent.get(name, {}) for node, spent in others.items()})
+
+    def share(self, name: str, heard: Callable[[str, int], None]) -> SharedSpending:
+        """Share a limit of this name with the other nodes: `heard(key, amount)` is called with what they have spent. It lasts as long as the membership."""
+        share = self._shares[name] = SharedSpending(heard)
+        return share
 
     async def _renew(self, beat: float) -> float | None:
         while True:
@@ -148,6 +181,7 @@ class Membership:
             "jobs": len(core.supervisor),
             "draining": core.draining,
             "configuration": self.configuration,
+            "spent": {name: said for name, share in self._shares.items() if (said := share.say())},
         }
 
     def _lose(self, reason: str) -> None:

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 import trio
 
+from hermes_trio.commands.top import TreeCopy, cluster_line
 from hermes_trio.console.routes import console_routes
 from hermes_trio.runtime.turn import Turn
 
@@ -142,3 +143,40 @@ async def test_the_health_report_names_every_node() -> None:
         body = (await gateway.http.get("/health/detailed")).json()
         assert [node["here"] for node in body["nodes"]].count(True) == 1
         assert all(0 < node["lease_seconds"] <= 15 for node in body["nodes"])
+
+
+async def test_the_stream_of_the_tree_tells_of_all_nodes() -> None:
+    """Name, age, lease, load and what each has, in a `nodes` event; an admin also sees what only one node runs. The metrics say the same."""
+    async with open_gateway(patient) as gateway:
+        headers = await gateway.key("runs")
+        run_id = await gateway.start(session_id="s")
+        [number] = await holders(gateway, run_id)
+        [turn] = gateway.runtimes[number].core.live_turns.values()
+        await turn.core.hosts.bind(turn)
+        await gateway.runtimes[number].store.claim_lease("clock")
+        await gateway.runtimes[number].store.renew_node(turn.core.membership.describe())
+        for runtime in gateway.runtimes:
+            await runtime.membership.read_nodes()
+        for reader in (dict(gateway.http.headers), headers):
+            async with gateway.events("/v1/tree/events", headers=reader) as events:
+                told = await events.next()
+                while told is None or told.name != "nodes":
+                    told = await events.next()
+            assert [node["name"] for node in told.data["nodes"]] == ["node-0", "node-1", "node-2"]
+            found = told.data["nodes"][number]
+            assert (found["turns"], found["jobs"], found["sessions"], found["answers"]) == (1, 0, 1, True)
+            assert 0 < found["lease_seconds"] <= 15
+            assert found.get("runs") == (["clock"] if reader is not headers else None)
+            copy = TreeCopy()
+            copy.apply("nodes", told.data, 0.0)
+            line = cluster_line(copy.cluster[number], 1.0).plain
+            assert line.startswith(f"node-{number}")
+            assert "1 turns · 0 jobs · 1 sessions bound" in line
+            silent = {**copy.cluster[number], "answers": False}
+            assert "does not answer" in cluster_line(silent, 1.0).plain
+            assert "has expired" in cluster_line(silent, 60.0).plain
+        metrics = (await gateway.http.get("/metrics")).text
+        assert metrics.count("hermes_node_lease_seconds{") == 3
+        owner = turn.core.store.owner[:8]
+        assert f'hermes_node_sessions{{incarnation="{owner}",node="node-{number}"}} 1.0' in metrics
+        await gateway.http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})

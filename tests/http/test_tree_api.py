@@ -152,7 +152,9 @@ async def test_an_idle_viewer_costs_nothing_and_a_busy_one_ten_messages_a_second
         return True
 
     request: Any = SimpleNamespace(
-        core=SimpleNamespace(runtime=SimpleNamespace(tree=tree), signin=SimpleNamespace(still_signed_in=yes)),
+        core=SimpleNamespace(
+            shared=False, runtime=SimpleNamespace(tree=tree), signin=SimpleNamespace(still_signed_in=yes)
+        ),
         caller=SimpleNamespace(sees=None),
         header=lambda name: None,
         query=lambda name: "",

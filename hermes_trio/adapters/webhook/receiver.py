@@ -120,6 +120,7 @@ class WebhookReceiver:
         self._home = home
         self._requests: dict[str, deque[float]] = {name: deque() for name in self.routes}
         self._direct: set[DeliveryId] = set()
+        self._shared = messaging.runtime.membership.share("webhooks", self._taken_elsewhere)
         self._refusals = LineLimiter()
         self._accepting: int = 0
 
@@ -202,14 +203,20 @@ class WebhookReceiver:
         return None, None if verdict is None else verdict.scheme
 
     def _over_rate(self, name: str) -> float:
-        """Seconds until the route takes another request; 0 and counted if it does now."""
+        """Seconds until the route takes another request, on whichever node; 0 and counted if it does now."""
         now, log = trio.current_time(), self._requests[name]
         while log and now - log[0] >= RATE_WINDOW:
             log.popleft()
         if len(log) >= self.settings.rate_limit:
             return RATE_WINDOW - (now - log[0])
         log.append(now)
+        self._shared.spend(name)
         return 0.0
+
+    def _taken_elsewhere(self, name: str, amount: int) -> None:
+        log = self._requests.get(name)
+        if log is not None:
+            log.extend([trio.current_time()] * min(amount, self.settings.rate_limit))
 
     def _read_file(self, name: str) -> str | None:
         """A file below the home directory, for the filter `in_file`."""

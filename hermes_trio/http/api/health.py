@@ -16,6 +16,7 @@ import trio
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.load import EVERY_SECONDS, LoadSample
 from hermes_trio.http.metrics import CONTENT_TYPE
+from hermes_trio.http.nodes import node_bodies
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route
 from hermes_trio.http.turns import PLATFORM
@@ -81,10 +82,10 @@ async def detailed_health(request: Request) -> HandlerResult:
     if servers:
         lost = [name for name, server in servers.items() if server["state"] != "ready"]
         checks["mcp"] = {"status": "degraded", "detail": f"not ready: {', '.join(lost)}"} if lost else {"status": "ok"}
-    nodes = await _nodes(request) if core.shared else []
+    nodes = node_bodies(core, await core.store.list_nodes(), request.caller) if core.shared else []
     if nodes:
-        expired = [node["name"] for node in nodes if node["lease_seconds"] <= 0]
-        configurations = {node["configuration"] for node in nodes} - {""}  # known with the first heartbeat
+        expired = [node.name for node in nodes if node.lease_seconds <= 0]
+        configurations = {node.configuration for node in nodes} - {""}  # known with the first heartbeat
         if expired:
             checks["nodes"] = {"status": "degraded", "detail": f"not renewed: {', '.join(expired)}"}
         elif len(configurations) > 1:
@@ -121,27 +122,6 @@ async def detailed_health(request: Request) -> HandlerResult:
         },
         code,
     )
-
-
-async def _nodes(request: Request) -> list[dict[str, Any]]:
-    """The nodes that share the store, as each has described itself with its last heartbeat."""
-    store = request.core.store
-    now = store.now()
-    return [
-        {
-            "name": node.name,
-            "incarnation": node.incarnation,
-            "here": node.incarnation == store.owner,
-            "age_seconds": round(now - node.started_at, 1),
-            "lease_seconds": round(node.expires_at - now, 1),
-            "turns": node.info.get("turns", 0),
-            "jobs": node.info.get("jobs", 0),
-            "draining": node.info.get("draining", False),
-            "configuration": node.info.get("configuration", ""),
-            **({"runs": list(node.leases)} if request.caller.admin else {}),
-        }
-        for node in await store.list_nodes()
-    ]
 
 
 def _disk(home: Path | None) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """The task tree as an API: what runs, who owns it, how old it is, until when it may run, and what it waits on.
 
 An admin sees the whole tree; every other key sees the nodes of its tenant, filtered here. `GET /v1/tree/events` is a snapshot and then what changed, as often
-as ten times a second; with `Last-Event-ID` it goes on where the reader left off. `POST /v1/tree/{key}/stop` stops the work of one node.
+as ten times a second; with `Last-Event-ID` it goes on where the reader left off. Where several nodes share the store, a `nodes` event tells of all of them
+after each heartbeat. `POST /v1/tree/{key}/stop` stops the work of one node.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -16,10 +18,12 @@ from msgspec.structs import replace
 
 from hermes_trio.http.auth import RequiredScope
 from hermes_trio.http.errors import ApiError, not_found
+from hermes_trio.http.nodes import node_bodies
 from hermes_trio.http.requests import EventStream, HandlerResult, Request, Response, encode_json
 from hermes_trio.http.routing import Route, RouteParameter
 from hermes_trio.http.streams import HEARTBEAT_SECONDS, StreamWriter, named_event
 from hermes_trio.runtime.outcome import CancelCause, Cause, ReceiptLine, StopReceipt
+from hermes_trio.runtime.ports import NodeRow
 from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.tree import Node, NodeView, Tree, TreeDifference, TreeWatcher, stop_work
 
@@ -34,6 +38,9 @@ STOP_SECONDS: Final = 30.0
 """How long a stop waits for the node to leave the tree before its receipt says what remains."""
 
 LONGEST_STOP: Final = 600.0
+
+LOOK_SECONDS: Final = 1.0
+"""How often a reader of the stream looks whether the nodes were read anew."""
 
 
 class TreeElsewhere(msgspec.Struct):
@@ -137,18 +144,27 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
     tree = request.core.runtime.tree
     seen = request.caller.sees
     missed = _missed(tree, request.header(b"last-event-id") or request.query("last_event_id"), seen)
+    core = request.core
+    told: Sequence[NodeRow] = ()
     with tree.watch(seen) as watcher:
         await writer.open(_snapshot(tree, watcher) if missed is None else _difference(tree, missed))
-        checked = trio.current_time()
+        checked = said = trio.current_time()
         while True:
-            with trio.move_on_after(HEARTBEAT_SECONDS) as quiet:
+            if core.shared and core.runtime.membership.nodes is not told:
+                told = core.runtime.membership.nodes
+                writer.put(named_event("nodes", {"nodes": node_bodies(core, told, request.caller)}))
+                await writer.flush()
+                said = trio.current_time()
+            with trio.move_on_after(LOOK_SECONDS if core.shared else HEARTBEAT_SECONDS) as quiet:
                 await watcher.wait()
             if trio.current_time() >= checked + HEARTBEAT_SECONDS:
                 checked = trio.current_time()
                 if not await request.core.signin.still_signed_in(request):
                     return
             if quiet.cancelled_caught:
-                await writer.comment("keepalive")
+                if trio.current_time() >= said + HEARTBEAT_SECONDS:
+                    said = trio.current_time()
+                    await writer.comment("keepalive")
                 continue
             await trio.sleep(BATCH_SECONDS)
             if watcher.behind:
@@ -158,6 +174,7 @@ async def _follow(request: Request, writer: StreamWriter) -> None:
                 if difference.nodes or difference.closed:
                     writer.put(_difference(tree, difference))
             await writer.flush()
+            said = trio.current_time()
 
 
 def _missed(tree: Tree, last: str, tenant: str | None) -> TreeDifference | None:

@@ -7,7 +7,7 @@ const LINGER = 1.2; // seconds for which an ended node stays visible, with how i
 const CALM = 2000; // above so many nodes nothing lingers
 const TURNS = 60; // turns whose spans are remembered
 
-/** See above. Reads `snapshot` and `difference` events; `rows()` is what a list shows. */
+/** See above. Reads `snapshot`, `difference` and `nodes` events; `rows()` is what a list shows. */
 export class TreeStore {
   constructor() {
     this.nodes = new Map();
@@ -20,6 +20,7 @@ export class TreeStore {
     this.restarted = () => {};
     this.kinds = new Map(); // how many nodes there are of each kind
     this.turns = new Map(); // what each turn did, as far as this page saw it
+    this.cluster = []; // the nodes that share the store, where several do
     this.changed = 0; // counts every difference; a reader compares it with the one that it drew
     this.shape = 0; // counts the differences after which the list of rows is another
   }
@@ -34,6 +35,7 @@ export class TreeStore {
     this.changed += 1;
     if (name === "snapshot") this._snapshot(data);
     else if (name === "difference") this._difference(data);
+    else if (name === "nodes") this.cluster = data.nodes.map((one) => ({ ...one, at: now() }));
   }
 
   _snapshot({ epoch, tree }) {

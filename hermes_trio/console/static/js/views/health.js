@@ -42,12 +42,13 @@ function stacked() {
 }
 
 const bytes = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} TB` : n >= 1e9 ? `${(n / 1e9).toFixed(0)} GB` : `${(n / 1e6).toFixed(0)} MB`);
-const NAMES = { state_db: "Store", config: "Configuration", model: "Model", disk: "Disk", gateway: "Gateway", background_queues: "Queues", confinement: "Commands", mcp: "MCP", ends: "Ends" };
+const NAMES = { state_db: "Store", config: "Configuration", model: "Model", disk: "Disk", gateway: "Gateway", background_queues: "Queues", confinement: "Commands", mcp: "MCP", ends: "Ends", nodes: "Nodes" };
 
 function wordsOf(name, check) {
   if (name === "disk" && check.used !== undefined) return `${Math.round(100 * check.used)} % used, ${bytes(check.free_bytes)} free`;
   if (name === "background_queues") return `${check.active_api_runs} runs, ${check.outbox ?? 0} replies and ${check.inbox ?? 0} messages wait`;
   if (name === "confinement") return `profile ${check.profile}, ${check.status === "ok" ? "every protection is active" : `${check.missing?.length ?? 0} missing`}`;
+  if (name === "nodes" && check.count !== undefined) return `${check.count} share the store`;
   if (name === "ends") return `${check.count} ends could not be written yet`;
   return check.detail ?? (check.status === "ok" ? "well" : check.status);
 }

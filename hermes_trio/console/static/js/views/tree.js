@@ -32,6 +32,23 @@ export function tree(ctx) {
   const follow = h("button", { class: "tog", "aria-pressed": "true", hidden: true, onclick: () => setOwner("") });
   body.append(h("div", { class: "tools", role: "toolbar", "aria-label": "Filter" }, kinds.map((one) => one.el), follow, h("span", { class: "gap" }), warnings));
 
+  // -- the nodes that share the store, where several do
+  const cluster = h("ul", { class: "cluster", "aria-label": "Nodes that share the store", hidden: true });
+  body.append(cluster);
+  function drawCluster() {
+    cluster.hidden = store.cluster.length < 2;
+    if (cluster.hidden) return;
+    const lines = store.cluster.map((one) => {
+      const passed = store.now() - one.at, left = one.lease_seconds - passed;
+      const state = left <= 0 ? "its lease has expired" : one.answers ? `lease ${span(Math.round(left))}` : "does not answer";
+      const words = [one.here ? `${one.name} (this one)` : one.name, `up ${span(Math.round(one.age_seconds + passed))}`, state, one.draining ? "draining" : "", count(one.turns, "turn"), count(one.jobs, "job"), `${count(one.sessions, "session")} bound`, (one.runs ?? []).join(", ")];
+      return [words.filter(Boolean).join(" · "), left <= 0 || !one.answers];
+    });
+    while (cluster.children.length > lines.length) cluster.lastChild.remove();
+    while (cluster.children.length < lines.length) cluster.append(h("li", { class: "cut" }));
+    lines.forEach(([words, bad], i) => { put(cluster.children[i], words); cluster.children[i].className = bad ? "cut bad" : "cut"; });
+  }
+
   // -- the list
   body.append(h("div", { class: "cols", "aria-hidden": "true" }, ["Node", "Waits on", "Owner", "Age", "Deadline"].map((word) => h("span", null, word))));
   const list = h("div", { class: "list", role: "treegrid", "aria-label": "Task tree", tabindex: "0", "data-home": "", "aria-colcount": "5" });
@@ -166,6 +183,7 @@ export function tree(ctx) {
     else rows.draw(); // ages, bars and words of the visible rows
     drawn = store.changed;
     panel.tick();
+    drawCluster();
     const of = store.kinds;
     for (const one of kinds) put(one.n, (of.get(one.kind) ?? 0).toLocaleString("en"));
     put(sum, `${count(store.size, "node")} · ${count(of.get("turn") ?? 0, "turn")} · ${count(of.get("lane") ?? 0, "lane")}`);
