@@ -59,11 +59,11 @@ def check_id(value: object, what: str, limit: int = MAX_ID_LENGTH) -> str:
     return value
 
 
-class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
+class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The identity of a conversation, as its tools, threads and child processes see it.
 
-    A field that is not given is bound to the empty string: binding a context binds all of it. To change one field for a nested scope,
-    use `msgspec.structs.replace(current_context(), cwd=...)`.
+    A field that is not given is bound to the empty string: binding a context binds all of it. As JSON it has the fields
+    that are not empty. To change one field for a nested scope, use `msgspec.structs.replace(current_context(), cwd=...)`.
     """
 
     platform: str = ""
@@ -101,13 +101,9 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
         """The variables that a child process of this session gets, all of them, so that none is inherited from elsewhere."""
         return {variable: getattr(self, field) for variable, field in ENVIRONMENT_NAMES.items()}
 
-    def as_dict(self) -> dict[str, str]:
-        """The fields that are not empty: what a store keeps as the routing of a piece of work."""
-        return {name: value for name in _FIELDS if (value := getattr(self, name))}
-
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> SessionContext:
-        """The inverse of `as_dict`; unknown names are ignored, so that an older program reads a newer row."""
+        """The context of what `msgspec.to_builtins` makes of one; unknown names are ignored, so that an older program reads a newer row."""
         return cls(**{name: str(value) for name, value in fields.items() if name in _FIELDS})
 
 

@@ -15,14 +15,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 
+from hermes_trio.runtime.errors import Fenced, RuntimeProblem, SessionHeld
+from hermes_trio.runtime.outcome import RunStatus
 from hermes_trio.runtime.ports import RUN_TOPIC, EventRow, Message, inbox_topic
 from hermes_trio.store import NewSession, Store, StoreError
-from hermes_trio.store.errors import StoreUnavailable
+from hermes_trio.store.errors import AlreadyStarted, ForeignSession, StoreUnavailable
 from hermes_trio.store.postgres.blocking import connect_blocking
 from hermes_trio.store.postgres.copying import TABLES
 from hermes_trio.store.postgres.database import encode, translated
@@ -38,7 +41,7 @@ from hermes_trio.testing.contracts import GatewayStoreContract
 from hermes_trio.testing.contracts.gateway_store import NodeStoreContract
 from tests.postgres_server import PASSWORD, PostgresServer, free_port, postgres_server
 
-from .turns import KEY, message, run, start
+from .turns import KEY, finish, message, run, start
 
 
 @pytest.mark.slow
@@ -342,3 +345,73 @@ def test_words_and_queries_are_literals_for_any_text() -> None:
     assert text_query('"new york" OR paris*')[0] == "(('new' <1> 'york') | 'paris':*)"
     assert text_query("東京") == ("'東京'", ("東京",))
     assert text_query(' " \0 \ud800 && || !! ')[0] == ""
+
+
+@pytest.mark.slow
+async def test_turns_of_one_unit_fail_alone_and_leave_what_they_would_leave_alone(postgres_url: str) -> None:
+    """Turns are written many at a time: each has its own outcome, messages keep their order, logs have no gap, and odd text changes nothing."""
+    odd = "a\0b \ud800 \\u0000 'quoted' \"twice\" \\ {}"
+    parts = [{"type": "text", "text": "x\0y"}]
+    async with (
+        open_postgres(postgres_url, maintenance=False) as store,
+        open_postgres(postgres_url, maintenance=False) as other,
+    ):
+        await store.create_session(NewSession(id="s1", source="api", tenant="somebody else"))
+        await other.begin_turn(start(turn_id="theirs", session_id="s2", hold=True))
+        await other.begin_turn(start(turn_id="their_run", session_id="there", run=run("run_3", "there")))
+        await store.begin_turn(start(turn_id="before", session_id="s4", run=run("run_before", idempotency_key="k")))
+        begun: dict[int, Exception | None] = {}
+        ended: dict[int, Exception | bool] = {}
+        told: list[str] = []
+
+        async def one(number: int) -> None:
+            of_run = run(f"run_{number}", f"s{number}", idempotency_key="k" if number == 4 else "")
+            this = start(turn_id=f"t{number}", session_id=f"s{number}", run=of_run, hold=number != 3)
+            try:
+                await store.begin_turn(this)
+                begun[number] = None
+            except (StoreError, RuntimeProblem) as error:
+                begun[number] = error
+                if number != 3:
+                    return
+            said = [odd if number == 7 else f"{number} {count}" for count in range(6)]
+            rows = [
+                EventRow(run_id=of_run.run_id, epoch="e", number=count, event={"event": "x", "text": said[0]})
+                for count in (1, 2, 3)
+            ]
+            await store.append_events(rows[:2])
+            end = finish(this, *said, events=tuple(rows))
+            if number == 8:
+                end = msgspec.structs.replace(end, messages=(Message(role="user", content=parts),))
+            try:
+                ended[number] = await store.finish_turn(end)
+            except (StoreError, RuntimeProblem) as error:
+                ended[number] = error
+
+        with store.subscribe(RUN_TOPIC, told.append):
+            async with trio.open_nursery() as nursery:
+                for number in range(1, 41):
+                    nursery.start_soon(one, number)
+        assert isinstance(begun.pop(1), ForeignSession)
+        assert isinstance(begun.pop(2), SessionHeld)
+        assert isinstance(begun.pop(4), AlreadyStarted)
+        assert set(begun.values()) == {None}
+        assert isinstance(ended.pop(3), Fenced)
+        assert ended == dict.fromkeys(range(5, 41), False)
+        assert set(told) == {f"run_{number}" for number in (3, *range(5, 41))}
+        assert store.statistics().largest_batch > 30
+        for number in range(5, 41):
+            texts = [entry.text for entry in await other.load_history(f"s{number}")]
+            clean = odd.replace("\0", "\ufffd").replace("\ud800", "?")
+            assert texts == {7: [clean] * 6, 8: ["x\0y"]}.get(number, [f"{number} {count}" for count in range(6)])
+            row = await other.get_run(f"run_{number}")
+            assert row is not None
+            assert row.status is RunStatus.COMPLETED
+            rows = await other.events_after(f"run_{number}")
+            assert [event.number for event in rows] == [1, 2, 3]
+            assert rows[0].event["text"] == (odd.replace("\ud800", "?") if number == 7 else f"{number} 0")
+        for missing in ("run_1", "run_2", "run_4"):
+            assert await other.get_run(missing) is None
+        assert await other.load_history("s3") == []
+        (kept,) = await other.load_history("s8")
+        assert kept.content == parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, cast, get_type_hints
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -44,7 +44,8 @@ Batch = Callable[[PostgresDatabase, Sequence[tuple[Any, ...]]], list[Any]]
 
 _encode: Final = msgspec.json.Encoder().encode
 
-_TYPES: Final[dict[Any, str]] = {str: "text", int: "bigint", float: "double precision", Any: "json"}
+_TYPES: Final = {"str": "text", "int": "bigint", "float": "double precision", "Any": "json"}
+"""The types of columns by the annotations of fields."""
 
 
 class Refusal:
@@ -64,19 +65,25 @@ def _json(rows: Sequence[object]) -> bytes:
         data = _encode(cleaned(msgspec.to_builtins(rows)))
     if b"\\u0000" not in data:
         return data
+    # No escape of NUL is taken anywhere in such a parameter: what is stored as JSON goes as text, in which it is two escapes.
     plain: list[dict[str, Any]] = msgspec.json.decode(data)
-    return _encode(
-        [
-            {name: value.replace("\0", "\ufffd") if isinstance(value, str) else value for name, value in row.items()}
-            for row in plain
-        ]
-    )
+    return _encode([{name: _without_nul(value) for name, value in row.items()} for row in plain])
+
+
+def _without_nul(value: object) -> object:
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")
+    return _encode(value).decode() if isinstance(value, dict | list) else value
+
+
+def _text(column: str) -> str:
+    """The text of a column that holds JSON, as it was written."""
+    return f"{column} #>> '{{}}'"
 
 
 def _records(kind: type[msgspec.Struct], parameter: int = 1) -> str:
     """The rows of a parameter as a table: the columns are the fields of `kind`, and `place` numbers the rows."""
-    hints = get_type_hints(kind)
-    types = {name: _TYPES[getattr(hint, "__args__", (hint,))[0]] for name, hint in hints.items()}
+    types = {name: _TYPES[hint.removesuffix(" | None")] for name, hint in kind.__annotations__.items()}
     columns = ", ".join(f"{name} {kind_of}" for name, kind_of in types.items())
     names = ", ".join(types)
     return f"ROWS FROM (json_to_recordset(?{parameter}) AS ({columns})) WITH ORDINALITY AS g({names}, place)"
@@ -85,7 +92,7 @@ def _records(kind: type[msgspec.Struct], parameter: int = 1) -> str:
 # -- the beginning of turns ------------------------------------------------------------------------------------------------------
 
 
-class _Begun(msgspec.Struct, omit_defaults=True):
+class _Begun(msgspec.Struct, omit_defaults=True, gc=False):
     id: str
     source: str
     tenant: str
@@ -102,7 +109,7 @@ class _Begun(msgspec.Struct, omit_defaults=True):
     parent: str | None = None
 
 
-class _NewRun(msgspec.Struct):
+class _NewRun(msgspec.Struct, gc=False):
     run_id: str
     session_id: str
     turn_id: str
@@ -115,7 +122,7 @@ class _NewRun(msgspec.Struct):
     owner: str
 
 
-class _Held(msgspec.Struct):
+class _Held(msgspec.Struct, gc=False):
     id: int
     turn_id: str
     owner: str
@@ -123,7 +130,7 @@ class _Held(msgspec.Struct):
     now: float
 
 
-class _Moved(msgspec.Struct):
+class _Moved(msgspec.Struct, gc=False):
     run_id: str
     status: str
     now: float
@@ -152,7 +159,7 @@ begun AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
         open_turn, started_at, last_active, owner)
     SELECT id, source, tenant, session_key, user_id, model, parent, CASE WHEN parent IS NULL THEN '' ELSE 'subagent' END,
-        routing::text, one_shot, turn_id, now, now, owner
+        {_text("routing")}, one_shot, turn_id, now, now, owner
     FROM given g WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id) ORDER BY place
     RETURNING id
 )
@@ -235,7 +242,7 @@ def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[
                 context.session_key,
                 context.user_id,
                 start.model,
-                context.as_dict(),
+                context,
                 int(start.one_shot),
                 start.turn_id,
                 now,
@@ -291,12 +298,12 @@ def _begin_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
 _EVENTS: Final = "json_to_recordset(?1) AS e(run_id text, number bigint, epoch text, event json)"
 
 _ADD_EVENTS: Final = f"""
-INSERT INTO events (run_id, number, epoch, event) SELECT run_id, number, epoch, event::text FROM {_EVENTS}
+INSERT INTO events (run_id, number, epoch, event) SELECT run_id, number, epoch, {_text("event")} FROM {_EVENTS}
 WHERE EXISTS (SELECT 1 FROM runs r WHERE r.run_id = e.run_id) ON CONFLICT DO NOTHING
 """
 
 
-class _Last(msgspec.Struct):
+class _Last(msgspec.Struct, gc=False):
     run_id: str
     name: str
     now: float
@@ -334,7 +341,7 @@ def update_statuses(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> l
 # -- the end of turns ------------------------------------------------------------------------------------------------------------
 
 
-class _Ended(msgspec.Struct, omit_defaults=True):
+class _Ended(msgspec.Struct, omit_defaults=True, gc=False):
     id: str
     source: str
     tenant: str
@@ -360,7 +367,7 @@ class _Ended(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
 
 
-class _Said(msgspec.Struct, omit_defaults=True):
+class _Said(msgspec.Struct, omit_defaults=True, gc=False):
     id: str
     role: str
     content: str
@@ -375,7 +382,7 @@ class _Said(msgspec.Struct, omit_defaults=True):
     platform_message_id: str | None = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, gc=False):
     id: str
     platform: str
     target: Any
@@ -386,7 +393,7 @@ class _Reply(msgspec.Struct):
     owner: str
 
 
-class _EndedRun(msgspec.Struct):
+class _EndedRun(msgspec.Struct, gc=False):
     run_id: str
     session_id: str
     turn_id: str
@@ -404,14 +411,14 @@ class _EndedRun(msgspec.Struct):
     owner: str
 
 
-class _Mark(msgspec.Struct, omit_defaults=True):
+class _Mark(msgspec.Struct, omit_defaults=True, gc=False):
     id: str
     mark: str
     turn_id: str
     first: int | None = None
 
 
-class _Name(msgspec.Struct):
+class _Name(msgspec.Struct, gc=False):
     name: str
     now: float = 0.0
 
@@ -447,13 +454,13 @@ changed AS (
     INSERT INTO sessions (id, source, tenant, session_key, user_id, model, parent_session_id, lineage, routing, one_shot,
         started_at, last_active, preview, ended_at, end_reason, last_turn, {", ".join(_COUNTED)})
     SELECT id, source, tenant, session_key, user_id, model, parent, CASE WHEN parent IS NULL THEN '' ELSE 'subagent' END,
-        routing::text, one_shot, now, now, preview, CASE WHEN reason IS NOT NULL THEN now END, reason, mark, {", ".join(_COUNTED)}
+        {_text("routing")}, one_shot, now, now, preview, CASE WHEN reason IS NOT NULL THEN now END, reason, mark, {", ".join(_COUNTED)}
     FROM given g WHERE NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id) ORDER BY place
     RETURNING id, n
 ), written AS (SELECT id, n FROM changed UNION ALL SELECT id, n FROM made),
 said AS (
     INSERT INTO messages (session, {MESSAGE_COLUMNS})
-    SELECT w.n, {MESSAGE_COLUMNS.replace("parts", "parts::text").replace("tool_calls", "tool_calls::text")}
+    SELECT w.n, {MESSAGE_COLUMNS.replace("parts", _text("parts")).replace("tool_calls", _text("tool_calls"))}
     FROM {_records(_Said, 2)} JOIN written w ON w.id = g.id ORDER BY place
 )
 SELECT id FROM written
@@ -462,14 +469,14 @@ SELECT id FROM written
 
 _ADD_REPLIES: Final = f"""
 INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at, owner)
-SELECT platform, target::text, text, payload::text, id, turn_id, now, now, owner FROM {_records(_Reply)} ORDER BY place
+SELECT platform, {_text("target")}, text, {_text("payload")}, id, turn_id, now, now, owner FROM {_records(_Reply)} ORDER BY place
 """
 
 _FINISH_RUNS: Final = f"""
 INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event, created_at,
     updated_at, ended_at, output, usage, error, error_code, owner)
 SELECT run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, 'run.' || status, now,
-    now, now, output, usage::text, error, error_code, owner
+    now, now, output, {_text("usage")}, error, error_code, owner
 FROM {_records(_EndedRun)} ORDER BY place
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), runs.model), status = excluded.status,
@@ -557,7 +564,7 @@ class _End:
             context.session_key,
             context.user_id,
             finish.model or start.model,
-            context.as_dict(),
+            context,
             int(start.one_shot),
             self.now,
             first_words(messages),
@@ -770,7 +777,7 @@ def _put_also(end: _End, db: PostgresDatabase) -> None:
 # -- the inbox -------------------------------------------------------------------------------------------------------------------
 
 
-class _NewMessage(msgspec.Struct, omit_defaults=True):
+class _NewMessage(msgspec.Struct, omit_defaults=True, gc=False):
     inbox: str
     session_key: str
     session_id: str
@@ -782,7 +789,7 @@ class _NewMessage(msgspec.Struct, omit_defaults=True):
     most: int | None = None
 
 
-class _Lane(msgspec.Struct):
+class _Lane(msgspec.Struct, gc=False):
     owner: str
     inbox: str
     session_key: str
@@ -790,7 +797,7 @@ class _Lane(msgspec.Struct):
     alone: int
 
 
-class _Claimed(msgspec.Struct):
+class _Claimed(msgspec.Struct, gc=False):
     id: int
     owner: str
 
@@ -805,7 +812,7 @@ _ACCEPT: Final = f"""
 WITH given AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('inbox', 'id')) AS id, g.* FROM {_records(_NewMessage)}),
 accepted AS (
     INSERT INTO inbox (id, kind, inbox, session_key, session_id, routing, text, payload, dedupe_key, created_at)
-    SELECT id, 'message', inbox, session_key, session_id, routing::text, text, payload::text, dedupe_key, now FROM given ORDER BY id
+    SELECT id, 'message', inbox, session_key, session_id, {_text("routing")}, text, {_text("payload")}, dedupe_key, now FROM given ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id
 )
 SELECT place, id FROM accepted JOIN given USING (id)
@@ -841,7 +848,7 @@ def accept_messages(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> l
             message.inbox,
             message.session_key,
             message.routing.session_id,
-            message.routing.as_dict(),
+            message.routing,
             message.text,
             message.payload,
             message.dedupe_key,

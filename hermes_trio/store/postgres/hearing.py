@@ -86,7 +86,10 @@ class Hearing:
         if link is None:
             return
         try:
-            for payload in self._payloads(unique):
+            # A key that is too long is found by the next look at the rows.
+            for payload in self._payloads(
+                [signal for signal in unique if len(signal[0]) + len(signal[1]) <= KEY_LENGTH]
+            ):
                 link.send("SELECT pg_notify($1, $2)", [CHANNEL.encode(), payload])
             link.sync()
         except LinkBroken:
@@ -94,21 +97,11 @@ class Hearing:
 
     def _payloads(self, signals: Sequence[Signal]) -> list[bytes]:
         """The signals in as few notifications as they fit into."""
-        payloads: list[bytes] = []
-        part: list[Signal] = []
-        size = 0
-        for topic, key in signals:
-            if len(key) > KEY_LENGTH:
-                continue  # found by the next look at the rows
-            length = len(_encode((topic, key))) + 1
-            if part and size + length > PAYLOAD_BYTES:
-                payloads.append(_encode((self._node(), part)))
-                part, size = [], 0
-            part.append((topic, key))
-            size += length
-        if part:
-            payloads.append(_encode((self._node(), part)))
-        return payloads
+        payload = _encode((self._node(), signals))
+        if len(payload) <= PAYLOAD_BYTES:
+            return [payload] if signals else []
+        half = len(signals) // 2
+        return [*self._payloads(signals[:half]), *self._payloads(signals[half:])]
 
     def _hear(self, payload: str) -> None:
         try:

@@ -21,7 +21,7 @@ import msgspec
 import outcome
 import trio
 
-from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreUnavailable
+from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreError, StoreUnavailable
 from hermes_trio.store.signals import Signal
 from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
 
@@ -40,8 +40,8 @@ T = TypeVar("T")
 QUEUE_LIMIT: Final = 4096
 """Callers that find this many verbs waiting wait before they enqueue."""
 
-UNIT_LIMIT: Final = 64
-"""Verbs in one unit. More gain little, and more savepoints than that slow every other transaction down."""
+UNIT_LIMIT: Final = 128
+"""Verbs in one unit. More gain little, and their locks are held until its commit."""
 
 PATIENCE: Final = 2.0
 """How long a verb waits for a database that is away."""
@@ -64,8 +64,7 @@ class _Call(msgspec.Struct, eq=False):
     locks: frozenset[int]
     runs: frozenset[str]
     task: trio.lowlevel.Task | None = None
-    value: object = None
-    error: Exception | None = None
+    result: outcome.Value[Any] | outcome.Error | None = None
     settled: bool = False
 
 
@@ -216,7 +215,8 @@ class UnitWriter:
             self._ended = True
             left, self._queue = self._queue, deque()
             for call in left:
-                call.error = StoreClosed(f"the store {self._where} was closed before this write; nothing was written")
+                text = f"the store {self._where} was closed before this write; nothing was written"
+                call.result = outcome.Error(StoreClosed(text))
                 self._settle(call)
             self._room.unpark_all()
 
@@ -224,12 +224,9 @@ class UnitWriter:
         if call.settled:
             return
         call.settled = True
-        if call.task is None:
-            return
-        if call.error is not None:
-            trio.lowlevel.reschedule(call.task, outcome.Error(call.error))
-        else:
-            trio.lowlevel.reschedule(call.task, outcome.Value(call.value))
+        if call.task is not None:
+            assert call.result is not None
+            trio.lowlevel.reschedule(call.task, call.result)
 
     def _give_up(self, calls: Sequence[_Call], *, sent: bool = False) -> list[_Call]:
         """Fail the calls that have waited long enough for a database that is away; return the others."""
@@ -243,9 +240,10 @@ class UnitWriter:
                 text = (
                     f"the connection to the database {self._where} broke during a commit, and did not come back in time"
                 )
-                call.error = CommitUncertain(f"{text}; read the row, or write it again")
+                error: StoreError = CommitUncertain(f"{text}; read the row, or write it again")
             else:
-                call.error = StoreUnavailable(f"the database {self._where} cannot be reached; nothing was written")
+                error = StoreUnavailable(f"the database {self._where} cannot be reached; nothing was written")
+            call.result = outcome.Error(error)
             self._settle(call)
         return kept
 
@@ -299,14 +297,13 @@ class UnitWriter:
             return
         for call, result in zip(unit.calls, unit.results, strict=True):
             if isinstance(result, outcome.Error):
-                call.error = self._owned(cast(Exception, result.error))
-            else:
-                call.value = result.value
+                result = outcome.Error(self._owned(cast(Exception, result.error)))
+            call.result = result
 
     def _fail(self, unit: Unit, error: SqlError) -> None:
         unit.signals = []
         for call in unit.calls:
-            call.error = self._owned(error)
+            call.result = outcome.Error(self._owned(error))
 
     def _owned(self, error: Exception) -> Exception:
         return translate_sql(error, self._where)

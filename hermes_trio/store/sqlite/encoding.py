@@ -50,7 +50,7 @@ def dump(value: object) -> str:
     try:
         return _encode(value).decode()
     except UnicodeEncodeError:
-        return _encode(cleaned(value)).decode()
+        return _encode(cleaned(msgspec.to_builtins(value))).decode()
 
 
 def load(text: str) -> Any:
@@ -92,7 +92,7 @@ def cleaned(value: object) -> object:
 
 def routing_text(context: SessionContext) -> str:
     """A routing context as the JSON of its non-empty fields."""
-    return dump(context.as_dict())
+    return dump(context)
 
 
 def load_routing(text: str) -> SessionContext:
