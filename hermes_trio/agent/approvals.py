@@ -19,7 +19,7 @@ from hermes_trio.runtime.ports import APPROVAL_TOPIC
 from hermes_trio.runtime.tree import waiting
 from hermes_trio.runtime.turn import EventSink, Turn
 from hermes_trio.store.ports import ApprovalStore
-from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval
+from hermes_trio.store.records import ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, tenant_grantee
 
 __all__ = ["ApprovalResult", "Approvals", "Question", "approval_scope", "grantee_of", "visible"]
 
@@ -74,7 +74,7 @@ def approval_scope(turn: Turn) -> str:
 def grantee_of(turn: Turn) -> str:
     """To whom "always" is given when it is said about this turn: its tenant, else its platform (the operator's own, over HTTP)."""
     tenant = turn.spec.tenant
-    return f"tenant {tenant}" if tenant else f"platform {turn.context.platform or turn.spec.source}"
+    return tenant_grantee(tenant) if tenant else f"platform {turn.context.platform or turn.spec.source}"
 
 
 class Approvals:

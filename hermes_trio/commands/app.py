@@ -38,6 +38,7 @@ app.command("hermes_trio.commands.tree:console", name="console", help="Open the 
 app.command("hermes_trio.commands.tree:top", name="top", help="Watch the live tree of the running server.")
 app.command("hermes_trio.commands.tree:tree", name="tree", help="Print the live tree of the running server once.")
 app.command("hermes_trio.commands.gateway:cron", name="cron", help="Scheduled jobs.")
+app.command("hermes_trio.commands.gateway:grants", name="grants", help="Commands that are allowed without asking.")
 app.command(
     "hermes_trio.commands.gateway:inbox",
     name="inbox",

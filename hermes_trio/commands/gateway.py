@@ -1,4 +1,4 @@
-"""The commands of the gateway: `chat`, `run`, `cron`, `inbox`, `outbox`, `pairing`.
+"""The commands of the gateway: `chat`, `run`, `cron`, `grants`, `inbox`, `outbox`, `pairing`.
 
 The store has one owner. While a server runs in the home directory, `cron` asks it over HTTP, and what only changes rows that the server reads anyway
 is done beside it; `chat` and `run` then keep their own database there.
@@ -24,9 +24,10 @@ from hermes_trio.commands.options import CommandFailed, ConfigOption, HomeOption
 from hermes_trio.config import Config, load_config
 from hermes_trio.store import Page
 
-__all__ = ["chat", "cron", "inbox", "outbox", "pairing", "run"]
+__all__ = ["chat", "cron", "grants", "inbox", "outbox", "pairing", "run"]
 
 cron: Final = cyclopts.App(name="cron", help="Scheduled jobs.", backend="trio")
+grants: Final = cyclopts.App(name="grants", help="Commands that are allowed without asking.", backend="trio")
 inbox: Final = cyclopts.App(
     name="inbox",
     help="Messages and notices that wait for a session, and those that could not be handled.",
@@ -421,6 +422,43 @@ async def retry_inbox(
             if not await store.revive_inbox(number):
                 raise CommandFailed(f"{number} is not a dead letter; `hermes-trio inbox list` shows those that are")
             _say(f"{number} waits again.")
+
+
+# -- grants ------------------------------------------------------------------------------------------------------------------------
+
+
+@grants.default
+@grants.command(name="list")
+async def list_grants(*, home: HomeOption = None, config: ConfigOption = None) -> None:
+    """List what was allowed with `always`, for a session, or for a run."""
+    from hermes_trio.commands.clients import open_rows
+
+    async with open_rows(_configuration(home, config)) as store:
+        known = await store.list_grants()
+    if not known:
+        _say("Nothing was allowed beforehand, except by `approvals.allow` of the configuration.")
+    for grant in known:
+        _say(f"{grant.id}  {time.strftime(TIME, time.localtime(grant.granted_at))}  {grant.scope}  {grant.category}")
+
+
+@grants.command(name="revoke")
+async def revoke_grants(
+    *ids: Annotated[str, Parameter(help="The ids that `grants list` shows.")],
+    home: HomeOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Take grants back. A running server asks about such commands again, from the next one on."""
+    from hermes_trio.commands.clients import open_rows
+
+    if not ids:
+        raise CommandFailed("name at least one id; `hermes-trio grants list` shows them")
+    async with open_rows(_configuration(home, config)) as store:
+        known = {grant.id: grant for grant in await store.list_grants()}
+        for id in ids:
+            grant = known.get(id)
+            if grant is None or not await store.revoke_grant(grant.category, scope=grant.scope):
+                raise CommandFailed(f"there is no grant {id}; `hermes-trio grants list` shows those that there are")
+            _say(f"{id} is revoked: {grant.category} is asked about again.")
 
 
 # -- outbox ------------------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from .records import (
     CronExecution,
     CronJob,
     CronState,
+    Grant,
     IdempotentReply,
     InboxState,
     JobRow,
@@ -200,20 +201,12 @@ class JobStore(Protocol):
 class InboxStore(Protocol):
     """What waits for a session."""
 
-    async def inbox_states(self, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
-        """State and reason of rows, by id; a row that retention removed is missing."""
-        ...
-
     async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
         """Rows in a state, each with its reason, oldest first."""
         ...
 
     async def revive_inbox(self, number: int) -> bool:
         """Let a dead letter wait again; returns whether it was one."""
-        ...
-
-    async def completion_states(self, job_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """For watched jobs that have ended: whether each was delivered, superseded or abandoned, and why."""
         ...
 
 
@@ -310,10 +303,6 @@ class ApprovalStore(SignalStore, Protocol):
         """Requests, oldest first unless `newest`; by default those that are pending."""
         ...
 
-    async def grant(self, category: str, *, scope: str) -> None:
-        """Allow a category beforehand in a scope: a run, a conversation, or a grantee."""
-        ...
-
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
         ...
@@ -322,8 +311,8 @@ class ApprovalStore(SignalStore, Protocol):
         """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
         ...
 
-    async def list_grants(self) -> list[tuple[str, str]]:
-        """All grants as (scope, category)."""
+    async def list_grants(self, *, scope: str | None = None) -> list[Grant]:
+        """What is allowed without asking, in one scope or in all."""
         ...
 
 

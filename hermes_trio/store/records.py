@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -329,6 +330,24 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
     grantee: str = ""
     asker: str = ""
     """The person whose turn asks, if one does."""
+
+
+def tenant_grantee(tenant: str) -> str:
+    """The scope of what was granted for good to a tenant."""
+    return f"tenant {tenant}"
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A category of commands that is allowed in a scope without asking: a run, a conversation, a tenant or a platform."""
+
+    scope: str
+    category: str
+    granted_at: float
+
+    @property
+    def id(self) -> str:
+        """What it is called outside of the store."""
+        return "grant_" + sha256(f"{self.scope}\0{self.category}".encode()).hexdigest()[:16]
 
 
 class ApprovalRow(msgspec.Struct, frozen=True):

@@ -38,7 +38,6 @@ STORE_VERBS: Final[frozenset[str]] = frozenset(
 READ_VERBS: Final[frozenset[str]] = frozenset(
     {
         "backlog",
-        "completion_states",
         "delivery_known",
         "event_epoch",
         "events_after",
@@ -54,7 +53,6 @@ READ_VERBS: Final[frozenset[str]] = frozenset(
         "get_run",
         "get_session",
         "granted",
-        "inbox_states",
         "inbox_waiting",
         "lane_owner",
         "latest_response",

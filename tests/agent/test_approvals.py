@@ -16,6 +16,7 @@ from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 from hermes_trio.testing.fakes import ScriptedAgent
 from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.rows import grant_category
 
 from .asking import QUESTION, asking
 
@@ -131,7 +132,7 @@ async def test_always_where_it_was_not_offered_counts_for_the_conversation(runti
 async def test_a_new_conversation_refuses_what_waits(runtime: Runtime) -> None:
     """TOOL-148: the end of a scope refuses what waits there, with its reason, and forgets its grants; others wait on."""
     async with asking(runtime) as person:
-        await store_of(runtime).grant("recursive delete", scope="chat")
+        await grant_category(store_of(runtime), "recursive delete", scope="chat")
         person.ask()
         person.ask(key="other")
         await wait_all_tasks_blocked()

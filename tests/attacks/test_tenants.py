@@ -24,6 +24,7 @@ from hermes_trio.runtime.ports import NewRun, TurnFinish, TurnStart
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import CronJob, ForeignSession, NewApproval, NewSession, StoredResponse, open_store
 from hermes_trio.store.errors import UnknownRecord
+from hermes_trio.testing.rows import grant_category
 from tests.http.gateway import Gateway, open_gateway
 from tests.http.test_discovery import _Cron  # pyright: ignore[reportPrivateUsage]
 
@@ -73,6 +74,8 @@ CASES: Mapping[str, Case] = {
     "count_tokens": Case("session", {"messages": MESSAGES}),
     "approvals": Case("approval"),
     "approval_answer": Case("approval", {"choice": "once"}, owner=(409,)),
+    "grants": Case("grant"),
+    "grant_revoke": Case("grant"),
     "responses": Case("response", {"input": "x"}, elsewhere=(({"input": "x", "previous_response_id": "{id}"}, {}),)),
     "response": Case("response"),
     "response_input_items": Case("response"),
@@ -121,6 +124,9 @@ async def make(gateway: Gateway, what: str, headers: dict[str, str], number: int
     if what == "approval":
         asked = NewApproval(id="appr_1", scope="run_1", command=MARK, expires_at=9e9, tenant="owner")
         return (await gateway.core.store.create_approval(asked)).id
+    if what == "grant":
+        await grant_category(gateway.core.store, MARK, scope="tenant owner")
+        return (await gateway.core.store.list_grants())[0].id
     text = MARK if what == "run" else f"wait {MARK}"
     run_id = (await post("/v1/runs", json={"input": text}, headers=headers)).json()["run_id"]
     if what == "run":

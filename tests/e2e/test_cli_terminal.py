@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -212,6 +213,13 @@ def test_jobs_outbox_and_pairing_are_managed_without_a_server(tmp_path: Path) ->
     assert "not understood" in piped(["cron", "add", "sometimes", "x"], tmp_path).stderr
     assert "no dead replies" in piped(["outbox", "list"], tmp_path).stdout
     assert "is not a dead letter" in piped(["outbox", "retry", "1"], tmp_path).stderr
+    with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+        db.execute("INSERT INTO grants (scope, category, granted_at) VALUES ('platform telegram', 'disk', 0)")
+    given = piped(["grants", "list"], tmp_path).stdout
+    assert "platform telegram  disk" in given
+    assert "asked about again" in piped(["grants", "revoke", given.split()[0]], tmp_path).stdout
+    assert "Nothing was allowed" in piped(["grants"], tmp_path).stdout
+    assert "there is no grant x" in piped(["grants", "revoke", "x"], tmp_path).stderr
     assert "may talk" in piped(["pairing", "allow", "telegram", "42", "--name", "Ann"], tmp_path).stdout
     assert "Ann" in piped(["pairing", "list"], tmp_path).stdout
     assert "no open code" in piped(["pairing", "approve", "telegram", "ABCD2345"], tmp_path).stderr

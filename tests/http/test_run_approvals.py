@@ -10,6 +10,7 @@ import trio
 
 from hermes_trio.agent.approvals import ApprovalResult, Approvals, Question
 from hermes_trio.runtime.turn import Turn
+from hermes_trio.testing.rows import grant_category
 
 from .gateway import Gateway, eventually, open_gateway
 
@@ -181,6 +182,27 @@ async def test_everything_that_waits_for_a_person_is_one_list_and_answered_by_id
         past = (await gateway.http.get("/v1/approvals", params={"state": "answered"})).json()["data"]
         assert [one["state"] for one in past] == ["approved", "denied"]
         assert (await gateway.http.get("/v1/approvals", params={"state": "x"})).status_code == 400
+
+
+async def test_what_was_allowed_for_good_is_listed_and_revoked_by_its_owner() -> None:
+    """A tenant sees and revokes what it allowed with `always`; the operator sees everybody's; after that the category is asked about again."""
+    async with open_gateway() as gateway:
+        store, list_of = gateway.core.store, gateway.http.get
+        for scope in ("tenant a", "tenant b", "platform telegram", "run_1"):
+            await grant_category(store, "recursive delete", scope=scope)
+        mine = await gateway.key("runs", tenant="a")
+        (found,) = (await list_of("/v1/grants", headers=mine)).json()["data"]
+        assert (found["scope"], found["category"]) == ("tenant a", "recursive delete")
+        every = {one["scope"]: one["id"] for one in (await list_of("/v1/grants")).json()["data"]}
+        assert set(every) == {"tenant a", "tenant b", "platform telegram", "run_1"}
+        for id in (every["tenant b"], every["platform telegram"], "grant_x"):
+            refused = await gateway.http.delete(f"/v1/grants/{id}", headers=mine)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "grant_not_found")
+        assert (await gateway.http.delete(f"/v1/grants/{found['id']}", headers=mine)).json()["deleted"] is True
+        assert await store.granted("run_9", grantee="tenant a") == frozenset()
+        assert (await gateway.http.delete(f"/v1/grants/{found['id']}", headers=mine)).status_code == 404
+        assert (await gateway.http.delete(f"/v1/grants/{every['platform telegram']}")).status_code == 200
+        assert [one.scope for one in await store.list_grants()] == ["run_1", "tenant b"]
 
 
 async def test_replies_that_were_given_up_are_listed_and_queued_again() -> None:

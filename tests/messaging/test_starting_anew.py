@@ -21,6 +21,7 @@ from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.store import Page, SessionFilter
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
 from hermes_trio.testing.memory_platform import MemoryPlatform
+from hermes_trio.testing.rows import grant_category
 
 from .harness import OPEN, World, asks, open_world, scripted
 
@@ -125,7 +126,7 @@ async def test_a_reset_by_policy_ends_them_too(virtual_clock: object) -> None:
         await chat.wait_sent(1)
         key = agent.turns[0].context.session_key
         made[0].set_bypass(key, True)
-        await world.store.grant("deletion", scope=key)
+        await grant_category(world.store, "deletion", scope=key)
         await trio.sleep(0.5 * HOUR)
         await chat.say("two")
         await chat.wait_sent(2)

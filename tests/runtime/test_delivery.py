@@ -27,6 +27,7 @@ from hermes_trio import (
     current_runtime,
 )
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
+from hermes_trio.testing.rows import completion_states
 
 
 async def watch(turn: Turn, seconds: float = 10, text: str = "done"):
@@ -356,7 +357,7 @@ async def test_wakes_are_a_budget_too(virtual_clock, scripted_agent: ScriptedAge
         await trio.sleep(100)
         assert len(adapter.sent) == 1 + 2
         assert (await runtime.store.backlog()) == {"inbox": 0, "outbox": 0, "approvals": 0, "runs": 0, "jobs": 0}
-        states = await runtime.store.completion_states([job.job_id for job in await runtime.store.list_jobs()])  # pyright: ignore
+        states = await completion_states(runtime.store, [job.job_id for job in await runtime.store.list_jobs()])  # pyright: ignore
         assert sorted(state for state, _ in states.values()) == ["abandoned", "abandoned", "delivered", "delivered"]
 
 

@@ -35,6 +35,7 @@ from hermes_trio.testing.clock import virtual_clock as make_clock
 from hermes_trio.testing.fakes import FakeAdapter, fake_job
 from hermes_trio.testing.faults import STORE_VERBS, StoreFaults
 from hermes_trio.testing.memory_platform import MemoryPlatform
+from hermes_trio.testing.rows import completion_states
 
 STEPS = 16
 FAULTY = sorted(STORE_VERBS - {"recover", "reap"})
@@ -351,7 +352,7 @@ class Program:
         assert max(self.told.values(), default=0) <= most, self.told
         for job_id, notices in await store._read(_watched):
             assert notices == 1, f"watched job {job_id} has {notices} completions"
-        completions = await store.completion_states(sorted(self.started))
+        completions = await completion_states(store, sorted(self.started))
         assert set(completions) == set(self.started), (completions, self.started)
         for state in (OutboxState.PENDING, OutboxState.ATTEMPTING, OutboxState.DEAD):
             assert (left := await store.list_outbox(state)) == [], left

@@ -24,6 +24,7 @@ from hermes_trio import (
 from hermes_trio.store import open_store
 from hermes_trio.testing.clock import virtual_clock
 from hermes_trio.testing.fakes import FakeAdapter, fake_job
+from hermes_trio.testing.rows import completion_states
 
 CHATS = ["a", "b", "c"]
 
@@ -174,7 +175,7 @@ def test_every_watched_start_is_told_once_or_superseded_or_abandoned(program: li
                 assert runtime.core.admission.active == 0
             # A turn that was stopped while a job of its was starting does not know of it; if the job had ended by then, it is told all the same.
             known = {*world.started, *world.told}
-            states = await store.completion_states(sorted(known))
+            states = await completion_states(store, sorted(known))
         assert set(states) == known
         for job, (state, reason) in states.items():
             assert state in {"delivered", "superseded", "abandoned"}, (job, state)

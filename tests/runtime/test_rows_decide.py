@@ -34,6 +34,7 @@ from hermes_trio.runtime.turn import EventSink
 from hermes_trio.store import InboxState, open_store
 from hermes_trio.testing.fakes import FakeAdapter, ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.rows import completion_states, inbox_states
 
 KEY = "agent:main:fake:dm:1"
 OURS = "hermes_trio."
@@ -61,7 +62,7 @@ async def test_completions_take_nothing_of_another_inbox(runtime: Runtime) -> No
     row = await anext(aiter(runtime.completions()))
     assert (row.inbox, row.text) == ("in-process", "mine")
     store: Any = runtime.store
-    assert await store.inbox_states([theirs]) == {theirs: ("pending", "")}
+    assert await inbox_states(store, [theirs]) == {theirs: ("pending", "")}
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -84,7 +85,7 @@ async def test_an_end_that_fails_once_is_written_without_a_restart(
         assert len(runtime.core.ends) == 0
         assert len(runtime.core.locks) == 0
         jobs = [job.job_id for job in await store.list_jobs()]
-        states = await store.completion_states(jobs)
+        states = await completion_states(store, jobs)
         assert len(states) == len(jobs)
         assert len(adapter.sent) == 1 + sum(state == "delivered" for state, _ in states.values())
         if verb != "start_job":
@@ -485,7 +486,7 @@ async def test_a_job_that_is_seen_while_its_end_is_committed_is_not_told(
         await trio.sleep(60)
         store: Any = runtime.store
         assert len(adapter.sent) == 1
-        assert await store.completion_states([sent.text]) == {sent.text: ("superseded", "")}
+        assert await completion_states(store, [sent.text]) == {sent.text: ("superseded", "")}
         assert len(runtime.core.ends) == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_trio.store import ApprovalChoice, ApprovalState, NewApproval, Store
+from hermes_trio.testing.rows import grant_category
 
 from .conftest import Clock
 
@@ -63,7 +64,10 @@ async def test_session_and_always_grant_categories(store: Store) -> None:
     assert await store.granted("run_2", grantee="platform cli") == {"sql"}
     assert await store.granted("run_2", grantee="platform telegram") == frozenset()
     assert await store.granted("run_2") == frozenset()
-    assert sorted(await store.list_grants()) == [("platform cli", "sql"), ("run_1", "disk")]
+    assert [(one.scope, one.category) for one in await store.list_grants()] == [
+        ("platform cli", "sql"),
+        ("run_1", "disk"),
+    ]
 
 
 async def test_a_choice_that_was_not_offered_grants_nothing(store: Store) -> None:
@@ -80,14 +84,14 @@ async def test_a_choice_that_was_not_offered_grants_nothing(store: Store) -> Non
 async def test_the_end_of_a_scope_expires_and_revokes(store: Store) -> None:
     """A run that ends leaves no open request and no grant of its own; those of others stay."""
     await store.create_approval(request("a1"))
-    await store.grant("disk", scope="run_1")
-    await store.grant("sql", scope="tenant red")
+    await grant_category(store, "disk", scope="run_1")
+    await grant_category(store, "sql", scope="tenant red")
 
     assert await store.end_approval_scope("run_1", reason="run_ended") == 1
     expired = await store.get_approval("a1")
     assert expired is not None
     assert (expired.state, expired.reason) == (ApprovalState.EXPIRED, "run_ended")
-    assert await store.list_grants() == [("tenant red", "sql")]
+    assert [(one.scope, one.category) for one in await store.list_grants()] == [("tenant red", "sql")]
     assert await store.revoke_grant("sql", scope="tenant red") is True
     assert await store.revoke_grant("sql", scope="tenant red") is False
 
@@ -121,9 +125,9 @@ async def test_always_is_remembered_for_the_tenant_that_said_it(store: Store) ->
 async def test_what_was_granted_for_good_outlasts_restarts_and_retention(store: Store, clock: Clock) -> None:
     """`always` is kept for its tenant or platform until it is taken back; what was granted to a run goes with the run."""
     for scope in ("tenant red", "platform telegram", "run_gone"):
-        await store.grant("disk", scope=scope)
+        await grant_category(store, "disk", scope=scope)
     kept = [("platform telegram", "disk"), ("tenant red", "disk")]
     await store.recover("epoch")
-    assert sorted(await store.list_grants()) == kept
+    assert [(one.scope, one.category) for one in await store.list_grants()] == kept
     await store.maintain(clock() + 40 * 86_400)  # type: ignore[attr-defined]
-    assert sorted(await store.list_grants()) == kept
+    assert [(one.scope, one.category) for one in await store.list_grants()] == kept

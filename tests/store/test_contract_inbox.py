@@ -5,6 +5,7 @@ from __future__ import annotations
 from hermes_trio.runtime.outcome import JobState
 from hermes_trio.runtime.ports import InboxKind, JobFinish, NoticeKind
 from hermes_trio.store import NewSession, Store
+from hermes_trio.testing.rows import inbox_states
 
 from .conftest import Clock
 from .turns import KEY, finish, job, message, notice, start
@@ -109,7 +110,7 @@ async def test_superseding_marks_pending_notices_of_the_job_only(store: Store) -
 
     assert await store.supersede("p1") == 1
     assert await store.supersede("p1") == 0
-    assert await store.inbox_states([mine, other]) == {mine: ("superseded", ""), other: ("pending", "")}
+    assert await inbox_states(store, [mine, other]) == {mine: ("superseded", ""), other: ("pending", "")}
 
 
 async def test_abandoning_says_why(store: Store) -> None:
@@ -118,7 +119,7 @@ async def test_abandoning_says_why(store: Store) -> None:
 
     assert await store.abandon(session_id="s1", reason="linger") == 1
     assert await store.abandon(session_id="s1", reason="again") == 0
-    assert await store.inbox_states([number]) == {number: ("abandoned", "linger")}
+    assert await inbox_states(store, [number]) == {number: ("abandoned", "linger")}
 
 
 async def test_jobs_are_listed_by_session_and_life(store: Store, clock: Clock) -> None:
@@ -150,5 +151,5 @@ async def test_what_a_turn_has_told_is_delivered(store: Store) -> None:
     await store.supersede("p2")
     await store.finish_turn(finish(start(), "q", "a", acknowledged=(abandoned, superseded)))
 
-    states = await store.inbox_states([abandoned, superseded])
+    states = await inbox_states(store, [abandoned, superseded])
     assert states == {abandoned: ("delivered", ""), superseded: ("delivered", "")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hermes_trio.runtime.outcome import JobState, RunStatus
 from hermes_trio.runtime.ports import EventRow, NewReply, NoticeKind, Recovery
 from hermes_trio.store import ApprovalState, CronState, NewApproval, NewSession, OutboxState, Store
+from hermes_trio.testing.rows import inbox_states
 
 from .turns import KEY, context, finish, job, message, notice, run, start
 
@@ -75,7 +76,7 @@ async def test_a_begun_message_is_interrupted_and_told_once(store: Store) -> Non
     await store.begin_turn(start(session_id=session, inbox_ids=(begun, told)))
     recovery = await store.recover("e2")
 
-    states = await store.inbox_states([begun, later, told])
+    states = await inbox_states(store, [begun, later, told])
     assert states == {begun: ("interrupted", ""), later: ("pending", ""), told: ("pending", "")}
     (first,) = await store.take_inbox("telegram", KEY)
     assert first.id == later

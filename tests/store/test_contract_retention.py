@@ -25,6 +25,7 @@ from hermes_trio.store import (
     StoredResponse,
     open_store,
 )
+from hermes_trio.testing.rows import inbox_states
 
 from .conftest import Backend, Clock
 from .turns import KEY, finish, job, message, notice, run, start
@@ -169,7 +170,7 @@ async def test_everything_that_has_ended_goes_in_time(store: Store, clock: Clock
     assert await store.events_after("run_1") == []
     assert [found.run_id for found in await store.list_runs()] == ["run_2"]
     assert [found.job_id for found in await store.list_jobs()] == ["p2"]
-    assert await store.inbox_states([accepted]) == {}
+    assert await inbox_states(store, [accepted]) == {}
     assert [row.text for row, _ in await store.list_inbox(InboxState.DEAD)] == ["waiting"]
     assert await store.list_outbox(OutboxState.SENT) == []
     assert await store.list_approvals(state=None) == []
@@ -199,7 +200,7 @@ async def test_counts_bound_what_ages_do_not(backend: Backend, clock: Clock) -> 
         for _ in range(3):
             await store.maintain()
 
-        assert sorted(await store.inbox_states(numbers)) == numbers[-3:]
+        assert sorted(await inbox_states(store, numbers)) == numbers[-3:]
         assert [found.run_id for found in await store.list_runs()] == ["run_11", "run_10"]
         assert [found.slot for found in await store.list_cron_executions("j")] == [11.0, 10.0]
 

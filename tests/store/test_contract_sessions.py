@@ -17,6 +17,7 @@ from hermes_trio.store import (
     TitleTaken,
     UnknownSession,
 )
+from hermes_trio.testing.rows import grant_category, inbox_states
 
 from .conftest import Backend, Clock
 from .turns import KEY, context, finish, message, notice, start
@@ -71,7 +72,7 @@ async def test_ending_a_session_abandons_what_waits_for_it(store: Store) -> None
     late = await store.add_notice(notice())
 
     assert (early is None, late) == (False, None)
-    assert await store.inbox_states([early]) == {early: ("abandoned", "session_ended")}
+    assert await inbox_states(store, [early]) == {early: ("abandoned", "session_ended")}
     assert await store.take_inbox("telegram", KEY) == []
 
 
@@ -221,7 +222,7 @@ async def test_long_histories_are_whole_and_in_order(store: Store) -> None:
 async def test_a_new_session_replaces_the_old_one_behind_a_key(store: Store) -> None:
     """Starting over ends the old session, clears its grants and keeps the key."""
     old = await store.resolve_session(context("", user_id="u"), source="telegram")
-    await store.grant("recursive delete", scope=KEY)
+    await grant_category(store, "recursive delete", scope=KEY)
     new = await store.new_session(KEY, source="telegram")
 
     ended = await store.get_session(old)

@@ -15,6 +15,7 @@ from hermes_trio.store import (
     Store,
     StoredResponse,
 )
+from hermes_trio.testing.rows import inbox_states
 
 from .conftest import Clock
 from .turns import KEY, context, finish, message, notice, run, start
@@ -99,7 +100,7 @@ async def test_everything_of_a_turn_commits_together(store: Store) -> None:
     session = await store.get_session("s1")
     assert session is not None
     assert (session.end_reason, session.one_shot) == ("webhook_complete", True)
-    assert await store.inbox_states([taken, told]) == {taken: ("delivered", ""), told: ("delivered", "")}
+    assert await inbox_states(store, [taken, told]) == {taken: ("delivered", ""), told: ("delivered", "")}
     claimed = await store.claim_outbox("telegram")
     assert [row.text for row in claimed] == ["done"]
     ended = await store.get_run("run_1")
@@ -130,7 +131,7 @@ async def test_a_failed_turn_keeps_its_notices_waiting(store: Store) -> None:
     await store.begin_turn(begun)
     await store.finish_turn(finish(begun, state=TurnState.FAILED, error="boom", messages=()))
 
-    assert await store.inbox_states([taken, told]) == {taken: ("delivered", ""), told: ("pending", "")}
+    assert await inbox_states(store, [taken, told]) == {taken: ("delivered", ""), told: ("pending", "")}
     assert [row.id for row in await store.take_inbox("telegram", KEY)] == [told]
 
 

@@ -12,9 +12,9 @@ import trio.testing
 
 from hermes_trio.runtime.ports import EventRow
 from hermes_trio.store import Retention, Runner, StoreError, open_store
-from hermes_trio.store.sqlite.backlog import _COUNTS
 from hermes_trio.store.sqlite.files import connect
 from hermes_trio.store.sqlite.maintenance import _RULES, ROWS_A_STEP, remove_expired
+from hermes_trio.store.sqlite.roots import _COUNTS
 from hermes_trio.store.sqlite.rows import Database, many, one
 from hermes_trio.store.sqlite.schema import migrate
 from hermes_trio.store.sqlite.writer import InlineWorker, Writer

@@ -15,9 +15,9 @@ from hermes_trio.http.errors import ApiError, not_found
 from hermes_trio.http.inputs import whole_number
 from hermes_trio.http.requests import HandlerResult, Request, Response
 from hermes_trio.http.routing import Route, RouteParameter
-from hermes_trio.http.schemas import LOOSE_NUMBER
-from hermes_trio.store import ApprovalChoice, ApprovalRow, Page
-from hermes_trio.store.records import ApprovalState
+from hermes_trio.http.schemas import LOOSE_NUMBER, Deleted
+from hermes_trio.store import ApprovalChoice, ApprovalRow, Grant, Page
+from hermes_trio.store.records import ApprovalState, tenant_grantee
 
 __all__ = ["ApprovalsPort", "NoApprovals", "approval_routes", "describe"]
 
@@ -147,6 +147,45 @@ async def answer_approval(request: Request) -> HandlerResult:
     return Response.of(_whole(answered[0]))
 
 
+class GrantBody(msgspec.Struct):
+    """A category of commands that is allowed without asking."""
+
+    id: str
+    scope: str
+    category: str
+    granted_at: float
+    object: str = "hermes.grant"
+
+
+class GrantList(msgspec.Struct):
+    """What is allowed without asking."""
+
+    data: list[GrantBody]
+    object: str = "list"
+
+
+async def _grants(request: Request) -> list[Grant]:
+    """The grants that this key may see and take back: those that were given for good to its tenant; for the operator, all."""
+    tenant = request.caller.sees
+    return await request.core.store.list_grants(scope=None if tenant is None else tenant_grantee(tenant))
+
+
+async def list_grants(request: Request) -> HandlerResult:
+    """What was allowed with `always`; for the operator also what was allowed for a run or a conversation that is still open."""
+    return Response.of(
+        GrantList([GrantBody(one.id, one.scope, one.category, one.granted_at) for one in await _grants(request)])
+    )
+
+
+async def revoke_grant(request: Request) -> HandlerResult:
+    """Take a grant back: commands of its category are asked about again, from the next one on."""
+    grant_id = request.params["grant_id"]
+    for grant in await _grants(request):
+        if grant.id == grant_id and await request.core.store.revoke_grant(grant.category, scope=grant.scope):
+            return Response.of(Deleted(grant_id, "hermes.grant.revoked", True))
+    raise not_found("grant", grant_id, "grant_not_found")
+
+
 def approval_routes() -> list[Route]:
     """The routes of this module."""
     return [
@@ -175,6 +214,27 @@ def approval_routes() -> list[Route]:
             body=ApprovalDecision,
             answer=AnyApproval,
             errors=(400, 404, 409),
+            tag="approvals",
+        ),
+        Route(
+            name="grants",
+            method="GET",
+            path="/v1/grants",
+            handler=list_grants,
+            access=RequiredScope.RUNS,
+            summary="What is allowed without asking",
+            answer=GrantList,
+            tag="approvals",
+        ),
+        Route(
+            name="grant_revoke",
+            method="DELETE",
+            path="/v1/grants/{grant_id}",
+            handler=revoke_grant,
+            access=RequiredScope.RUNS,
+            summary="Ask about a category of commands again",
+            answer=Deleted,
+            errors=(404,),
             tag="approvals",
         ),
     ]

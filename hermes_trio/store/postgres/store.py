@@ -26,7 +26,6 @@ from hermes_trio.store.signals import Signal, Signals
 from hermes_trio.store.sqlite import inbox, jobs, nodes, outbox, recovery, runs, turns
 from hermes_trio.store.sqlite.access import SqliteAccess
 from hermes_trio.store.sqlite.approvals import SqliteApprovals
-from hermes_trio.store.sqlite.backlog import SqliteBacklog
 from hermes_trio.store.sqlite.cron import SqliteCron
 from hermes_trio.store.sqlite.cursors import SqliteCursors
 from hermes_trio.store.sqlite.deliveries import SqliteDeliveries
@@ -194,7 +193,6 @@ for _verb in (reap, leave):
 
 class PostgresStore(
     PostgresSearch,
-    SqliteBacklog,
     SqliteSessions,
     SqliteTurns,
     SqliteRuns,

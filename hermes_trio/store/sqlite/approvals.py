@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from hermes_trio.runtime.ports import APPROVAL_TOPIC
-from hermes_trio.store.records import FIRST_PAGE, ApprovalChoice, ApprovalRow, ApprovalState, NewApproval, Page
+from hermes_trio.store.records import FIRST_PAGE, ApprovalChoice, ApprovalRow, ApprovalState, Grant, NewApproval, Page
 
 from .encoding import clean, dump, load
 from .rows import Database, Row, changed, equalities, many, one, write, write_many
@@ -163,9 +163,11 @@ def granted(db: Database, scope: str, grantee: str) -> frozenset[str]:
     return frozenset(category for (category,) in found)
 
 
-def list_grants(db: Database) -> list[tuple[str, str]]:
-    """All grants as (scope, category)."""
-    return [(scope, category) for scope, category in many(db, "SELECT scope, category FROM grants")]
+def list_grants(db: Database, scope: str | None) -> list[Grant]:
+    """What is allowed in a scope, or in all."""
+    where, bindings = equalities({"scope": scope})
+    sql = f"SELECT scope, category, granted_at FROM grants WHERE {' AND '.join(where)} ORDER BY scope, category"
+    return [Grant(*row) for row in many(db, sql, bindings)]
 
 
 def end_scope(db: Database, now: float, scope: str, reason: str) -> int:
@@ -218,10 +220,6 @@ class SqliteApprovals(Verbs):
         """Requests, oldest first unless `newest`; by default those that are pending."""
         return await self._read(listed, state.value if state else None, scope, tenant, newest, page)
 
-    async def grant(self, category: str, *, scope: str) -> None:
-        """Allow a category beforehand in a scope: a run, a conversation, or a grantee."""
-        await self._write(grant, self._clock(), scope, (category,))
-
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
         """Take a grant back; returns whether there was one."""
         return await self._write(revoke, scope, category)
@@ -230,6 +228,6 @@ class SqliteApprovals(Verbs):
         """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
         return await self._read(granted, scope, grantee)
 
-    async def list_grants(self) -> list[tuple[str, str]]:
-        """All grants as (scope, category)."""
-        return await self._read(list_grants)
+    async def list_grants(self, *, scope: str | None = None) -> list[Grant]:
+        """What is allowed without asking, in one scope or in all."""
+        return await self._read(list_grants, scope)

@@ -25,7 +25,7 @@ from hermes_trio.store.records import FIRST_PAGE, InboxState, Page
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .outbox import add_replies
 from .roots import close_root
-from .rows import Database, Row, changed, exists, many, marks, one, write
+from .rows import Database, Row, changed, exists, many, one, write
 from .verbs import Verbs
 
 __all__ = [
@@ -367,16 +367,6 @@ def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
     return [key for (key,) in many(db, sql, (inbox, owner))]
 
 
-def row_states(db: Database, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """State and reason of rows, by id."""
-    found: dict[int, tuple[str, str]] = {}
-    for start in range(0, len(ids), 100):
-        part = ids[start : start + 100]
-        sql = f"SELECT id, state, reason FROM inbox WHERE id IN ({marks(len(part))})"
-        found.update({number: (state, reason) for number, state, reason in many(db, sql, part)})
-    return found
-
-
 def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None) -> int:
     """How many rows wait, in all inboxes or for one session."""
     only = {"inbox = ?": inbox, "session_key = ?": session_key}
@@ -435,10 +425,6 @@ class SqliteInbox(Verbs):
     async def waiting_sessions(self, inbox: str) -> list[str]:
         """The session keys for which something waits in this inbox, the longest waiting first."""
         return await self._read(waiting_keys, inbox, self.owner)
-
-    async def inbox_states(self, ids: Sequence[int]) -> dict[int, tuple[str, str]]:
-        """State and reason of rows, by id; a row that retention removed is missing."""
-        return await self._read(row_states, tuple(ids))
 
     async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
         """How many rows wait, in all inboxes, in one, or for one session."""

@@ -1,6 +1,8 @@
-"""What one input started, asked by the root that its jobs and notices carry: is anything of it still open?"""
+"""What is still open: of one input, by the root that its jobs and notices carry; of a session; and in all."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from hermes_trio.runtime.ports import ROOT_TOPIC
 
@@ -8,6 +10,21 @@ from .rows import Database, exists, one
 from .verbs import Verbs
 
 __all__ = ["SqliteRoots", "close_root", "session_promised"]
+
+_COUNTS: Final = """
+SELECT (SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'),
+       (SELECT count(*) FROM outbox WHERE settled_at IS NULL),
+       (SELECT count(*) FROM approvals WHERE state = 'pending'),
+       (SELECT count(*) FROM runs WHERE ended_at IS NULL),
+       (SELECT count(*) FROM jobs WHERE ended_at IS NULL)
+"""
+
+
+def count_backlog(db: Database) -> dict[str, int]:
+    """The rows that wait, by what they wait for."""
+    row = one(db, _COUNTS, ())
+    assert row is not None
+    return dict(zip(("inbox", "outbox", "approvals", "runs", "jobs"), (int(count) for count in row), strict=True))
 
 
 def root_open(db: Database, root_id: str) -> bool:
@@ -46,6 +63,11 @@ class SqliteRoots(Verbs):
     async def root_open(self, root_id: str) -> bool:
         """Whether a job of this root is live, or a notice of it waits or is being told."""
         return await self._read(root_open, root_id)
+
+    async def backlog(self) -> dict[str, int]:
+        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`. Raises `StoreReplaced`."""
+        self._writer.check_file()
+        return await self._read(count_backlog)
 
     async def root_wakes(self, root_id: str) -> int:
         """How many turns have begun with notices of this root."""

@@ -30,7 +30,6 @@ from hermes_trio.store.signals import Signals
 
 from .access import SqliteAccess
 from .approvals import SqliteApprovals
-from .backlog import SqliteBacklog
 from .cron import SqliteCron
 from .cursors import SqliteCursors
 from .deliveries import SqliteDeliveries
@@ -98,7 +97,6 @@ class OpenDatabase:
 
 
 class SqliteStore(
-    SqliteBacklog,
     SqliteSessions,
     SqliteTurns,
     SqliteRuns,

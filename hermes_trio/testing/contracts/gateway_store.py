@@ -56,6 +56,7 @@ from hermes_trio.store.records import (
     SessionFilter,
     StoredResponse,
 )
+from hermes_trio.testing.rows import completion_states, grant_category, inbox_states
 
 from .store import StoreContract
 
@@ -431,7 +432,7 @@ class InboxStoreContract(_StoreSlice):
             await store.bury_inbox(await store.take_inbox(INBOX, KEY), reason="it failed too often")
             ((row, reason),) = await store.list_inbox(InboxState.DEAD)
             assert (row.id, row.text, reason) == (number, "poison", "it failed too often")
-            assert await store.inbox_states([number, -1]) == {number: ("dead", "it failed too often")}
+            assert await inbox_states(store, [number, -1]) == {number: ("dead", "it failed too often")}
             assert await store.revive_inbox(number) is True
             assert await store.revive_inbox(number) is False
             assert [row.id for row in await store.take_inbox(INBOX, KEY)] == [number]
@@ -446,7 +447,7 @@ class InboxStoreContract(_StoreSlice):
                 await store.finish_job(JobFinish(job_id=name, state=JobState.EXITED, notice=_notice(name)))
             await store.supersede("job_1")
             await store.abandon(session_id="s1", reason="linger")
-            assert await store.completion_states(["job_1", "job_2"]) == {
+            assert await completion_states(store, ["job_1", "job_2"]) == {
                 "job_1": ("superseded", ""),
                 "job_2": ("abandoned", "linger"),
             }
@@ -572,13 +573,15 @@ class ApprovalStoreContract(_StoreSlice):
             assert await store.granted("run_2", grantee="tenant blue") == frozenset()
             await store.create_approval(_approval("a4"))
             assert await store.end_approval_scope("run_1", reason="run_ended") == 1
-            assert await store.list_grants() == [("tenant red", "recursive delete")]
+            assert [(one.scope, one.category) for one in await store.list_grants()] == [
+                ("tenant red", "recursive delete")
+            ]
 
     @pytest.mark.trio
     async def test_a_grant_is_given_and_taken_back(self, tmp_path: Path) -> None:
         """In its own scope only, and taken back once."""
         async with self.open_store(tmp_path) as store:
-            await store.grant("disk", scope="run_1")
+            await grant_category(store, "disk", scope="run_1")
             assert await store.granted("run_1") == {"disk"}
             assert await store.granted("run_2") == frozenset()
             assert await store.revoke_grant("disk", scope="run_1") is True
