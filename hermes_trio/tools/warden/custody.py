@@ -10,17 +10,30 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import final
+from typing import BinaryIO, final
 
 import attrs
 import trio
 
 from hermes_trio.tools.warden.daemon import descent, oom
-from hermes_trio.tools.warden.daemon.wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, TOKEN_VARIABLE, Kind
+from hermes_trio.tools.warden.daemon.wire import (
+    ABANDONED_GRACE,
+    CGROUP_VARIABLE,
+    FRAME,
+    TEMPLATE_SPACES,
+    TOKEN_VARIABLE,
+    Confinement,
+    Kind,
+    Spaces,
+    Stage,
+    describe,
+    mark,
+)
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed
 from hermes_trio.tools.warden.process import KeptProcess
 
@@ -35,6 +48,9 @@ SWEEP_LIMIT = 9.0
 """Seconds after which the server stops trying to end what a dead warden left: it has no power over that."""
 
 SWEEP_PAUSE = 0.01
+
+MAX_TEMPLATES = 8
+"""How many templates a warden has at most: one for each profile, and a few for files that have changed."""
 
 INHERITED_VARIABLES = ("LD_LIBRARY_PATH",)
 """All that the warden needs of the server's environment: some interpreters do not start without it."""
@@ -55,6 +71,55 @@ def claim_children() -> None:
     _owns_every_child = True
 
 
+def _in_memory(data: bytes) -> BinaryIO:
+    file = os.fdopen(os.memfd_create("template"), "w+b", buffering=0)
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+class MountWatch:
+    """Whether the mount table of this process has changed since the last look."""
+
+    def __init__(self) -> None:
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+        self.generation = 0
+
+    def look(self) -> int:
+        """A number that is another one after each change."""
+        self.generation += bool(self._poll.poll(0))
+        return self.generation
+
+    def close(self) -> None:
+        """Close the table."""
+        os.close(self._table)
+
+
+@final
+@attrs.define(eq=False)
+class TemplateLink:
+    """The server's end of one template's control socket."""
+
+    control: trio.socket.SocketType
+    sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _refused: tuple[Stage, int] | None = attrs.field(init=False, default=None)
+
+    def refusal(self) -> tuple[Stage, int] | None:
+        """What the kernel did not let it do, if it has said so: the stage and the error's number. Does not wait."""
+        if self._refused is None and self.control.fileno() >= 0:
+            with socket.socket(fileno=os.dup(self.control.fileno())) as own:
+                # The first answer may be that it ended without reading everything.
+                for _ in range(2):
+                    with contextlib.suppress(OSError):
+                        if packet := own.recv(FRAME.size, socket.MSG_DONTWAIT):
+                            _, stage, number = FRAME.unpack(packet)
+                            self._refused = (Stage(stage), number)
+                            break
+        return self._refused
+
+
 @final
 @attrs.define(eq=False)
 class Custody:
@@ -65,6 +130,12 @@ class Custody:
     _control: trio.socket.SocketType
     _kept: dict[int, KeptProcess] = attrs.field(init=False, factory=dict[int, KeptProcess])
     _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _making: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _mounts: MountWatch = attrs.field(init=False, factory=MountWatch)
+    _templates: dict[tuple[bytes, int, int], TemplateLink] = attrs.field(
+        init=False, factory=dict[tuple[bytes, int, int], TemplateLink]
+    )
+    """By what they were made of, the least recently used first."""
     _dismissed: bool = attrs.field(init=False, default=False)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the warden has ended and nothing of it is left."""
@@ -104,26 +175,70 @@ class Custody:
         """The warden's process number."""
         return self._process.pid
 
-    async def hand_over(self, process: KeptProcess, descriptors: list[int]) -> None:
-        """Have a keeper forked for this process. Cancelling sends nothing.
+    @property
+    def ended(self) -> bool:
+        """Whether the warden has ended, known or not."""
+        return self._process.poll() is not None
 
-        Raises `NotTaken` if the warden is gone, and `SpawnFailed` if the kernel does not pass the descriptors on.
+    async def template(self, common: Confinement) -> TemplateLink:
+        """A template of this confinement that fits the files as they are now. Raises as `hand_over` does; cancelling sends nothing."""
+        description = describe(common, map(mark, common.paths))
+        key = (description, self._mounts.look(), os.stat("/dev").st_mtime_ns if common.guards_devices else 0)
+        async with self._making:
+            found = self._templates.pop(key, None)
+            if found is None:
+                while len(self._templates) >= MAX_TEMPLATES:
+                    self.forget_template(next(iter(self._templates.values())))
+                found = await self._make_template(common.spaces & TEMPLATE_SPACES, description)
+            self._templates[key] = found
+        return found
+
+    async def _make_template(self, spaces: Spaces, description: bytes) -> TemplateLink:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = TemplateLink(trio.socket.from_stdlib_socket(ours))
+        try:
+            with theirs, _in_memory(description) as file:
+                await self._deliver(Kind.TEMPLATE, spaces, 0, [theirs.fileno(), file.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        return link
+
+    def forget_template(self, link: TemplateLink) -> None:
+        """Let a template end; the keepers that it has forked go on."""
+        self._templates = {key: other for key, other in self._templates.items() if other is not link}
+        link.refusal()
+        link.control.close()
+
+    async def hand_over(
+        self, process: KeptProcess, descriptors: list[int], template: TemplateLink | None = None
+    ) -> None:
+        """Have a keeper forked for this process, by a template if there is one. Cancelling sends nothing.
+
+        Raises `NotTaken` if the warden or the template is gone, and `SpawnFailed` if the kernel does not pass the descriptors on.
         """
+        self._kept[process.job] = process
+        try:
+            await self._deliver(Kind.SPAWN, process.job, process.spec.spaces, descriptors, template)
+        except BaseException:
+            self.forget(process.job)
+            raise
+
+    async def _deliver(
+        self, kind: Kind, first: int, second: int, descriptors: list[int], template: TemplateLink | None = None
+    ) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        async with self._sending:
-            self._kept[process.job] = process
+        control, sending = (self._control, self._sending) if template is None else (template.control, template.sending)
+        async with sending:
             try:
-                await self._control.sendmsg([FRAME.pack(Kind.SPAWN, process.job, process.spec.spaces)], [rights])
+                await control.sendmsg([FRAME.pack(kind, first, second)], [rights])
             except (OSError, trio.ClosedResourceError) as error:
-                self._forget(process.job)
                 if self.died.is_set() or not isinstance(error, OSError) or isinstance(error, ConnectionError):
                     raise NotTaken("the warden died before it took the command") from error
                 raise SpawnFailed(f"the warden cannot be given the streams of a process: {error.strerror}") from error
-            except trio.Cancelled:
-                self._forget(process.job)
-                raise
 
-    def _forget(self, job: int) -> None:
+    def forget(self, job: int) -> None:
+        """No keeper was forked for this job."""
         # Sending is a checkpoint, also when it fails: `attend` may have mourned the warden, and cleared the list, in between.
         self._kept.pop(job, None)
 
@@ -140,6 +255,8 @@ class Custody:
     async def dismiss(self, limit: float) -> None:
         """Let the warden go, which it does when it has nothing left to keep; killed if it takes longer than `limit`."""
         self._dismissed = True
+        for link in [*self._templates.values()]:
+            self.forget_template(link)
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         with trio.move_on_after(limit):
@@ -171,6 +288,9 @@ class Custody:
         _wardens.discard(self.pid)
         await self._sweep()
         self._control.close()
+        self._mounts.close()
+        for link in [*self._templates.values()]:
+            self.forget_template(link)
         for process in self._kept.values():
             process.clear()
         self._kept.clear()
@@ -207,14 +327,16 @@ class Custody:
             await trio.sleep(SWEEP_PAUSE)
 
     def _left_behind(self, child: descent.Relative) -> bool:
-        """Whether a child of the server came from this warden: its keeper, of a command's session, or so marked.
+        """Whether a child of the server came from this warden: of its session as keepers and templates are, of a command's, or so marked.
 
         A server that has claimed its children asks none of that.
         """
         if _owns_every_child:
             return child.pid not in _wardens
+        if child.session == self.pid:
+            return True
         for process in self._kept.values():
-            if child.pid == process.keeper_pid or (process.pid and child.session == process.pid):
+            if process.pid and child.session == process.pid:
                 return True
         if not child.alive:
             own = oom.score(os.getpid())

@@ -274,7 +274,7 @@ class KeptProcess:
                 self.phase, self.pid = ProcessPhase.RUNNING, first
                 self._launched.set()
             case Kind.FAILED:
-                self._failure = _explain(self.spec, Stage(first), second)
+                self._failure = explain_failure(self.spec, Stage(first), second)
             case Kind.ORPHANED:
                 self._lost = self._status is None
             case Kind.EXITED:
@@ -319,7 +319,8 @@ class KeptProcess:
             self._left_behind.close("ended late")
 
 
-def _explain(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:
+def explain_failure(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:
+    """Why a command does not run, in a sentence."""
     why = os.strerror(errno)
     match stage:
         case Stage.CHDIR:

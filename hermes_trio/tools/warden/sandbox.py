@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
@@ -65,6 +66,9 @@ TEMPORARY_HELPERS: Final = (
 """How the names of those begin that lie in /tmp."""
 
 HELPER_VARIABLES: Final = ("SSH_AUTH_SOCK", "TMUX_TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "GPG_AGENT_INFO")
+
+SETTLED_NANOSECONDS: Final = 1_000_000_000
+"""How old a change has to be for the next one to have another time."""
 
 ROOT_READ_ONLY: Final = (
     "/etc",
@@ -294,6 +298,8 @@ class Sandbox:
         self.protections: Protections | None = protections
         self._environment: Mapping[str, str] = {} if environment is None else environment
         self._asking: trio.Lock = trio.Lock()
+        self._helpers_found: list[str] = []
+        self._helpers_state: list[int] = []
 
     async def ready(self) -> Protections:
         """What this machine offers; asked once."""
@@ -377,16 +383,33 @@ class Sandbox:
         ]
 
     def _helpers(self) -> list[str]:
-        """The sockets that exist now."""
+        """The sockets that exist now. They are looked for again when a folder that could have one has changed."""
+        now, state = time.time_ns(), [_modified(folder) for folder in self._helper_folders]
+        if state == self._helpers_state:
+            return self._helpers_found
+        candidates = [
+            *self._helper_paths,
+            *(f"/tmp/{name}" for name in _listed("/tmp") if name.startswith(TEMPORARY_HELPERS)),
+        ]
+        found = [path for path in dict.fromkeys(candidates) if os.path.lexists(path)]
+        # What is made within one tick of the clock has the same time.
+        if max(state) < now - SETTLED_NANOSECONDS:
+            self._helpers_found, self._helpers_state = found, state
+        return found
+
+    @cached_property
+    def _helper_paths(self) -> list[str]:
         found = [f"/run/user/{os.getuid()}", self._environment.get("XDG_RUNTIME_DIR", "")]
         for name in HELPER_VARIABLES:
             value = self._environment.get(name, "")
             found += [
                 part.partition("=")[2] or part for part in value.removeprefix("unix://").split(",") if "/" in part
             ]
-        found += HELPERS
-        found += [f"/tmp/{name}" for name in _listed("/tmp") if name.startswith(TEMPORARY_HELPERS)]
-        return [path for path in dict.fromkeys(found) if path.startswith("/") and path != "/" and os.path.exists(path)]
+        return [path for path in (*found, *HELPERS) if path.startswith("/") and path != "/"]
+
+    @cached_property
+    def _helper_folders(self) -> list[str]:
+        return ["/tmp", *dict.fromkeys(os.path.dirname(path) for path in self._helper_paths)]
 
     @cached_property
     def _has_block_devices(self) -> bool:
@@ -452,6 +475,13 @@ def _around(secrets: Iterable[str]) -> list[str]:
                 kept.append(path)
         allowed = kept
     return allowed
+
+
+def _modified(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _listed(folder: str) -> list[str]:

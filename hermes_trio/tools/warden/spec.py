@@ -52,8 +52,8 @@ class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
         """The namespaces of the keeper."""
         return Spaces.NONE if self.confinement is None else self.confinement.spaces
 
-    def plan(self, token: str) -> Plan:
-        """The form in which a keeper takes it. Raises `SpawnFailed` for what no kernel could start."""
+    def plan(self, token: str, confinement: Confinement | None = None) -> Plan:
+        """The form in which a keeper takes it, with what the keeper has to do of its confinement. Raises `SpawnFailed` for what no kernel could start."""
         if (self.command is None) == (self.argv is None):
             raise SpawnFailed("a process is started from either a command or an argv: give exactly one of them")
         argv = (_shell(), "-c", self.command) if self.command is not None else self.argv
@@ -73,7 +73,7 @@ class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
             env={os.fsencode(name): os.fsencode(value) for name, value in self.env.items()}
             | {TOKEN_VARIABLE.encode(): token.encode()},
             streams=self._streams(),
-            confinement=self.confinement,
+            confinement=confinement,
         )
 
     def _streams(self) -> Streams:

@@ -19,8 +19,9 @@ import trio
 
 from hermes_trio.tools.warden.custody import Custody
 from hermes_trio.tools.warden.daemon import prctl
+from hermes_trio.tools.warden.daemon.wire import Spaces
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed, TooManyProcesses, UnsupportedPlatform, WardenClosed
-from hermes_trio.tools.warden.process import KeptProcess
+from hermes_trio.tools.warden.process import KeptProcess, explain_failure
 from hermes_trio.tools.warden.spec import KillReport, ProcessSpec
 from hermes_trio.tools.warden.streams import open_streams
 
@@ -113,7 +114,14 @@ class Warden:
 
     async def _attempt(self, job: int, spec: ProcessSpec) -> KeptProcess:
         custody = await self._ready_custody()
-        plan = spec.plan(custody.token).encode()
+        template = None
+        if spec.spaces & Spaces.MOUNT:
+            assert spec.confinement is not None
+            common, own = spec.confinement.divided()
+            template = await custody.template(common)
+            plan = spec.plan(custody.token, own).encode()
+        else:
+            plan = spec.plan(custody.token, spec.confinement).encode()
         with contextlib.ExitStack() as undo:
             try:
                 theirs = undo.enter_context(contextlib.ExitStack())
@@ -131,13 +139,22 @@ class Warden:
         self._attend(self._see_off, process)
         try:
             with theirs:
-                await custody.hand_over(process, [other.fileno(), *descriptors, *spec.inherited])
+                await custody.hand_over(process, [other.fileno(), *descriptors, *spec.inherited], template)
             await process.launch(plan)
-        except BaseException as error:
+        except NotTaken as error:
             with trio.move_on_after(ABANDON_LIMIT, shield=True):
                 await process.abandon()
-                if isinstance(error, NotTaken):
+                if template is not None:
+                    custody.forget(job)
+                    custody.forget_template(template)
+                if template is None or custody.ended:
                     await self._confirm_death(custody)
+            if template is not None and (refusal := template.refusal()):
+                raise explain_failure(spec, *refusal) from error
+            raise
+        except BaseException:
+            with trio.move_on_after(ABANDON_LIMIT, shield=True):
+                await process.abandon()
             raise
         return process
 

@@ -1,4 +1,4 @@
-"""Everything that runs outside the server: the warden, its keepers, and the wire between them and the server.
+"""Everything that runs outside the server: the warden, its templates and keepers, and the wire between them and the server.
 
 `main.py` is run as a file by a bare interpreter, with this folder as its import path: these modules import
 the standard library and one another, nothing else, and keep it small, because every keeper is a fork of it.

@@ -1,8 +1,12 @@
 """Confinement of one command: namespaces for its keeper, then Landlock, no capabilities and limits for the command itself.
 
-The keeper is cloned into its namespaces (`fork`), completes them (`settle`) and arranges the file systems (`arrange`); with a PID namespace it is
-process 1 there, so that the kernel ends the whole job with it. The command, after its fork and before its exec, gives up what the keeper needed
-(`restrict`). A step that the kernel refuses raises `OSError`, and the command is not started: nothing runs with less than what was asked for.
+A keeper is cloned into its namespaces (`fork`), gives them an identity (`settle`), arranges the file systems (`arrange`) and completes them with what
+is its own (`complete`); with a PID namespace it is process 1 there, so that the kernel ends the whole job with it. The command, after its fork and
+before its exec, gives up what the keeper needed (`restrict`). What is the same for many commands a template does once for its keepers: `arrange`, and
+`prepare` for the part of `restrict` that a fork passes on. A step that the kernel refuses raises `OSError`, and the command is not started: nothing
+runs with less than what was asked for.
+
+Between a fork and an exec each page that is touched is copied, and that is most of what this costs: what the calls need is made beforehand.
 """
 
 import ctypes
@@ -11,6 +15,8 @@ import resource
 import signal
 import stat
 import struct
+from collections.abc import Callable
+from functools import partial
 
 import prctl
 from wire import Confinement, Spaces
@@ -27,6 +33,7 @@ _CLONE_FLAGS = {
 _OPEN_TREE, _MOVE_MOUNT, _CLONE3, _MOUNT_SETATTR = 428, 429, 435, 442
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 
+_CLONE_PARENT = 0x8000
 _AT_FDCWD = -100
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
@@ -61,13 +68,14 @@ DEVICES = (
 )
 """What a command of root keeps of /dev where there are block devices, which uid 0 may read without any capability."""
 
-KERNEL_FOLDERS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/sys")
-"""What uid 0 may write without any capability, and what changes the machine: read-only for the commands of root."""
+KERNEL_FOLDERS = (b"/proc/sys", b"/proc/sysrq-trigger", b"/proc/irq", b"/proc/bus", b"/proc/fs")
+"""What uid 0 may write without any capability, and what changes the machine: read-only for the commands of root, as is /sys."""
+
+_ROOM = 1024
+"""How many open files a template and its keepers may need themselves."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _python = ctypes.PyDLL(None, use_errno=True)
-_python.syscall.restype = ctypes.c_long
-_libc.syscall.restype = ctypes.c_long
 
 
 class _CloneArguments(ctypes.Structure):
@@ -94,28 +102,58 @@ class _CapabilityHeader(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
 
 
-def _checked(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-    return result
+def _system_call(number: int, *kinds: type, library: ctypes.CDLL = _libc) -> Callable[..., int]:
+    """A system call that the C library has no name for."""
+    call = library["syscall"]
+    call.restype, call.argtypes = ctypes.c_long, (ctypes.c_long, *kinds)
+    return partial(call, number)
+
+
+_clone3 = _system_call(_CLONE3, ctypes.c_void_p, ctypes.c_size_t, library=_python)
+_open_tree = _system_call(_OPEN_TREE, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_move_mount = _system_call(_MOVE_MOUNT, ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+_mount_setattr = _system_call(
+    _MOUNT_SETATTR, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_size_t
+)
+_landlock_create = _system_call(_LANDLOCK_CREATE, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32)
+_landlock_add = _system_call(_LANDLOCK_ADD, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
+_landlock_restrict = _system_call(_LANDLOCK_RESTRICT, ctypes.c_int, ctypes.c_uint32)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_prctl = _libc.prctl
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+_libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+_READ_ONLY = _MountAttributes(set=_ATTR_RDONLY)
+_READ_ONLY_AT = ctypes.addressof(_READ_ONLY)
+_ATTRIBUTES_SIZE = ctypes.sizeof(_MountAttributes)
+
+_CAPABILITY_VERSION = 0x2008_0522
+_HEADER, _NO_CAPABILITIES = _CapabilityHeader(version=_CAPABILITY_VERSION, pid=0), (ctypes.c_uint32 * 6)()
+_HEADER_AT, _NO_CAPABILITIES_AT = ctypes.addressof(_HEADER), ctypes.addressof(_NO_CAPABILITIES)
+
+
+def _refused(what: str) -> OSError:
+    """The error of the last call."""
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
 
 
 # -- namespaces ------------------------------------------------------------------------------------------------------------------
 
 
-def fork(spaces: Spaces) -> int:
+def fork(spaces: Spaces, *, sibling: bool = False) -> int:
     """`os.fork`, with the child in new namespaces. Raises `OSError` where the kernel refuses them.
 
-    The child of a new user namespace has no identity until `settle` gives it one.
+    The child of a new user namespace has no identity until `settle` gives it one. A sibling is a child of the caller's parent.
     """
-    flags = 0
+    flags = _CLONE_PARENT if sibling else 0
     for space, flag in _CLONE_FLAGS.items():
         if spaces & space:
             flags |= flag
-    arguments = _CloneArguments(flags=flags, exit_signal=signal.SIGCHLD)
+    # A sibling has the signal of the process that makes it.
+    arguments = _CloneArguments(flags=flags, exit_signal=0 if sibling else signal.SIGCHLD)
     _python.PyOS_BeforeFork()
-    pid = _python.syscall(ctypes.c_long(_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments)))
+    pid = _clone3(ctypes.addressof(arguments), ctypes.sizeof(arguments))
     number = ctypes.get_errno()
     if pid == 0:
         _python.PyOS_AfterFork_Child()
@@ -163,7 +201,7 @@ def _raise_loopback() -> None:
 
 
 def arrange(plan: Confinement) -> None:
-    """Make the mount namespace of this process what the plan says. Without one this does nothing."""
+    """Make the mount namespace of this process what the plan says, but for what `complete` does. Without one this does nothing."""
     if not plan.spaces & Spaces.MOUNT:
         return
     _mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
@@ -172,11 +210,21 @@ def arrange(plan: Confinement) -> None:
         _rebind(path, read_only=False)
     shown = [(path, tree) for path in plan.shown if (tree := _clone(path)) is not None]
     for _, tree in shown:
-        _make_read_only(tree)
+        _make_read_only(tree, recursive=True)
     for path in plan.read_only:
         _rebind(path, read_only=True)
     for path in plan.hidden:
         _hide(path, [(inside, tree) for inside, tree in shown if inside.startswith(path + b"/")])
+    if plan.guards_kernel:
+        _rebind(b"/sys", read_only=True)
+    if plan.guards_devices:
+        _limit_devices()
+
+
+def complete(plan: Confinement) -> None:
+    """Add to the mount namespace of this process what only one command has: its folders, and the processes that it sees."""
+    if not plan.spaces & Spaces.MOUNT:
+        return
     # After the hiding: a source that another command has replaced by a link shows nothing that is hidden.
     for source, target in plan.binds:
         tree = _clone(source)
@@ -186,48 +234,34 @@ def arrange(plan: Confinement) -> None:
         _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     if plan.guards_kernel:
         for folder in KERNEL_FOLDERS:
-            _rebind(folder.encode(), read_only=True)
-    if plan.guards_devices:
-        _limit_devices()
+            _rebind(folder, read_only=True)
 
 
 def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
-    _checked(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {os.fsdecode(target)}")
+    if _libc.mount(source, target, kind, flags, options) < 0:
+        raise _refused(f"mount {os.fsdecode(target)}")
 
 
 def _clone(path: bytes) -> int | None:
     """A detached copy of what is mounted at and below a path; None if there is nothing."""
-    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
-    tree = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), path, ctypes.c_uint(flags))
-    if tree < 0 and ctypes.get_errno() in (2, 20, 13):
+    tree = _open_tree(_AT_FDCWD, path, _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE)
+    if tree >= 0:
+        return tree
+    if ctypes.get_errno() in (2, 20, 13):
         return None
-    return _checked(tree, f"open_tree {os.fsdecode(path)}")
+    raise _refused(f"open_tree {os.fsdecode(path)}")
 
 
 def _attach(tree: int, path: bytes) -> None:
-    moved = _libc.syscall(
-        ctypes.c_long(_MOVE_MOUNT),
-        ctypes.c_int(tree),
-        b"",
-        ctypes.c_int(_AT_FDCWD),
-        path,
-        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
-    )
-    _checked(moved, f"move_mount {os.fsdecode(path)}")
+    if _move_mount(tree, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH) < 0:
+        raise _refused(f"move_mount {os.fsdecode(path)}")
     os.close(tree)
 
 
-def _make_read_only(tree: int, flags: int = _AT_EMPTY_PATH | _AT_RECURSIVE) -> None:
-    attributes = _MountAttributes(set=_ATTR_RDONLY)
-    done = _libc.syscall(
-        ctypes.c_long(_MOUNT_SETATTR),
-        ctypes.c_int(tree),
-        b"",
-        ctypes.c_uint(flags),
-        ctypes.byref(attributes),
-        ctypes.c_size_t(ctypes.sizeof(attributes)),
-    )
-    _checked(done, "mount_setattr")
+def _make_read_only(tree: int, *, recursive: bool) -> None:
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE if recursive else _AT_EMPTY_PATH
+    if _mount_setattr(tree, b"", flags, _READ_ONLY_AT, _ATTRIBUTES_SIZE) < 0:
+        raise _refused("mount_setattr")
 
 
 def _rebind(path: bytes, *, read_only: bool) -> None:
@@ -235,7 +269,7 @@ def _rebind(path: bytes, *, read_only: bool) -> None:
     if tree is None:
         return
     if read_only:
-        _make_read_only(tree)
+        _make_read_only(tree, recursive=True)
     _attach(tree, path)
 
 
@@ -259,7 +293,7 @@ def _hide(path: bytes, shown: list[tuple[bytes, int]]) -> None:
         _attach(tree, inside)
     cover = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _make_read_only(cover, _AT_EMPTY_PATH)
+        _make_read_only(cover, recursive=False)
     finally:
         os.close(cover)
 
@@ -286,37 +320,86 @@ def _limit_devices() -> None:
 # -- the command -----------------------------------------------------------------------------------------------------------------
 
 
-def restrict(plan: Confinement) -> None:
+class Prepared:
+    """What a process has given up for the commands that come of it, and what is ready for them: see `prepare`."""
+
+    __slots__ = ("limits", "rules")
+
+    def __init__(self, limits: list[tuple[int, int]], rules: int) -> None:
+        self.limits = limits
+        """What would also limit the process itself, and is left to the command."""
+        self.rules = rules
+        """The Landlock ruleset that a command enters; -1 for none."""
+
+
+def prepare(plan: Confinement) -> Prepared:
+    """Give up for this process, and for all that come of it, what does not keep it from making namespaces."""
+    left: list[tuple[int, int]] = []
+    for kind, most in _limits(plan):
+        if kind == resource.RLIMIT_AS or (kind == resource.RLIMIT_NOFILE and most < _ROOM):
+            left.append((kind, most))
+        else:
+            resource.setrlimit(kind, (most, most))
+    _forbid_new_privileges()
+    _empty_bounding_set()
+    return Prepared(left, _make_rules(plan) if plan.landlock else -1)
+
+
+def restrict(plan: Confinement, prepared: Prepared | None = None) -> None:
     """Give up every right that a command does not need. The exec that follows gives none of them back."""
-    _limit(plan)
-    _checked(_libc.prctl(prctl.SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "no_new_privs")
+    for kind, most in _limits(plan) if prepared is None else prepared.limits:
+        resource.setrlimit(kind, (most, most))
+    if prepared is None:
+        _forbid_new_privileges()
+    elif prepared.rules >= 0:
+        _enter(prepared.rules)
     if plan.landlock:
-        _enter_landlock(plan)
-    _drop_capabilities()
+        rules = _make_rules(plan)
+        _enter(rules)
+        os.close(rules)
+    if prepared is None or plan.spaces & Spaces.USER:
+        # A new user namespace begins with a full set.
+        _empty_bounding_set()
+    _prctl(prctl.CAP_AMBIENT, prctl.CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    if _libc.capset(_HEADER_AT, _NO_CAPABILITIES_AT) != 0:
+        raise _refused("capset")
 
 
-def _limit(plan: Confinement) -> None:
+def _limits(plan: Confinement) -> list[tuple[int, int]]:
+    """What the plan limits beyond what this process is limited to already, as kinds and numbers."""
+    found: list[tuple[int, int]] = []
     for kind, wanted in (
         (resource.RLIMIT_FSIZE, plan.file_bytes),
         (resource.RLIMIT_NOFILE, plan.open_files),
         (resource.RLIMIT_AS, plan.address_bytes),
     ):
         if wanted:
-            _, hard = resource.getrlimit(kind)
+            soft, hard = resource.getrlimit(kind)
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(kind, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if (soft, hard) != (most, most):
+                found.append((kind, most))
+    found.append((resource.RLIMIT_CORE, 0))
+    return found
+
+
+def _forbid_new_privileges() -> None:
+    if _prctl(prctl.SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise _refused("no_new_privs")
+
+
+def _empty_bounding_set() -> None:
+    capability = 0
+    while _prctl(prctl.CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
 
 
 def landlock_version() -> int:
     """The version of Landlock's interface; 0 where there is none."""
-    version = _libc.syscall(
-        ctypes.c_long(_LANDLOCK_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_VERSION)
-    )
-    return max(0, version)
+    return max(0, _landlock_create(None, 0, _LANDLOCK_VERSION))
 
 
-def _enter_landlock(plan: Confinement) -> None:
+def _make_rules(plan: Confinement) -> int:
+    """A ruleset of the plan; the caller closes it."""
     version = landlock_version()
     every = (1 << (16 if version >= 5 else 15 if version >= 3 else 14 if version >= 2 else 13)) - 1
     ruleset = _Ruleset(
@@ -324,20 +407,21 @@ def _enter_landlock(plan: Confinement) -> None:
         network=_NET_BIND | _NET_CONNECT if plan.no_tcp else 0,
         scoped=_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0,
     )
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    created = _libc.syscall(
-        ctypes.c_long(_LANDLOCK_CREATE), ctypes.byref(ruleset), ctypes.c_size_t(size), ctypes.c_uint32(0)
-    )
-    rules = _checked(created, "landlock_create_ruleset")
+    rules = _landlock_create(ctypes.addressof(ruleset), 24 if version >= 6 else 16 if version >= 4 else 8, 0)
+    if rules < 0:
+        raise _refused("landlock_create_ruleset")
     for path in plan.writable:
         _allow(rules, path, every)
     for path in plan.readable:
         _allow(rules, path, _FS_READING)
     for path in plan.devices:
         _allow(rules, path, _FS_READ | _FS_WRITE | _FS_READ_DIR | (_FS_IOCTL & every))
-    entered = _libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT), ctypes.c_int(rules), ctypes.c_uint32(0))
-    _checked(entered, "landlock_restrict_self")
-    os.close(rules)
+    return rules
+
+
+def _enter(rules: int) -> None:
+    if _landlock_restrict(rules, 0) < 0:
+        raise _refused("landlock_restrict_self")
 
 
 def _allow(rules: int, path: bytes, access: int) -> None:
@@ -349,22 +433,7 @@ def _allow(rules: int, path: bytes, access: int) -> None:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             access &= _FS_FILE
         rule = _PathRule(access=access, descriptor=descriptor)
-        added = _libc.syscall(
-            ctypes.c_long(_LANDLOCK_ADD),
-            ctypes.c_int(rules),
-            ctypes.c_int(_LANDLOCK_PATH),
-            ctypes.byref(rule),
-            ctypes.c_uint32(0),
-        )
-        _checked(added, f"landlock_add_rule {os.fsdecode(path)}")
+        if _landlock_add(rules, _LANDLOCK_PATH, ctypes.addressof(rule), 0) < 0:
+            raise _refused(f"landlock_add_rule {os.fsdecode(path)}")
     finally:
         os.close(descriptor)
-
-
-def _drop_capabilities() -> None:
-    for capability in range(64):
-        if _libc.prctl(prctl.CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
-            break
-    _libc.prctl(prctl.CAP_AMBIENT, ctypes.c_ulong(prctl.CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
-    header, data = _CapabilityHeader(version=0x2008_0522, pid=0), (ctypes.c_uint32 * 6)()
-    _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")

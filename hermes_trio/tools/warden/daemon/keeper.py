@@ -6,6 +6,7 @@ its link when the command starts, when it exits, and when nothing of the job is 
 also when the server or the warden dies. It ends when the job is empty.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -80,26 +81,45 @@ def drain(wake: int) -> None:
         return
 
 
-def keep(link: int, life: int, streams: list[int]) -> None:
+class Origin:
+    """What a keeper has of the template that forked it."""
+
+    __slots__ = ("claims", "group", "job", "prepared")
+
+    def __init__(self, job: int, claims: int, group: str, prepared: confine.Prepared) -> None:
+        self.job = job
+        self.claims = claims
+        """Where the warden learns whose keeper this is."""
+        self.group = group
+        """The delegated control group, by a path that leads to it from here; empty for none."""
+        self.prepared = prepared
+
+
+def keep(link: int, life: int, streams: list[int], origin: Origin | None = None) -> None:
     """Run one job to its end. `life` reads end-of-file when the warden is dead; `streams` are the command's."""
     prctl.set_name("hermes-keeper")
     prctl.become_subreaper()
     keeper = Keeper(link, life, open_wake())
     # The numbers that the server and the warden know: in a PID namespace there are others inside.
     outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    keeper.tell(Kind.HELLO, _own_number(outside))
+    own = _own_number(outside)
+    if origin is not None:
+        # Before the server hears of this keeper: what it then asks of the warden is understood.
+        os.write(origin.claims, FRAME.pack(Kind.CLAIMED, origin.job, own))
+        os.close(origin.claims)
+    keeper.tell(Kind.HELLO, own)
     plan = _read_plan(link)
     if plan is None:
         keeper.tell(Kind.EMPTY)
         return
     entrance, exit_ = -1, -1
     try:
-        if plan.confinement is not None and plan.confinement.cgroup:
-            entrance, exit_ = _make_group(plan.confinement, _own_number(outside))
+        entrance, exit_ = _confine(plan.confinement, own, origin)
     except OSError as error:
         pid, stage, number = 0, int(Stage.CONFINE), error.errno or 0
     else:
-        pid, stage, number = _start(plan, streams, outside, entrance)
+        prepared = None if origin is None else origin.prepared
+        pid, stage, number = _start(plan, streams, (outside, entrance), prepared)
     if entrance >= 0:
         os.close(entrance)
     os.close(outside)
@@ -114,10 +134,21 @@ def keep(link: int, life: int, streams: list[int]) -> None:
     keeper.run(pid, 0 if plan.confinement is None else plan.confinement.processes)
 
 
-def _make_group(plan: Confinement, number: int) -> tuple[int, int]:
-    """The control group of the job. The warden removes it, which knows the keeper by the same number."""
-    group = os.fsdecode(plan.cgroup[0])
-    return cgroup.make(group, f"{cgroup.PREFIX}{number}", processes=plan.tasks, memory=plan.memory_bytes)
+def _confine(plan: Confinement | None, number: int, origin: Origin | None) -> tuple[int, int]:
+    """Give this keeper the surroundings of its command; two descriptors of the job's control group, -1 without one."""
+    if (plan is not None and plan.prepared) != (origin is not None):
+        raise OSError(errno.EINVAL, "a plan for keepers of a template, or one that is not, came to the other kind")
+    group = (-1, -1)
+    if plan is None:
+        return group
+    if plan.cgroup:
+        # The warden removes it, which knows the keeper by the same number.
+        folder = os.fsdecode(plan.cgroup[0]) if origin is None else origin.group
+        group = cgroup.make(folder, f"{cgroup.PREFIX}{number}", processes=plan.tasks, memory=plan.memory_bytes)
+    if origin is None:
+        confine.arrange(plan)
+    confine.complete(plan)
+    return group
 
 
 def _own_number(proc: int) -> int:
@@ -299,13 +330,13 @@ def _read_exactly(link: int, size: int) -> bytes | None:
     return bytes(data)
 
 
-def _start(plan: Plan, streams: list[int], outside: int, entrance: int) -> tuple[int, int, int]:
-    """Start the command and wait until it runs: its pid and its number outside, or 0 with the stage and errno of the failure."""
-    try:
-        if plan.confinement is not None:
-            confine.arrange(plan.confinement)
-    except OSError as error:
-        return 0, Stage.CONFINE, error.errno or 0
+def _start(
+    plan: Plan, streams: list[int], ways: tuple[int, int], prepared: confine.Prepared | None
+) -> tuple[int, int, int]:
+    """Start the command and wait until it runs: its pid and its number outside, or 0 with the stage and errno of the failure.
+
+    `ways` are the descriptors of /proc outside and of the job's control group.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     keeper = os.getpid()
     try:
@@ -315,7 +346,7 @@ def _start(plan: Plan, streams: list[int], outside: int, entrance: int) -> tuple
         os.close(writer)
         return 0, Stage.FORK, error.errno or 0
     if pid == 0:
-        _become_command(plan, streams, writer, keeper, outside, entrance)
+        _become_command(plan, streams, writer, keeper, ways, prepared)
     os.close(writer)
     told = b""
     while part := os.read(reader, 64):
@@ -328,8 +359,11 @@ def _start(plan: Plan, streams: list[int], outside: int, entrance: int) -> tuple
     return (0, *reports[-1]) if reports else (0, Stage.SETUP, 0)
 
 
-def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, outside: int, entrance: int) -> None:
+def _become_command(
+    plan: Plan, streams: list[int], report: int, keeper: int, ways: tuple[int, int], prepared: confine.Prepared | None
+) -> None:
     stage = Stage.SETUP
+    outside, entrance = ways
     try:
         os.setsid()
         # As the exec makes it anyway: until then the kernel would not let it write to its own files below /proc.
@@ -343,7 +377,7 @@ def _become_command(plan: Plan, streams: list[int], report: int, keeper: int, ou
             stage = Stage.CONFINE
             if entrance >= 0:
                 cgroup.enter(entrance)
-            confine.restrict(plan.confinement)
+            confine.restrict(plan.confinement, prepared)
         stage = Stage.SETUP
         # After everything that changes credentials: the kernel forgets it then.
         prctl.die_with_parent(signal.SIGKILL)

@@ -1,7 +1,8 @@
 """The warden: the parent of every keeper, in a session of its own.
 
 It forks a keeper for each SPAWN, reaps keepers that have ended, and is itself a sub-reaper: when a keeper dies before
-its job does, the job's processes come here and are killed. It ends when its standard input, the control socket, ends:
+its job does, the job's processes come here and are killed. It forks the templates, too, whose keepers are its children
+like any other and say so themselves. It ends when its standard input, the control socket, ends:
 then the server is gone or wants no more, and it leaves only after the last keeper and the last orphan.
 """
 
@@ -21,7 +22,8 @@ import confine
 import descent
 import keeper
 import prctl
-from wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, MAX_DESCRIPTORS, Kind, Spaces, Stage
+from template import Template
+from wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, Kind, Spaces, Stage, receive
 
 KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
 """Seconds that keepers have for their jobs after the end of the control socket; then they are killed, and we do it."""
@@ -45,6 +47,9 @@ class WardenDaemon:
         self._control = control
         self._keepers: dict[int, int] = {}
         self._bereaved: set[int] = set()
+        self._templates: set[int] = set()
+        self._condemned: set[int] = set()
+        """Jobs that are to be killed as soon as their keeper has said which it is."""
         self._group = os.environ.get(CGROUP_VARIABLE, "")
         # What an earlier warden left has no keeper any more.
         self._ended: dict[str, int] = dict.fromkeys(cgroup.jobs(self._group) if self._group else (), 0)
@@ -52,12 +57,15 @@ class WardenDaemon:
         self._closed_at: float | None = None
         # Only this process holds the writing end: keepers read end-of-file when it dies, however it dies.
         self._life, self._pulse = os.pipe2(os.O_CLOEXEC)
+        self._claims, self._claim = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._claims, False)
         self._wake = keeper.open_wake()
 
     def run(self) -> None:
         """Serve until the control socket has ended and nothing is left to look after."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
+        poll.register(self._claims, select.POLLIN)
         poll.register(self._control.fileno(), select.POLLIN)
         while True:
             self._reap()
@@ -73,9 +81,13 @@ class WardenDaemon:
             for descriptor, _ in poll.poll(ORPHAN_PAUSE if self._busy else None):
                 if descriptor == self._wake:
                     keeper.drain(self._wake)
+                elif descriptor == self._claims:
+                    self._hear_claims()
                 elif not self._serve():
                     poll.unregister(self._control.fileno())
                     self._closed_at = time.monotonic()
+                    for pid in self._templates:
+                        os.kill(pid, signal.SIGKILL)
 
     @property
     def _busy(self) -> bool:
@@ -84,25 +96,20 @@ class WardenDaemon:
 
     def _serve(self) -> bool:
         """Handle one packet; False at the end of the control socket."""
-        int_size = 4
-        space = _socket.CMSG_SPACE(MAX_DESCRIPTORS * int_size)
-        try:
-            packet, ancillary, _, _ = self._control.recvmsg(FRAME.size, space, _socket.MSG_CMSG_CLOEXEC)
-        except ConnectionError:
-            return False
-        descriptors = [
-            int.from_bytes(data[start : start + int_size], sys.byteorder)
-            for _, _, data in ancillary
-            for start in range(0, len(data) - int_size + 1, int_size)
-        ]
+        packet, descriptors = receive(self._control)
         if not packet:
             return False
         kind, job, second = FRAME.unpack(packet)
         if kind == Kind.SPAWN:
             self._fork(job, Spaces(second), descriptors)
         elif kind == Kind.DISCARD:
-            for pid in [pid for pid, kept in self._keepers.items() if kept == job]:
+            found = [pid for pid, kept in self._keepers.items() if kept == job]
+            for pid in found:
                 os.kill(pid, signal.SIGKILL)
+            if not found:
+                self._condemned.add(job)
+        elif kind == Kind.TEMPLATE:
+            self._fork_template(Spaces(job), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         return True
@@ -133,6 +140,50 @@ class WardenDaemon:
         finally:
             os._exit(status)
 
+    def _fork_template(self, spaces: Spaces, descriptors: list[int]) -> None:
+        """Fork a template. Where that cannot be done its control socket says why, and ends."""
+        own, description = descriptors
+        warden = self._pid
+        try:
+            pid = confine.fork(spaces)
+        except OSError as error:
+            os.write(own, FRAME.pack(Kind.FAILED, Stage.CONFINE, error.errno or 0))
+            return
+        if pid:
+            self._templates.add(pid)
+            return
+        status = 70
+        try:
+            os.close(self._pulse)
+            os.close(self._wake)
+            os.close(self._claims)
+            self._control.close()
+            with open(description, "rb", closefd=False) as file:
+                described = file.read()
+            Template(own, self._life, self._claim).run(described, spaces, warden)
+            status = 0
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            os._exit(status)
+
+    def _hear_claims(self) -> None:
+        """Take note of the keepers that templates have forked."""
+        while True:
+            try:
+                claims = os.read(self._claims, FRAME.size * 64)
+            except BlockingIOError:
+                return
+            for at in range(0, len(claims), FRAME.size):
+                _, job, pid = FRAME.unpack_from(claims, at)
+                if pid == 0:
+                    self._tell(Kind.CLOSED, job)
+                    continue
+                self._keepers[pid] = job
+                if job in self._condemned:
+                    self._condemned.discard(job)
+                    os.kill(pid, signal.SIGKILL)
+
     def _reap(self) -> None:
         try:
             while True:
@@ -143,6 +194,10 @@ class WardenDaemon:
                     # A command may well stop the process that keeps it, but not for long.
                     os.kill(pid, signal.SIGCONT)
                     continue
+                self._templates.discard(pid)
+                if pid not in self._keepers:
+                    # What it has said is still to be read.
+                    self._hear_claims()
                 job = self._keepers.pop(pid, None)
                 if self._group and job is not None:
                     self._ended[f"{cgroup.PREFIX}{pid}"] = 0
@@ -157,21 +212,29 @@ class WardenDaemon:
         """Kill the orphans of dead keepers. Whose they are cannot be told, so the jobs are closed together."""
         if not self._bereaved and self._closed_at is None:
             return
-        if self._orphans():
-            descent.kill_all(descent.descendants(self._pid, without=self._keepers), self._pid)
+        if strangers := self._strangers():
+            fresh = {child.pid for child in strangers if child.session == self._pid}
+            spared = fresh.union(self._keepers, self._templates)
+            descent.kill_all(descent.descendants(self._pid, without=spared), self._pid)
             return
         for job in self._bereaved:
             self._tell(Kind.CLOSED, job)
         self._bereaved.clear()
 
-    def _orphans(self) -> bool:
-        return any(child.pid not in self._keepers for child in descent.children(self._pid))
+    def _strangers(self) -> list[descent.Relative]:
+        """Children that are no known keepers or templates: orphans of commands, which have left this session, and keepers that are about to say so."""
+        return [
+            child
+            for child in descent.children(self._pid)
+            if child.pid not in self._keepers and child.pid not in self._templates
+        ]
 
     def _finished(self, elapsed: float) -> bool:
+        strangers = self._strangers()
         if elapsed > KEEPER_PATIENCE:
-            for pid in self._keepers:
+            for pid in (*self._keepers, *(child.pid for child in strangers)):
                 os.kill(pid, signal.SIGKILL)
-        return (not self._keepers and not self._orphans()) or elapsed > GIVE_UP
+        return not (self._keepers or self._templates or strangers) or elapsed > GIVE_UP
 
     def _tell(self, kind: Kind, job: int) -> None:
         try:

@@ -6,32 +6,46 @@ children is changed.
 
 import os
 import sys
+from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import confine
-from wire import Confinement, Spaces
+from wire import TEMPLATE_SPACES, Confinement, Spaces
 
 
 def possible(spaces: Spaces) -> bool:
-    """Whether a process can live in these namespaces, with the file systems that a command gets."""
+    """Whether a process can live in these namespaces, with the file systems that a command gets, below a template that has its part of them."""
     uid, gid = os.geteuid(), os.getegid()
+    plan = Confinement(spaces=spaces, guards_kernel=uid == 0, guards_devices=uid == 0)
+    plan.hidden, plan.read_only = [b"/mnt"], [b"/usr"]
+
+    def make_template() -> bool:
+        confine.settle(spaces & TEMPLATE_SPACES, uid, gid)
+        confine.arrange(plan)
+        return _lives(spaces, make_keeper)
+
+    def make_keeper() -> bool:
+        confine.settle(spaces, uid, gid)
+        confine.complete(plan)
+        return True
+
+    return _lives(spaces & TEMPLATE_SPACES, make_template)
+
+
+def _lives(spaces: Spaces, make: Callable[[], bool]) -> bool:
     try:
         pid = confine.fork(spaces)
     except OSError:
         return False
     if pid == 0:
+        status = 1
         try:
-            confine.settle(spaces, uid, gid)
-            plan = Confinement(spaces=spaces, guards_kernel=uid == 0, guards_devices=uid == 0)
-            plan.hidden = [b"/mnt"]
-            plan.read_only = [b"/usr"]
-            confine.arrange(plan)
-            os._exit(0)
+            status = 0 if make() else 1
         except OSError:
-            os._exit(1)
+            pass
         finally:
-            os._exit(1)
+            os._exit(status)
     return os.waitpid(pid, 0)[1] == 0
 
 

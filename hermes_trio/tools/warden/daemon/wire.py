@@ -1,11 +1,17 @@
 """The bytes between the server, the warden and the keepers.
 
-Two kinds of socket carry them. The *control* socket (SEQPACKET, server and warden) carries one frame a packet; a
-SPAWN packet brings descriptors along: the keeper's end of a link, then the command's standard streams. A *link*
-(STREAM, server and keeper) carries one `Plan`, then frames in both directions; its end of file is an order to kill.
+Two kinds of socket carry them. A *control* socket (SEQPACKET, server and warden, or server and template) carries one
+frame a packet; a SPAWN packet brings descriptors along: the keeper's end of a link, then the command's standard streams.
+A *link* (STREAM, server and keeper) carries one `Plan`, then frames in both directions; its end of file is an order to
+kill. Keepers that a template forked tell the warden so over a pipe, one CLAIMED frame each.
 """
 
+import _socket
+import os
+import stat
 import struct
+import sys
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 
 FRAME = struct.Struct("!Bqq")
@@ -31,7 +37,7 @@ class Kind(IntEnum):
     """What a frame says, and who says it to whom."""
 
     SPAWN = 1
-    """Server to warden: fork a keeper. (job, its `Spaces`)"""
+    """Server to warden or template: fork a keeper. (job, its `Spaces`)"""
     DISCARD = 2
     """Server to warden: this keeper does not answer, kill it and what it kept. (job, -)"""
     CLOSED = 3
@@ -54,6 +60,10 @@ class Kind(IntEnum):
     """Server to keeper: end every process of this job. (grace in milliseconds, -)"""
     CROWDED = 12
     """Keeper to server: the job had more processes than its plan allows, so it is being killed. (how many, the limit)"""
+    TEMPLATE = 13
+    """Server to warden: fork a template. Its control socket and a file with its `Confinement` come along. (its `Spaces`, -)"""
+    CLAIMED = 14
+    """Keeper of a template to warden: this is your child. A template that could not fork says so with the number 0. (job, its pid)"""
 
 
 class Stage(IntEnum):
@@ -98,6 +108,10 @@ class Spaces(IntFlag):
     """System V memory, semaphores and queues, and POSIX queues: they belong to a user, not to a process, and outlive it."""
 
 
+TEMPLATE_SPACES = Spaces.USER | Spaces.MOUNT
+"""The namespaces of a template; each keeper has all of its own."""
+
+
 class Confinement:
     """What a command may see and touch. Paths are absolute; one that does not exist is left out."""
 
@@ -115,6 +129,7 @@ class Confinement:
         "no_tcp",
         "open_files",
         "pinned",
+        "prepared",
         "processes",
         "read_only",
         "readable",
@@ -136,6 +151,7 @@ class Confinement:
         "address_bytes",
         "tasks",
         "memory_bytes",
+        "prepared",
     )
     _LISTS = ("hidden", "shown", "read_only", "pinned", "readable", "writable", "devices", "cgroup")
 
@@ -179,6 +195,37 @@ class Confinement:
         self.tasks = 0
         self.memory_bytes = 0
         """The limits of that group, of processes with their threads and of memory; 0 for none."""
+        self.prepared = False
+        """Only what a template leaves to its keepers: a keeper that no template forked refuses it."""
+
+    @property
+    def paths(self) -> list[bytes]:
+        """What is hidden, shown, read-only or pinned: the files and folders that a template depends on."""
+        return [*self.hidden, *self.shown, *self.read_only, *self.pinned]
+
+    def divided(self) -> "tuple[Confinement, Confinement]":
+        """What a template does once for all commands that have it in common, and what is left for the keeper and the command."""
+        common = Confinement(spaces=self.spaces, guards_kernel=self.guards_kernel, guards_devices=self.guards_devices)
+        common.hidden, common.shown, common.read_only, common.pinned = (
+            self.hidden,
+            self.shown,
+            self.read_only,
+            self.pinned,
+        )
+        common.file_bytes, common.open_files, common.address_bytes = (
+            self.file_bytes,
+            self.open_files,
+            self.address_bytes,
+        )
+        common.cgroup = self.cgroup
+        own = Confinement(spaces=self.spaces, guards_kernel=self.guards_kernel)
+        own.prepared, own.binds, own.processes = True, self.binds, self.processes
+        own.cgroup, own.tasks, own.memory_bytes = self.cgroup, self.tasks, self.memory_bytes
+        # The folders of a session are its own; a rule for the root is everybody's.
+        rules = own if self.writable != [b"/"] else common
+        rules.landlock, rules.no_tcp = self.landlock, self.no_tcp
+        rules.readable, rules.writable, rules.devices = self.readable, self.writable, self.devices
+        return common, own
 
     def encode(self) -> list[bytes]:
         """The strings in which it travels; none of them contains a NUL byte."""
@@ -250,3 +297,42 @@ class Plan:
             streams=Streams(streams),
             confinement=Confinement.decode(strings[after:]) if confined else None,
         )
+
+
+def mark(path: bytes) -> bytes:
+    """Which file or folder this is, by way of links; empty if there is none. A file that was linked or replaced is another one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return b""
+    if stat.S_ISDIR(found.st_mode):
+        return b"%d %d" % (found.st_dev, found.st_ino)
+    return b"%d %d %d" % (found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def describe(common: Confinement, marks: Iterable[bytes]) -> bytes:
+    """A template as it travels: what its commands have in common, and the marks of its paths."""
+    marks = list(marks)
+    return b"\0".join([b"%d" % len(marks), *marks, *common.encode()])
+
+
+def read_description(data: bytes) -> tuple[Confinement, list[bytes]]:
+    """The inverse of `describe`."""
+    count, *strings = data.split(b"\0")
+    return Confinement.decode(strings[int(count) :]), strings[: int(count)]
+
+
+def receive(control: _socket.socket) -> tuple[bytes, list[int]]:
+    """The next packet of a control socket and the descriptors that came with it; no bytes at its end."""
+    int_size = 4
+    try:
+        packet, ancillary, _, _ = control.recvmsg(
+            FRAME.size, _socket.CMSG_SPACE(MAX_DESCRIPTORS * int_size), _socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionError:
+        return b"", []
+    return packet, [
+        int.from_bytes(data[start : start + int_size], sys.byteorder)
+        for _, _, data in ancillary
+        for start in range(0, len(data) - int_size + 1, int_size)
+    ]
