@@ -11,11 +11,11 @@ from rich.table import Table
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.commands.sessions import JsonOption, print_json, read_config, shown_bytes, store_path
-from hermes_trio.config import Config, loose_modes
+from hermes_trio.config import loose_modes
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose_file
-from hermes_trio.tools.confinement import confinement_lines, confinement_report
+from hermes_trio.tools.confinement import confinement_lines, confinement_report, group_line
 from hermes_trio.tools.settings import ToolSettings
-from hermes_trio.tools.warden import Profile, Protections, probe_protections
+from hermes_trio.tools.warden import JobGroups, probe_protections
 
 __all__ = ["doctor", "mount"]
 
@@ -36,7 +36,8 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
     path = store_path(home, config, file_for="`hermes-trio store check` looks it over")
     found = diagnose_file(path, settings.retention)
     loose = loose_modes(settings)
-    profile, protections = await _confinement(settings)
+    rules = ToolSettings.read(settings.tools).confinement
+    protections, groups = await probe_protections(), JobGroups.look(rules.limits, found.server_pid)
     servers = await mcp_health(settings)
     if as_json:
         print_json(
@@ -46,22 +47,18 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
                 "healthy": found.healthy,
                 "loose_modes": loose,
                 "mcp": servers,
-                "confinement": confinement_report(profile, protections),
+                "confinement": confinement_report(rules.profile, protections)
+                | {"cgroup": groups.root, "cgroup_controllers": groups.controllers, "cgroup_missing": groups.problem},
             }
         )
     else:
         _print_diagnosis(found)
-        for problem in (*loose, *confinement_lines(profile, protections)):
+        for problem in (*loose, *confinement_lines(rules.profile, protections), group_line(groups)):
             Console().print(problem, markup=False, highlight=False)
         for name, one in servers.items():
             why = f": {one['error']}" if one.get("error") else ""
             Console().print(f"MCP server {name}: {one['state']}{why}", markup=False, highlight=False)
     return 0 if found.sound else 1
-
-
-async def _confinement(settings: Config) -> tuple[Profile, Protections]:
-    """The profile of commands, and what this machine offers for it to the user who asks."""
-    return ToolSettings.read(settings.tools).confinement.profile, await probe_protections()
 
 
 def _print_diagnosis(found: Diagnosis) -> None:

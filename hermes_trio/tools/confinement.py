@@ -22,7 +22,7 @@ from .settings import ConfinementSettings, ToolSettings
 from .warden import JobGroups, Profile, Protections, Sandbox, SandboxPaths, Workspace
 from .warden.daemon.wire import Confinement
 
-__all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "open_confinement"]
+__all__ = ["CommandConfinement", "confinement_lines", "confinement_report", "group_line", "open_confinement"]
 
 logger: Final = logging.getLogger("hermes_trio.tools.confinement")
 
@@ -160,6 +160,16 @@ def confinement_lines(profile: Profile, protections: Protections) -> list[str]:
             "commands: the server runs as root, whose files protect does not keep from commands; run it as a user of its own"
         )
     return lines
+
+
+def group_line(groups: JobGroups) -> str:
+    """Whether each command has a control group of its own, for people."""
+    if not groups.root:
+        return f"commands: no control group of their own: {groups.problem}"
+    limited = " and ".join(groups.controllers)
+    return f"commands: a control group of their own below {groups.root}" + (
+        f", which can limit {limited}" if limited else ", which has no controllers: it can only be killed as a whole"
+    )
 
 
 def open_confinement(

@@ -240,6 +240,9 @@ def test_doctor_finds_a_sound_store(command: Run) -> None:
     assert (found["sound"], found["healthy"], found["server_pid"]) == (True, True, None)
     assert (found["rows"]["sessions"], found["open_sessions"], found["expired"]["sessions"]) == (3, 2, 1)
     assert "nothing is stuck" in command("doctor")
+    group = found["confinement"]["cgroup"]
+    said = " ".join(command("doctor").split())
+    assert ("a control group of their own below" if group else "no control group of their own:") in said
 
 
 def test_doctor_names_what_a_dead_server_left(home: Path, command: Run) -> None:

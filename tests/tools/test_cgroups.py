@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from hermes_trio.tools.confinement import open_confinement
+from hermes_trio.tools.confinement import group_line, open_confinement
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.warden import (
     CommandLimits,
@@ -213,3 +213,19 @@ async def test_killing_a_group_outruns_a_process_that_forks_all_the_time(real: P
         os.close(exit_)
     await until(lambda: not running(f"sleep {name}"))
     await until(lambda: cgroup.end(str(real), "job-1"))
+
+
+def test_what_there_is_to_be_had_is_said_without_taking_it(fake: Path) -> None:
+    """`doctor` says what a server would find, and changes nothing: no process moves, and no controller is switched on."""
+    (fake / "cgroup.controllers").write_text("cpu memory pids\n")
+    before = {path.name: path.read_text() for path in fake.iterdir()}
+    found = JobGroups.look(CommandLimits(cgroup=str(fake)))
+    assert (found.root, found.controllers, found.problem) == (str(fake), ("pids", "memory"), "")
+    assert group_line(found) == f"commands: a control group of their own below {fake}, which can limit pids and memory"
+    assert {path.name: path.read_text() for path in fake.iterdir()} == before
+    gone = JobGroups.look(CommandLimits(cgroup=str(fake / "gone")))
+    assert group_line(gone) == f"commands: no control group of their own: {fake / 'gone'} cannot be written"
+    assert "switched off" in group_line(JobGroups.look(CommandLimits(cgroup="off")))
+    if not cgroup.delegated():
+        why = JobGroups.look(CommandLimits(), os.getpid()).problem
+        assert "Delegate=pids memory" in why if cgroup.mounted() else "not mounted" in why

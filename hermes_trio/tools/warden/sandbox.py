@@ -237,6 +237,23 @@ class JobGroups(msgspec.Struct, frozen=True):
     problem: str = ""
 
     @classmethod
+    def look(cls, limits: CommandLimits, server: int | None = None) -> JobGroups:
+        """What `open` would find, with nothing changed: for the process `server`, or for this one."""
+        own = cgroup.OWN if server is None else f"/proc/{server}/cgroup"
+        root = cgroup.delegated(own=own) if limits.cgroup == "auto" else "" if limits.cgroup == "off" else limits.cgroup
+        if limits.cgroup == "off":
+            return cls(problem="switched off (tools.confinement.limits.cgroup)")
+        if root:
+            usable = cgroup.usable(root)
+            return cls(root, tuple(cgroup.offered(root))) if usable else cls(problem=f"{root} cannot be written")
+        if not cgroup.mounted():
+            return cls(problem="the second version of control groups is not mounted")
+        whom = "this process" if server is None else f"the server (process {server})"
+        return cls(
+            problem=f"none is delegated to {whom}; with Delegate=pids memory in its unit, as in the shipped one, a service has one"
+        )
+
+    @classmethod
     def open(cls, limits: CommandLimits) -> JobGroups:
         """Find the delegated group and prepare it: the processes in it, this one among them, move to a group beside the jobs."""
         root = cgroup.delegated() if limits.cgroup == "auto" else "" if limits.cgroup == "off" else limits.cgroup

@@ -23,17 +23,35 @@ def delegated(mounts: str = MOUNTS, own: str = OWN) -> str:
     try:
         with open(own, encoding="utf-8", errors="surrogateescape") as file:
             path = next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "")
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
-            roots = [fields[4] for fields in map(str.split, file) if " - cgroup2 " in " ".join(fields)]
     except OSError:
         return ""
-    if not path or not roots:
+    root = mounted(mounts)
+    if not path or not root:
         return ""
-    here = roots[0].rstrip("/") + path.rstrip("/")
+    here = root.rstrip("/") + path.rstrip("/")
     for group in (here, os.path.dirname(here) if os.path.basename(here) == SERVER else ""):
         if group and _is_marked(group) and usable(group):
             return group
     return ""
+
+
+def mounted(mounts: str = MOUNTS) -> str:
+    """Where the control groups are; empty if there are none of the second version."""
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            return next((fields[4] for fields in map(str.split, file) if " - cgroup2 " in " ".join(fields)), "")
+    except OSError:
+        return ""
+
+
+def offered(group: str) -> list[str]:
+    """The controllers that jobs below a group could have, without changing anything."""
+    try:
+        with open(f"{group}/cgroup.controllers", encoding="utf-8") as file:
+            known = file.read().split()
+    except OSError:
+        return []
+    return [controller for controller in CONTROLLERS if controller in known]
 
 
 def _is_marked(group: str) -> bool:
