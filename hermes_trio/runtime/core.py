@@ -124,10 +124,10 @@ class RuntimeCore:
         node = self.turns_node if below is None else below
         if allowance is None:
             allowance = root.allowance
-        if channel is None:
-            turn: Turn = StatelessTurn(self, spec, origin, node, id=id, root=root, allowance=allowance)
-        else:
-            turn = DeliveringTurn(self, spec, origin, node, id=id, root=root, allowance=allowance, channel=channel)
+        kind = StatelessTurn if channel is None else DeliveringTurn
+        turn = kind(self, spec, origin, node, id=id, root=root, allowance=allowance)
+        if channel is not None and isinstance(turn, DeliveringTurn):
+            turn.channel = channel
         self.live_turns[id] = turn
         if spec.hooks.on_start is not None:
             try:

@@ -87,36 +87,17 @@ class Ends:
 
     async def put(self, end: End) -> bool:
         """Write an end; return whether it is written. Shielded for `finish_seconds`; after that it is this object's to repeat, and `end.then` is called."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._core.settings.finish_seconds) as bound:
-            try:
-                end.value = await end.write()
-                end.written = True
-                if end.then is not None:
-                    self._settle(end)
-                return True
-            except Fenced as error:
-                logger.warning("%s is not written: %s", end.name, error)
-                end.problem, end.error = str(error), error
-                self._settle(end)
-                return False
-            except Exception as error:
-                self._note(end, error)
-            self._keep(end)
-            if end.over is not None:
-                await end.over.wait()
-        if bound.cancelled_caught and end.over is None:
-            end.problem = f"the store did not answer within {self._core.settings.finish_seconds:g} s"
-            end.uncertain = True
-            self._keep(end)
+        until = trio.current_time() + self._core.settings.finish_seconds
+        if not await self._attempt(end, until):
+            if self._open:
+                end.over = trio.Event()
+                self._waiting[end] = None
+                self._wake.set()
+                with trio.CancelScope(shield=True, deadline=until):
+                    await end.over.wait()
+            else:
+                self._give_up(end)
         return end.written
-
-    def _keep(self, end: End) -> None:
-        if self._open:
-            end.over = trio.Event()
-            self._waiting[end] = None
-            self._wake.set()
-        else:
-            self._give_up(end)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -150,13 +131,13 @@ class Ends:
             delay = min(2 * delay, LONGEST_SECONDS)
             for end in list(self._waiting):
                 await trio.lowlevel.checkpoint_if_cancelled()
-                if await self._attempt(end):
+                if await self._attempt(end, math.inf):
                     delay = FIRST_SECONDS
 
-    async def _attempt(self, end: End, until: float = math.inf) -> bool:
-        """Try once more, within bounds; say whether it does not wait any more."""
+    async def _attempt(self, end: End, until: float) -> bool:
+        """Try once, for `finish_seconds` at most; say whether it does not wait any more."""
         seconds = self._core.settings.finish_seconds
-        with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)) as bound:
+        with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)):
             try:
                 try:
                     end.value = await end.write()
@@ -164,37 +145,36 @@ class Ends:
                     raise
                 except Exception as error:
                     self._note(end, error)
-                    bound_of_whole = UNCERTAIN_ATTEMPTS if end.uncertain else FULL_ATTEMPTS
-                    if end.attempts <= bound_of_whole or end.reduced is None or not await self.works():
+                    if not await self._reduce(end):
                         return False
-                    await self._reduce(end, end.reduced)
                 end.written, end.problem = True, ""
             except Fenced as error:
                 logger.warning("%s is not written: %s", end.name, error)
-                end.problem = str(error)
+                end.problem, end.error = str(error), error
             except Exception as error:
                 self._note(end, error)
                 return False
-            self._settle(end)
+            if end.then is not None or end.over is not None:
+                self._settle(end)
             return True
-        if bound.cancelled_caught:
-            end.attempts += 1
-            end.uncertain = True
+        self._note(end, OutcomeUnknown(f"the store did not answer within {seconds:g} s"))
         return False
 
-    async def _reduce(self, end: End, reduced: Callable[[End], Awaitable[object]]) -> None:
-        """The store takes other writes. What it refuses now, once more, it will not take: write the state and the error alone."""
+    async def _reduce(self, end: End) -> bool:
+        """Whether an end that was refused often enough, by a store that takes other writes, is written now: as it is, or its state and error alone."""
+        enough = end.attempts > (UNCERTAIN_ATTEMPTS if end.uncertain else FULL_ATTEMPTS)
+        if not enough or end.reduced is None or not await self.works():
+            return False
         try:
             end.value = await end.write()
-        except Fenced:
-            raise
-        except OutcomeUnknown:
+        except (Fenced, OutcomeUnknown):
             raise
         except Exception as error:
             end.error = error
-            await reduced(end)
+            await end.reduced(end)
             end.was_reduced = True
             logger.error("%s is refused by the store, and is reduced to its state and error: %s", end.name, error)
+        return True
 
     def _note(self, end: End, error: Exception) -> None:
         end.attempts += 1

@@ -21,7 +21,7 @@ from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
 from .ports import InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
-from .tree import EMPTY_CONTEXT, Node, waiting
+from .tree import EMPTY_CONTEXT, Node, Stoppable, waiting
 from .turn import Turn, TurnHooks, TurnOrigin, TurnSpec
 from .turn_lifecycle import NotBegun, run_turn
 
@@ -41,7 +41,7 @@ MORE_WAITS: Final = "more waits in its inbox"
 """What the node of a lane says while something is queued behind its turn. How long it has been saying so shows whether the inbox moves."""
 
 
-class Lane:
+class Lane(Stoppable):
     """One key's task. `flag` says that something may wait; it is level-triggered. `session` is a one-shot session that it has to end."""
 
     __slots__ = ("context", "current", "flag", "inbox", "key", "node", "session", "until", "wake")
@@ -66,10 +66,6 @@ class Lane:
     def stopped_node(self) -> Node | None:
         """The node of the turn that runs, if one does."""
         return None if self.current is None else self.current.node
-
-    def title(self) -> str:
-        """Empty: a lane is called by its key."""
-        return ""
 
 
 class Lanes:

@@ -18,6 +18,7 @@ from .event_writer import COALESCE_SECONDS
 from .outcome import TERMINAL_STATUSES, CancelCause, Cause, Outcome, RunStatus, StopReceipt, TurnState
 from .ports import EventRow, NewRun
 from .settlement import Settlement
+from .tree import stop_each
 from .turn import EventSink, Turn, TurnOrigin, TurnSpec
 from .turn_lifecycle import run_turn
 
@@ -189,18 +190,9 @@ class Run:
 
     async def stop_all(self, cause: Cause, timeout: float = 30.0) -> StopReceipt:
         """Stop the run and the jobs that it has started; one receipt for all of it."""
-        receipts: list[StopReceipt] = []
-
-        async def stop(target: Run | Job) -> None:
-            receipts.append(await target.stop(cause, timeout))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop, self)
-            for job in self.jobs():
-                nursery.start_soon(stop, job)
+        receipts = await stop_each([self, *self.jobs()], cause, timeout)
         # What the turn started in its last moment is part of the run, too.
-        for job in self.jobs():
-            await stop(job)
+        receipts += await stop_each(self.jobs(), cause, timeout)
         with trio.move_on_after(1.0):
             await self.ended.wait()
         return StopReceipt(

@@ -36,7 +36,7 @@ from .settlement import Settlement
 from .stateless import StatelessEntry
 from .supervisor import Supervisor
 from .threads import Threads, virtual_clock_of
-from .tree import EMPTY_CONTEXT, Tree, waiting
+from .tree import EMPTY_CONTEXT, Tree, stop_each, waiting
 from .turn import NO_HOOKS, EventSink, Owner, Turn, TurnHooks, TurnSpec
 from .turn_lifecycle import run_turn
 from .watchdog import Watchdog
@@ -374,15 +374,8 @@ class Runtime:
     async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]:
         """Stop the turns and the jobs of one session, on whichever node they run; one receipt each."""
         why = Cause(CancelCause.STOP) if cause is None else cause
-        receipts: list[StopReceipt] = []
-
-        async def stop_turn(turn: Turn) -> None:
-            receipts.append(await turn.stop(why))
-
-        async with trio.open_nursery() as nursery:
-            for turn in list(self.core.live_turns.values()):
-                if turn.context.session_id == session_id:
-                    nursery.start_soon(stop_turn, turn)
+        turns = [turn for turn in self.core.live_turns.values() if turn.context.session_id == session_id]
+        receipts = await stop_each(turns, why)
         receipts.extend(await self.supervisor.stop_here(session_id, why))
         if self.core.shared:
             receipts.extend(await self.core.neighbours.stop_session(session_id, why))

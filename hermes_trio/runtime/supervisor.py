@@ -25,7 +25,7 @@ from .ends import End
 from .errors import Draining, JobRefused, OutcomeUnknown, RuntimeClosed, RuntimeProblem, UnknownJob
 from .outcome import CancelCause, Cause, JobState, Outcome, StopReceipt
 from .ports import JobFinish, JobStart, NewNotice, NoticeKind, TurnInput
-from .tree import Node, printable, split_cancelled, stop_node, waiting
+from .tree import Node, Stoppable, printable, split_cancelled, stop_each, stop_node, waiting
 from .turn import NO_HOOKS, Owner, TurnHooks
 from .turn_lifecycle import first_cause, run_child
 
@@ -51,7 +51,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """It cannot be stopped, only left behind by a drain: a thread that outlives its turn."""
 
 
-class Job:
+class Job(Stoppable):
     """A running job, as its own task and its owner see it. The fields below are what its row and its notice will say."""
 
     def __init__(
@@ -190,10 +190,6 @@ class Job:
         """The job's own node: it leaves the tree when the job's end is written down."""
         return self.node
 
-    def title(self) -> str:
-        """Empty: the node's name is the job's title."""
-        return ""
-
     @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
         """Stop the job and everything in it; the receipt has one line a node."""
@@ -288,25 +284,14 @@ class Supervisor:
     async def stop_here(self, session_id: str, cause: Cause) -> list[StopReceipt]:
         """The same for the jobs that run in this process."""
         try:
-            return await self._stop(self.jobs(session_id), cause)
+            return await stop_each(self.jobs(session_id), cause)
         finally:
             if cause.kind is CancelCause.SESSION_ENDED:
                 self._core.forget_session(session_id)
 
     async def stop_all(self, cause: Cause) -> list[StopReceipt]:
         """Stop every job, together, and return the receipts."""
-        return await self._stop(self.jobs(), cause)
-
-    async def _stop(self, jobs: list[Job], cause: Cause) -> list[StopReceipt]:
-        receipts: list[StopReceipt] = []
-
-        async def stop_one(job: Job) -> None:
-            receipts.append(await job.stop(cause))
-
-        async with trio.open_nursery() as nursery:
-            for job in jobs:
-                nursery.start_soon(stop_one, job)
-        return receipts
+        return await stop_each(self.jobs(), cause)
 
     async def _start(self, spec: JobSpec, owner: Owner, channel: CompletionChannel | None) -> Job:
         core = self._core
@@ -392,7 +377,8 @@ class Supervisor:
                     job.cause = job.cause or Cause(CancelCause.DRAIN)
             self._decide(job, state)
             # Also if the row could not be written: whether it is there is not known then, and one that is not has no end.
-            await self._finish(job)
+            end = End(f"job {job.id}", lambda: self._write_end(job), lambda _: self._write_end(job, reduced=True))
+            await self._core.ends.put(end)
         finally:
             _binding.reset(token)
             self._forget(job)
@@ -423,13 +409,8 @@ class Supervisor:
         except OutcomeUnknown:
             await self._core.store.start_job(row)
 
-    async def _finish(self, job: Job) -> None:
-        """One transaction: the terminal state and, if a channel was held, the notice. What the store refuses is repeated by `core.ends`."""
-        end = End(f"job {job.id}", lambda: self._write_end(job), lambda _: self._write_end(job, reduced=True))
-        await self._core.ends.put(end)
-
     async def _write_end(self, job: Job, *, reduced: bool = False) -> None:
-        """Write the end of a job as it is now: an owner that has seen it by then is not told again."""
+        """Write the end of a job as it is now, with its notice if a channel was held: an owner that has seen it by then is not told again."""
         text = self._default_text(job) if reduced else job.text or self._default_text(job)
         details = {} if reduced else job.details
         notice: NewNotice | None = None

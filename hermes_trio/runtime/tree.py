@@ -8,7 +8,7 @@ describes each once when it is read, however often it changed. Without watchers 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from types import TracebackType
@@ -65,8 +65,8 @@ class Stoppable(Protocol):
         ...
 
     def title(self) -> str:
-        """What the work is about, in one line; empty where the node's name says it."""
-        ...
+        """What the work is about, in one line; empty where the node says it by its name, its id or its owner."""
+        return ""
 
 
 class NodeView(msgspec.Struct, gc=False):
@@ -791,6 +791,25 @@ async def stop_node(
         lines=lines,
         remaining=remaining,
     )
+
+
+class _Stops(Protocol):
+    """A turn, a run or a job."""
+
+    def stop(self, cause: Cause | None = None, timeout: float = ...) -> Awaitable[StopReceipt]: ...
+
+
+async def stop_each(targets: Iterable[_Stops], cause: Cause, timeout: float = 30.0) -> list[StopReceipt]:
+    """Stop turns, runs or jobs, together; one receipt each. Cancelling abandons the wait for the receipts, never the stop."""
+    receipts: list[StopReceipt] = []
+
+    async def stop(target: _Stops) -> None:
+        receipts.append(await target.stop(cause, timeout))
+
+    async with trio.open_nursery() as nursery:
+        for target in targets:
+            nursery.start_soon(stop, target)
+    return receipts
 
 
 async def stop_work(

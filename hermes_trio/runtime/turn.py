@@ -344,21 +344,7 @@ class DeliveringTurn(Turn):
         return True
 
     __slots__ = ("channel",)
-
-    def __init__(
-        self,
-        core: RuntimeCore,
-        spec: TurnSpec,
-        origin: TurnOrigin,
-        node: Node,
-        *,
-        id: str,
-        root: Settlement,
-        allowance: Allowance,
-        channel: CompletionChannel,
-    ) -> None:
-        super().__init__(core, spec, origin, node, id=id, root=root, allowance=allowance)
-        self.channel = channel
+    channel: CompletionChannel
 
     @awaitable_from_asyncio
     async def watch_job(self, spec: JobSpec) -> Job:

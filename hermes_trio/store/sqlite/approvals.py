@@ -115,14 +115,6 @@ def expire(db: Database, now: float, approval_id: str, reason: str, asked: bool)
     return bool(expired)
 
 
-def expire_scope(db: Database, now: float, scope: str, reason: str) -> int:
-    """Nobody will answer the requests of a scope."""
-    sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending' RETURNING id"
-    expired = many(db, sql, (reason, now, scope))
-    db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in expired])
-    return len(expired)
-
-
 def listed(
     db: Database, state: str | None, scope: str | None, tenant: str | None, newest: bool, page: Page
 ) -> list[ApprovalRow]:
@@ -172,9 +164,11 @@ def list_grants(db: Database, scope: str | None) -> list[Grant]:
 
 def end_scope(db: Database, now: float, scope: str, reason: str) -> int:
     """A run or a session key starts over: what waits expires, what was granted to it is taken back."""
-    expired = expire_scope(db, now, scope, reason)
+    sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending' RETURNING id"
+    expired = many(db, sql, (reason, now, scope))
+    db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in expired])
     write(db, "DELETE FROM grants WHERE scope = ? AND scope <> ''", (scope,))
-    return expired
+    return len(expired)
 
 
 class SqliteApprovals(Verbs):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 import msgspec
 
@@ -25,6 +25,8 @@ from .verbs import Verbs
 from .writer import Weight
 
 __all__ = ["Prune", "SqliteMaintenance", "expired_counts", "prune_some"]
+
+P = ParamSpec("P")
 
 ROWS_A_STEP: Final = 2_000
 """How many rows one transaction removes at most: a turn's commit waits for one of them."""
@@ -85,8 +87,8 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
     return removed, len(found) == batch
 
 
-def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
-    """End sessions in which nothing happens: none with a turn, a live job or something that waits for it."""
+def end_idle(db: Database, now: float, retention: Retention, batch: int) -> tuple[int, bool]:
+    """End a few sessions in which nothing happens: none with a turn, a live job or something that waits for it. As `prune_some`."""
     cutoffs = (
         (
             "one_shot = 0 AND NOT (source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))",
@@ -115,7 +117,7 @@ def end_idle(db: Database, now: float, retention: Retention, batch: int) -> int:
                 " ORDER BY last_active LIMIT ?)",
                 (now, reason, now - age, batch),
             )
-    return ended
+    return ended, bool(ended)
 
 
 class _Rule(msgspec.Struct, frozen=True):
@@ -200,18 +202,19 @@ def remove_rest(db: Database, now: float, retention: Retention) -> int:
     return removed + forget_grants(db, now - DAY)
 
 
-def give_up_waiting(db: Database, now: float, retention: Retention) -> int:
-    """Make dead letters of what waits for an interface or a platform that does not come back; return how many there were."""
+def give_up_waiting(db: Database, now: float, retention: Retention) -> tuple[int, bool]:
+    """Make dead letters of a few rows that wait for an interface or a platform that does not come back. As `prune_some`."""
     age = age_limit(retention.waiting)
     if age is None:
-        return 0
+        return 0, False
     reason = f"nobody has taken it for {retention.waiting:g} days"
     sent = (
         "UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id IN"
         " (SELECT id FROM outbox WHERE settled_at IS NULL AND state = 'pending' AND created_at < ? LIMIT ?)"
     )
     given = (reason, now, now - age, retention.batch)
-    return forsake_waiting(db, *given) + changed(db, sent, given)
+    count = forsake_waiting(db, *given) + changed(db, sent, given)
+    return count, bool(count)
 
 
 def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, int]:
@@ -283,15 +286,21 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         """
         before = self._clock() - older_than_days * DAY
         prune = Prune(before=before, source=source, end_reason=end_reason, tenant=tenant)
-        return await self._scan(count_prunable, prune) if dry_run else await self._prune(prune)
+        return (
+            await self._scan(count_prunable, prune)
+            if dry_run
+            else await self._repeat(prune_some, prune, self.retention.batch)
+        )
 
-    async def _prune(self, prune: Prune) -> int:
-        removed = 0
-        more = True
+    async def _repeat(
+        self, step: Callable[Concatenate[Database, P], tuple[int, bool]], *args: P.args, **named: P.kwargs
+    ) -> int:
+        """Take small steps until there is nothing more to do; returns how much was done."""
+        done, more = 0, True
         while more:
-            count, more = await self._write_heavily(prune_some, prune, self.retention.batch)
-            removed += count
-        return removed
+            count, more = await self._write_heavily(step, *args, **named)
+            done += count
+        return done
 
     async def maintain(self, now: float | None = None) -> MaintenanceReport:
         """One round: end what is idle, remove what is old, index, and give the space back.
@@ -301,16 +310,15 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         began = perf_counter()
         when = self._clock() if now is None else now
         retention = self.retention
-        ended = await self._end_idle(when)
+        ended = await self._repeat(end_idle, when, retention, retention.batch)
         removed: dict[str, int] = {}
         age = age_limit(retention.sessions)
         if age is not None:
-            removed["sessions"] = await self._prune(Prune(before=when - age))
+            removed["sessions"] = await self._repeat(prune_some, Prune(before=when - age), retention.batch)
         for rule in _RULES:
-            removed[rule.table] = removed.get(rule.table, 0) + await self._remove(rule, when)
+            removed[rule.table] = removed.get(rule.table, 0) + await self._repeat(remove_expired, rule, when, retention)
         removed["other"] = await self._write_heavily(remove_rest, when, retention)
-        while await self._write_heavily(give_up_waiting, when, retention):
-            pass
+        await self._repeat(give_up_waiting, when, retention)
         indexed = await self.index_messages()
         if removed.get("sessions"):
             await self.optimize_search()
@@ -322,20 +330,6 @@ class SqliteMaintenance(SqliteSearch, Verbs):
             pages_freed=freed,
             seconds=perf_counter() - began,
         )
-
-    async def _end_idle(self, now: float) -> int:
-        total = 0
-        while ended := await self._write_heavily(end_idle, now, self.retention, self.retention.batch):
-            total += ended
-        return total
-
-    async def _remove(self, rule: _Rule, now: float) -> int:
-        total = 0
-        more = True
-        while more:
-            removed, more = await self._write_heavily(remove_expired, rule, now, self.retention)
-            total += removed
-        return total
 
     async def optimize_search(self) -> None:
         """Merge the search indexes in small steps, which drops what belonged to removed messages."""

@@ -7,7 +7,7 @@ when the server died is sent again, marked as a possible duplicate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from hermes_trio.runtime.errors import Fenced
 from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
@@ -26,22 +26,9 @@ _COLUMNS: Final = (
 
 
 def _row(row: Row) -> OutboxRow:
-    return OutboxRow(
-        row[0],
-        row[1],
-        load_mapping(row[2]),
-        row[3],
-        load_mapping(row[4]),
-        row[5],
-        row[6],
-        OutboxState(row[7]),
-        row[8],
-        row[9],
-        row[10],
-        bool(row[11]),
-        row[12],
-        row[13],
-    )
+    target, text, payload = load_mapping(row[2]), row[3], load_mapping(row[4])
+    values: list[Any] = [*row[:2], target, text, payload, *row[5:7], OutboxState(row[7]), *row[8:11], bool(row[11])]
+    return OutboxRow(*values, *row[12:])
 
 
 def _target(target: Mapping[str, object]) -> str:

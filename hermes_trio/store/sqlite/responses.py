@@ -89,7 +89,7 @@ def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
     )
 
 
-def put_reply(db: Database, now: float, reply: IdempotentReply) -> None:
+def put_reply(db: Database, now: float, reply: IdempotentReply, limit: int) -> None:
     """Keep the reply to a key. A key that is in force with another body is a conflict."""
     found = one(
         db,

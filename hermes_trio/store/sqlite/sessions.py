@@ -359,12 +359,17 @@ def fork_session(
     return _needed(db, new_id)
 
 
-def append_messages(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:
-    """Add to a transcript outside any turn (an import, a note of the system)."""
+def _number(db: Database, session_id: str) -> int:
+    """The number of a session, by which its messages know it."""
     found = one(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
-    add_messages(db, now, found[0], messages)
+    return found[0]
+
+
+def append_messages(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:
+    """Add to a transcript outside any turn (an import, a note of the system)."""
+    add_messages(db, now, _number(db, session_id), messages)
     write(
         db,
         "UPDATE sessions SET message_count = message_count + ?, last_active = ?,"
@@ -375,11 +380,9 @@ def append_messages(db: Database, now: float, session_id: str, messages: Sequenc
 
 def replace_history(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:
     """Compact a transcript: the live messages are set aside, these take their place, the session stays the same."""
-    found = one(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
-    if found is None:
-        raise UnknownSession(f"there is no session {session_id!r}")
-    archive_messages(db, found[0])
-    add_messages(db, now, found[0], messages)
+    number = _number(db, session_id)
+    archive_messages(db, number)
+    add_messages(db, now, number, messages)
     write(db, "UPDATE sessions SET last_active = ? WHERE id = ?", (now, session_id))
 
 

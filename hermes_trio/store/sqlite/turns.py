@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from hermes_trio.runtime.errors import SessionHeld
 from hermes_trio.runtime.outcome import RunStatus
@@ -94,19 +94,9 @@ RETURNING n
 that has one."""
 
 
-def _put_response(db: Database, now: float, record: object, limit: int) -> None:
-    assert isinstance(record, StoredResponse)
-    put_response(db, now, record, limit)
-
-
-def _put_reply(db: Database, now: float, record: object, limit: int) -> None:
-    assert isinstance(record, IdempotentReply)
-    put_reply(db, now, record)
-
-
-ALSO: Final[dict[type, Callable[[Database, float, object, int], None]]] = {
-    StoredResponse: _put_response,
-    IdempotentReply: _put_reply,
+ALSO: Final[dict[type, Callable[[Database, float, Any, int], None]]] = {
+    StoredResponse: put_response,
+    IdempotentReply: put_reply,
 }
 """What may commit with a turn, in `TurnFinish.also`, and who writes it."""
 
