@@ -22,6 +22,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from hermes_trio.http.server.endings import FAULT_OF_ENDING, Ending
+from hermes_trio.http.server.http2_frames import bound_frames
 from hermes_trio.http.server.hypercorn_fixes import SendBound, SlowClient, bound_stream_buffers, bounded_send, remedied
 from hermes_trio.http.server.responses import status_line
 
@@ -167,6 +168,7 @@ class HypercornSide:
     def __init__(self, worker: ServerCore) -> None:
         config = worker.config
         bound_stream_buffers()
+        bound_frames()
         slow = SlowClient(config.body_timeout, config.body_rate, config.write_timeout)
         remedy = remedied(worker.app, drain_bytes=config.drain_bytes, drain_timeout=config.drain_timeout, slow=slow)
         self.worker = worker

@@ -21,6 +21,9 @@ that we do not start ourselves.
 reader that gives no window grows without a limit. Remedy: `bound_stream_buffers()`; the sender waits until the buffer has room, and a wait that
 lasts too long ends the request, as does a body that comes too slowly.
 
+**Frames for nothing.** h2 answers and Hypercorn handles as many PING, SETTINGS, WINDOW_UPDATE, PRIORITY, RST_STREAM and empty DATA frames as a client
+sends, each of which costs it nothing. Remedy: `http2_frames.bound_frames()`; a connection has an allowance, which grows with time and with what it is sent.
+
 **Departure.** Hypercorn tells an application that its client has left only if it asks; one that is busy with
 something else goes on for nobody. Remedy: the request is cancelled, with the cause on record, as on the fast path.
 
@@ -114,7 +117,10 @@ def bound_stock_sends(timeout: float = WRITE_TIMEOUT) -> Callable[[], None]:
     """
     from hypercorn.trio.tcp_server import TCPServer
 
+    from hermes_trio.http.server.http2_frames import bound_frames
+
     bound_stream_buffers()
+    bound_frames()
     stock = TCPServer.protocol_send
 
     async def protocol_send(self: TCPServer, event: Event) -> None:

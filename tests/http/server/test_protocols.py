@@ -406,3 +406,34 @@ async def test_a_slow_but_steady_reader_gets_everything_over_http2() -> None:
                     assert received == 5_000_000
                     assert trio.current_time() - started > 1.0
                     return
+
+
+async def test_a_reader_that_gives_windows_for_every_frame_is_no_flood(fast: bool) -> None:
+    """Some clients answer each piece of a stream with two windows; a long answer does not use up what a connection may send for nothing."""
+    pieces = 1200
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(pieces):
+            await send({"type": "http.response.body", "body": b"x" * 100, "more_body": number < pieces - 1})
+
+    async with running(app, fast=fast, lifespan=False) as server:
+        client = await server.connect()
+        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=False))
+        connection.initiate_connection()
+        headers = [(":method", "GET"), (":path", "/"), (":authority", "test"), (":scheme", "http")]
+        connection.send_headers(1, headers, end_stream=True)
+        await client.send(connection.data_to_send())
+        received, ended = 0, False
+        while not ended:
+            for event in connection.receive_data(await client.stream.receive_some(65536)):
+                assert not isinstance(event, h2.events.ConnectionTerminated)
+                ended = ended or isinstance(event, h2.events.StreamEnded)
+                if isinstance(event, h2.events.DataReceived) and event.data:
+                    received += len(event.data)
+                    connection.increment_flow_control_window(len(event.data))
+                    connection.increment_flow_control_window(len(event.data), 1)
+            await client.send(connection.data_to_send())
+        assert received == 100 * pieces
