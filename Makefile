@@ -97,6 +97,10 @@ test-pythons: $(VENV)/.installed-dev ## Run a part of the tests on each supporte
 test-crash: $(VENV)/.installed-dev ## Kill a writer 100 times, and a runtime whose store fails 200 times, at random points
 	@$(PYTEST) -q -m slow tests/store/test_crash.py $(ARGS)
 
+.PHONY: test-chaos
+test-chaos: $(VENV)/.installed-dev ## Kill, pause and cut off three nodes and their PostgreSQL under load, and judge what they promised
+	@$(PYTEST) -q -m chaos tests/chaos $(ARGS)
+
 simulate: $(VENV)/.installed-dev ## Simulate 10,000 gateways with faults (SEEDS=10000) and judge them
 	@$(VENV)/bin/hermes-trio simulate --seeds $(or $(SEEDS),10000) --workers $(WORKERS) $(ARGS)
 

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = getattr(item, "obj", None)
         inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
         if inspect.iscoroutinefunction(inner) and item.get_closest_marker("hermes_seconds") is None:
-            slow = item.get_closest_marker("slow") is not None
+            slow = any(item.get_closest_marker(name) is not None for name in ("slow", "chaos"))
             item.add_marker(pytest.mark.hermes_seconds(SLOW_SECONDS if slow else SECONDS))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import cyclopts
 import msgspec
@@ -11,11 +12,15 @@ from rich.table import Table
 
 from hermes_trio.commands.options import ConfigOption, HomeOption
 from hermes_trio.commands.sessions import JsonOption, print_json, read_config, shown_bytes, store_path
-from hermes_trio.config import loose_modes
+from hermes_trio.config import Config, loose_modes
+from hermes_trio.store.backend import is_address, require_postgres
 from hermes_trio.store.sqlite.doctor import Diagnosis, diagnose_file
 from hermes_trio.tools.confinement import confinement_lines, confinement_report, group_line
 from hermes_trio.tools.settings import ToolSettings
 from hermes_trio.tools.warden import JobGroups, probe_protections
+
+if TYPE_CHECKING:
+    from hermes_trio.store.postgres.doctor import DatabaseDiagnosis
 
 __all__ = ["doctor", "mount"]
 
@@ -33,11 +38,11 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
     from hermes_trio.commands.tools import mcp_health
 
     settings = read_config(home, config)
-    path = store_path(home, config, file_for="`hermes-trio store check` looks it over")
-    found = diagnose_file(path, settings.retention)
+    found = _examine(settings, store_path(home, config))
     loose = loose_modes(settings)
     rules = ToolSettings.read(settings.tools).confinement
-    protections, groups = await probe_protections(), JobGroups.look(rules.limits, found.server_pid)
+    server_pid = found.server_pid if isinstance(found, Diagnosis) else None
+    protections, groups = await probe_protections(), JobGroups.look(rules.limits, server_pid)
     servers = await mcp_health(settings)
     if as_json:
         print_json(
@@ -52,13 +57,28 @@ async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config
             }
         )
     else:
-        _print_diagnosis(found)
+        if isinstance(found, Diagnosis):
+            _print_diagnosis(found)
+        else:
+            _print_database(found)
         for problem in (*loose, *confinement_lines(rules.profile, protections), group_line(groups)):
             Console().print(problem, markup=False, highlight=False)
         for name, one in servers.items():
             why = f": {one['error']}" if one.get("error") else ""
             Console().print(f"MCP server {name}: {one['state']}{why}", markup=False, highlight=False)
     return 0 if found.sound else 1
+
+
+def _examine(settings: Config, path: str) -> Diagnosis | DatabaseDiagnosis:
+    """Look at the file, or at the database."""
+    if is_address(path):
+        require_postgres()
+        from hermes_trio.store.postgres.blocking import connect_blocking
+        from hermes_trio.store.postgres.doctor import diagnose_database
+
+        with connect_blocking(path) as database:
+            return diagnose_database(database, database.where, settings.retention)
+    return diagnose_file(path, settings.retention)
 
 
 def _print_diagnosis(found: Diagnosis) -> None:
@@ -73,6 +93,37 @@ def _print_diagnosis(found: Diagnosis) -> None:
         f" {found.open_sessions} open sessions; {found.unindexed} messages not indexed yet",
         highlight=False,
     )
+    _print_tables(console, found)
+    _print_counts(
+        console,
+        found,
+        "under way" if found.server_pid is not None else "left by a server that died; the next start puts it right",
+    )
+
+
+def _print_database(found: DatabaseDiagnosis) -> None:
+    console = Console()
+    verdict = "sound" if found.sound else "NOT SOUND: " + "; ".join(found.problems)
+    lines = [
+        f"{found.path}: {found.server}, schema version {found.version}, {verdict}",
+        f"database {shown_bytes(found.database_bytes)}; {found.connections} of {found.max_connections} connections used;"
+        f" {found.open_sessions} open sessions; {found.unindexed} messages not indexed yet",
+    ]
+    lines += [
+        f"node {node['name']}: up for {node['age_seconds']:g} s, lease for {node['lease_seconds']:g} s"
+        for node in found.nodes
+    ] or ["no node"]
+    for line in (*lines, *found.warnings):
+        console.print(line, markup=False, highlight=False)
+    _print_tables(console, found)
+    for what, count in found.unowned.items():
+        if count:
+            console.print(f"{count} {what} of nodes that are gone; the next node to start ends them", highlight=False)
+    live = any(node["lease_seconds"] > 0 for node in found.nodes)
+    _print_counts(console, found, "under way" if live else "left by nodes that died; the next start puts it right")
+
+
+def _print_tables(console: Console, found: Diagnosis | DatabaseDiagnosis) -> None:
     table = Table(box=None)
     table.add_column("table")
     for name in ("rows", "size", "retention removes"):
@@ -86,15 +137,11 @@ def _print_diagnosis(found: Diagnosis) -> None:
                 name, "" if rows is None else f"{rows:,}", shown_bytes(size), f"{found.expired.get(name, 0):,}"
             )
     console.print(table)
-    _print_counts(console, found)
 
 
-def _print_counts(console: Console, found: Diagnosis) -> None:
+def _print_counts(console: Console, found: Diagnosis | DatabaseDiagnosis, note: str) -> None:
     stuck: Sequence[tuple[str, int]] = [(what, count) for what, count in found.stuck.items() if count]
     for what, count in stuck:
-        note = (
-            "under way" if found.server_pid is not None else "left by a server that died; the next start puts it right"
-        )
         console.print(f"{count} {what} ({note})", highlight=False)
     for what, count in found.waiting.items():
         if count:

@@ -35,7 +35,7 @@ from hermes_trio.store import (
     StoreReadOnly,
     UnknownSession,
 )
-from hermes_trio.store.backend import open_beside
+from hermes_trio.store.backend import is_address, open_beside, require_postgres
 from hermes_trio.store.records import SessionRow
 from hermes_trio.store.sqlite.backup import back_up
 
@@ -60,16 +60,10 @@ def read_config(home: Path | None, config: Path | None) -> Config:
     return load_config(os.environ, home=home, path=config)
 
 
-def store_path(home: Path | None, config: Path | None, *, file_for: str = "") -> str:
-    """Return the path of the store's file, or the address of its database.
-
-    Raises `StoreError` if the file does not exist. `file_for` is given by commands that work on files only: it says what does their work for a
-    database, and is raised as a `StoreError` for an address.
-    """
+def store_path(home: Path | None, config: Path | None) -> str:
+    """Return the path of the store's file, or the address of its database. Raises `StoreError` if the file does not exist."""
     place = read_config(home, config).place
     if isinstance(place, str):
-        if file_for:
-            raise StoreError(f"the store is a PostgreSQL database: {file_for}")
         return place
     if not place.exists():
         raise StoreError(f"there is no store at {place}; name its directory with --home, or start the server once")
@@ -366,7 +360,13 @@ def backup(
 ) -> None:
     """Copy the store to a new file, consistently, also while the server runs."""
     began = time.perf_counter()
-    size = back_up(store_path(home, config, file_for="back it up with pg_dump, or from a replica"), path)
+    place = store_path(home, config)
+    if is_address(place):
+        require_postgres()
+        from hermes_trio.store.postgres.doctor import dump_command
+
+        raise StoreError(f"the store is a PostgreSQL database; back it up with its own program: {dump_command(place)}")
+    size = back_up(place, path)
     if as_json:
         print_json({"path": str(path), "bytes": size, "seconds": round(time.perf_counter() - began, 3)})
     else:

@@ -191,7 +191,7 @@ async def run_server(
                         report(await serving.gateway.api.drain.run(config.server.drain_seconds))
                         await serving.close()
                 except Exception as error:
-                    if asked or not lives or not _may_join_again(error, serving):
+                    if asked or not _may_join_again(error, serving, first=not lives):
                         failure = error  # raised below as it is, not in a group
                     else:
                         logger.warning("this node tries to join again in %g s: %s", JOIN_PAUSE, error)
@@ -201,11 +201,13 @@ async def run_server(
         raise failure
 
 
-def _may_join_again(error: Exception, serving: Serving | None) -> bool:
-    """Whether a gateway ended because its node has lost its lease, or could not be opened because the database is away."""
-    if serving is not None:
-        return bool(serving.gateway.runtime.membership.lost)
-    return isinstance(error, MembershipLost | StoreUnavailable)
+def _may_join_again(error: Exception, serving: Serving | None, *, first: bool) -> bool:
+    """Whether a gateway ended because its node has lost its lease, or could not be opened again because the database is away."""
+    if serving is not None and serving.gateway.runtime.membership.lost:
+        return True
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(MembershipLost) is not None
+    return isinstance(error, MembershipLost) or (isinstance(error, StoreUnavailable) and not first and serving is None)
 
 
 async def _asked_within(seconds: float, signals: AsyncIterator[int]) -> bool:

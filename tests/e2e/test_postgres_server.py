@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -189,6 +190,50 @@ def test_what_does_not_fit_is_named(postgres: PostgresServer, tmp_path: Path) ->
     mistaken = command(tmp_path, "mysql://somebody:secret@host/db", "store", "init")
     assert mistaken.returncode == 1
     assert "secret" not in mistaken.stderr + mistaken.stdout
+
+
+def test_the_doctor_and_the_backup_know_a_database(own_server: PostgresServer, tmp_path: Path) -> None:
+    """`doctor` says what is sound, who works there and what is stuck; `backup` names the command that does it. Neither shows the password."""
+    name = own_server.new_database()
+    url = own_server.url(name)
+    assert command(tmp_path, url, "store", "init").returncode == 0
+    found = command(tmp_path, url, "doctor", "--json")
+    seen = json.loads(found.stdout)
+    assert (found.returncode, seen["sound"], seen["healthy"], seen["nodes"]) == (0, True, True, []), found.stderr
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "config.toml").write_text('[agent]\ndemo_directives = ["api_server"]\n')
+    with (
+        server_process(tmp_path / "home", environment={"HERMES_STORE_URL": url}) as server,
+        client_of(server) as client,
+    ):
+        run = client.post("/v1/runs", json={"input": "!sleep 600"}).json()["run_id"]
+        _wait_for(lambda: client.get(f"/v1/runs/{run}").json()["status"] == "running", 60)
+        live = json.loads(command(tmp_path, url, "doctor", "--json").stdout)
+        assert (len(live["nodes"]), live["stuck"]["runs without an end"], live["unowned"]["runs"]) == (1, 1, 0)
+        shown = command(tmp_path, url, "doctor")
+        assert (shown.returncode, "lease for" in shown.stdout, "1 runs without an end (under way)" in shown.stdout) == (
+            0,
+            True,
+            True,
+        ), shown.stdout
+        server.kill()
+    own_server.execute("UPDATE hermes_trio.nodes SET expires_at = expires_at - 3600", name)
+    dead = command(tmp_path, url, "doctor", "--json")
+    left = json.loads(dead.stdout)
+    assert (dead.returncode, left["sound"], left["healthy"], left["unowned"]["runs"]) == (0, True, False, 1)
+    assert "nobody has taken it over" in str(left["warnings"])
+    own_server.stop()
+    own_server.settings["fsync"] = "off"
+    own_server.start()
+    unsafe = command(tmp_path, url, "doctor")
+    assert (unsafe.returncode, "NOT SOUND: fsync is off" in " ".join(unsafe.stdout.split())) == (1, True), unsafe.stdout
+    refused = command(tmp_path, url, "backup", str(tmp_path / "copy"))
+    assert refused.returncode == 1
+    told = f"pg_dump --format=custom --schema=hermes_trio --file=hermes-trio.dump --host=127.0.0.1 --port={own_server.port}"
+    assert f"{told} --username=keeper --dbname={name}" in " ".join(refused.stderr.split()), refused.stderr
+    for done in (found, shown, dead, unsafe, refused):
+        assert "a%20password" not in done.stdout + done.stderr
+        assert PASSWORD not in done.stdout + done.stderr
 
 
 def test_a_sqlite_home_is_moved_and_moved_back(postgres: PostgresServer, tmp_path: Path) -> None:

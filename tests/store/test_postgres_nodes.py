@@ -24,6 +24,7 @@ pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
 from hermes_trio.runtime.errors import Fenced, SessionHeld
 from hermes_trio.runtime.ports import Message, NewReply, NodeRequest
 from hermes_trio.store import AlreadyStarted, ApprovalChoice, NewApproval, NewSession, Page
+from hermes_trio.store.postgres.link import open_link
 from hermes_trio.store.postgres.store import PostgresStore, open_postgres
 from hermes_trio.store.records import InboxState, OutboxState
 from tests.postgres_server import PostgresServer
@@ -170,6 +171,49 @@ async def test_what_is_due_is_due_on_nodes_whose_clocks_differ(
             assert all(60 > node.expires_at - writer.now() > -60 for node in await writer.list_nodes())
 
 
+@asynccontextmanager
+async def stopped_in_transaction(url: str, node: PostgresStore, statement: str, *given: str) -> AsyncIterator[None]:
+    """A session of a node whose lease has expired, stopped in the middle of a transaction, for the body of the `async with`."""
+    async with open_link(url, "stopped") as link:
+        for sql in ("SET search_path TO hermes_trio", "BEGIN"):
+            await link.run(sql)
+        await link.run(statement, [text.encode() for text in given])
+        yield
+
+
+async def test_a_node_joins_beside_one_that_was_stopped_in_the_middle_of_a_unit(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    """Whoever joins, reaps or leaves ends the sessions of nodes that have expired first, and waits for no timeout of theirs."""
+    database = postgres_url.rpartition("/")[2]
+    for act in ("recover", "reap", "leave"):
+        async with some_nodes(postgres_url, 2) as (one, two):
+            await one.recover("one")
+            await two.recover("two")
+            unit = "SELECT begin_unit($1, $2, 1000000)"
+            async with stopped_in_transaction(postgres_url, one, unit, one.owner, "units"):
+                postgres.execute(
+                    f"UPDATE hermes_trio.nodes SET expires_at = 0 WHERE incarnation = '{one.owner}'", database
+                )
+                with trio.fail_after(60):
+                    await {"recover": two.recover, "reap": two.reap, "leave": two.leave_node}[act]("two")
+                    if act != "leave":
+                        assert [node.name for node in await two.list_nodes()] == [two.node_name]
+
+
+async def test_the_session_that_renews_a_lease_can_be_told_by_its_node(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    """A node that is stopped in the middle of a heartbeat holds its own row: whoever takes over must find that session, too."""
+    async with some_nodes(postgres_url, 1) as (node,):
+        await node.recover("epoch")
+        names = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'hermes-trio {node.owner}'"
+        assert postgres.execute(names) == "1"
+        await node.renew_node({})
+        await node.probe()
+        assert postgres.execute(names) == "2"
+
+
 async def test_every_other_claim_has_one_winner(postgres: PostgresServer, postgres_url: str) -> None:
     """Slots, singletons, approvals, deliveries, idempotency keys, pairing codes, requests, sessions: four ask at once, one gets it."""
     async with some_nodes(postgres_url) as nodes:
@@ -248,6 +292,22 @@ async def _write_under_losses(server: PostgresServer, url: str, losses: int) -> 
 async def test_a_lost_answer_neither_loses_nor_doubles_a_write(postgres: PostgresServer, postgres_url: str) -> None:
     """Fifty commits whose answer never arrives: each is sent again or found to be there, and every acknowledged message is there once."""
     assert await _write_under_losses(postgres, postgres_url, 50) == (0, 0, 50)
+
+
+async def test_a_lost_answer_keeps_no_node_from_joining(postgres: PostgresServer, postgres_url: str) -> None:
+    """The transactions that make a node's row, begin its incarnation and renew its lease are run again when their answer is lost: one node is there."""
+    async with losing_proxy(postgres.port) as proxy:
+        through = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        proxy.lose = 1
+        async with open_postgres(through, maintenance=False) as store:
+            assert proxy.lost == 1
+            proxy.lose = 1
+            await store.recover("epoch")
+            assert proxy.lost == 2
+            proxy.lose = 1
+            assert await store.renew_node({}) is None
+            assert proxy.lost == 3
+            assert [node.incarnation for node in await store.list_nodes()] == [store.owner]
 
 
 async def test_without_the_marker_lost_answers_double_writes(postgres: PostgresServer, postgres_url: str) -> None:

@@ -38,7 +38,7 @@ from hermes_trio.store.sqlite.outbox import SqliteOutbox
 from hermes_trio.store.sqlite.recovery import SqliteRecovery
 from hermes_trio.store.sqlite.responses import SqliteResponses
 from hermes_trio.store.sqlite.roots import SqliteRoots
-from hermes_trio.store.sqlite.rows import Database, many, one, write
+from hermes_trio.store.sqlite.rows import Database, one, write
 from hermes_trio.store.sqlite.runs import SqliteRuns
 from hermes_trio.store.sqlite.sessions import SqliteSessions
 from hermes_trio.store.sqlite.store import look_after, secret_of
@@ -118,31 +118,52 @@ def begin(
 ) -> Recovery:
     """A node begins a new incarnation, in one transaction. No other node joins or is reaped meanwhile."""
     write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
-    return recovery.recover(db, store_now(db), last, owner, member, epoch)
+    _name_session(db, owner)
+    now = store_now(db)
+    _end_sessions(db, now)
+    return recovery.recover(db, now, last, owner, member, epoch)
 
 
 def renew(
     db: Database, store_now: Callable[[Database], float], owner: str, lease: float, info: Mapping[str, Any]
 ) -> Any:
     """Renew a lease by the database's clock."""
+    _name_session(db, owner)
     return nodes.renew(db, store_now(db), owner, lease, info)
 
 
 def reap(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> Recovery:
-    """End the connections of the nodes whose lease is over, then reap them: one that was stopped in the middle of a unit holds its row."""
+    """End the sessions of the nodes whose lease is over, then reap them."""
     now = store_now(db)
-    for (incarnation,) in many(db, "SELECT incarnation FROM nodes WHERE expires_at <= ?", (now,)):
-        write(
-            db,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? AND usename = current_user",
-            (f"hermes-trio {incarnation}",),
-        )
+    _end_sessions(db, now)
     return recovery.reap(db, now, owner, (), epoch)
 
 
 def leave(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> None:
     """A node ends as planned."""
-    recovery.leave(db, store_now(db), owner, epoch)
+    now = store_now(db)
+    _end_sessions(db, now)
+    recovery.leave(db, now, owner, epoch)
+
+
+def _name_session(db: Database, owner: str) -> None:
+    """Name this session after its node, as units do: whoever takes over ends it by that name."""
+    name = f"hermes-trio {owner}"
+    write(
+        db,
+        "SELECT set_config('application_name', ?1, false) WHERE current_setting('application_name') <> ?1",
+        (name,),
+    )
+
+
+def _end_sessions(db: Database, now: float) -> None:
+    """End the sessions of the nodes whose lease is over: one that was stopped in the middle of a transaction holds its row."""
+    write(
+        db,
+        "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a JOIN nodes n ON a.application_name = 'hermes-trio ' || n.incarnation"
+        " WHERE n.expires_at <= ? AND a.usename = current_user AND a.pid <> pg_backend_pid()",
+        (now,),
+    )
 
 
 def remove(db: Database, owner: str) -> None:
@@ -397,7 +418,8 @@ async def open_postgres(
         "upkeep": _HEAVY,
         "reads": _SESSION,
         "scans": _SCANNING,
-        "leases": _WRITING,
+        # A node that is stopped while it joins has no name yet by which others could end its session, and holds the lock that joining takes.
+        "leases": {**_WRITING, "idle_in_transaction_session_timeout": f"{max(1, int(lease_seconds * 1000))}ms"},
         "signals": _SIGNALLING,
     }
     lines = {kind: PostgresLine(kind, url, where, settings) for kind, settings in kinds.items()}

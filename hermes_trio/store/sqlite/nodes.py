@@ -49,10 +49,11 @@ def is_member(db: Database, incarnation: str) -> bool:
 
 
 def insert_node(db: Database, now: float, incarnation: str, name: str, seconds: float) -> None:
-    """Make a node's row."""
+    """Make a node's row. Written twice, it is one."""
     write(
         db,
-        "INSERT INTO nodes (incarnation, name, started_at, expires_at) VALUES (?, ?, ?, ?)",
+        "INSERT INTO nodes (incarnation, name, started_at, expires_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (incarnation) DO UPDATE SET expires_at = excluded.expires_at",
         (incarnation, name, now, now + seconds),
     )
     db.signals.append((NODE_TOPIC, incarnation))

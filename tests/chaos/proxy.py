@@ -1,0 +1,89 @@
+"""The network between a node and its database: a TCP proxy that loses answers to commits, holds one direction back, or cuts a message in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+COMMITTED = b"COMMIT\x00"
+"""The tag with which the server says that a transaction is durable."""
+
+
+class ChaosProxy:
+    """Forwards between a node and its database. What is held back arrives later, as packets do that are sent again when a partition ends."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.port = 0
+        self.lose = 0
+        """How many of the next answers to commits are lost, each with its connection."""
+        self.lost = 0
+        self._open = {"up": trio.Event(), "down": trio.Event()}
+        for gate in self._open.values():
+            gate.set()
+        self._cut: trio.Event | None = None
+
+    def hold(self, *directions: str) -> None:
+        """Hold back what goes `up` (from the node to the database), `down`, or both."""
+        for direction in directions:
+            self._open[direction] = trio.Event()
+
+    def heal(self) -> None:
+        """Forward everything again, what was held back first."""
+        for gate in self._open.values():
+            gate.set()
+
+    def cut(self) -> trio.Event:
+        """Forward half of the next message of the node, and hold the rest back until `heal`; the event is set when that has happened."""
+        self._cut = trio.Event()
+        return self._cut
+
+    async def handle(self, node: trio.SocketStream) -> None:
+        """One connection."""
+        try:
+            await self._open["up"].wait()
+            server = await trio.open_tcp_stream("127.0.0.1", self._target)
+        except OSError:
+            await node.aclose()
+            return
+        async with node, server, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump, node, server, "up", nursery.cancel_scope)
+            nursery.start_soon(self._pump, server, node, "down", nursery.cancel_scope)
+
+    async def _pump(
+        self, source: trio.SocketStream, target: trio.SocketStream, direction: str, scope: trio.CancelScope
+    ) -> None:
+        try:
+            while data := await source.receive_some(65_536):
+                await self._open[direction].wait()
+                if direction == "down" and self.lose and COMMITTED in data:
+                    self.lose -= 1
+                    self.lost += 1
+                    break
+                if direction == "up" and self._cut is not None and len(data) > 200:
+                    done, self._cut = self._cut, None
+                    await target.send_all(data[: len(data) // 2])
+                    self.hold("up")
+                    done.set()
+                    await self._open["up"].wait()
+                    data = data[len(data) // 2 :]
+                await target.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        scope.cancel()
+
+
+@asynccontextmanager
+async def chaos_proxy(port: int) -> AsyncIterator[ChaosProxy]:
+    """A proxy before `port` of 127.0.0.1, for the body of the `async with`."""
+    proxy = ChaosProxy(port)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        proxy.port = listeners[0].socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, proxy.handle, listeners)
+        try:
+            yield proxy
+        finally:
+            nursery.cancel_scope.cancel()
