@@ -206,7 +206,7 @@ def _may_join_again(error: Exception, serving: Serving | None, *, first: bool) -
     if serving is not None and serving.gateway.runtime.membership.lost:
         return True
     if isinstance(error, ExceptionGroup):
-        return error.subgroup(MembershipLost) is not None
+        return cast("ExceptionGroup[Exception]", error).subgroup(MembershipLost) is not None
     return isinstance(error, MembershipLost) or (isinstance(error, StoreUnavailable) and not first and serving is None)
 
 

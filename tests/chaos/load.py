@@ -40,7 +40,7 @@ class Ledger:
         self.ends: dict[str, str] = {}
         """Runs, and the end that somebody was told."""
         self.told: dict[str, tuple[float, float]] = {}
-        """Runs whose end was waited for, when the request that was told it was made, and when it was told. By the clock of this machine, which is the database's, too."""
+        """Runs whose end was waited for, when the request that was told it was made, and when it was told."""
         self.written: dict[str, int] = {}
         """Texts that people wrote to the bot, and their chat."""
         self.statuses: Counter[int] = Counter()
