@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import random
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
@@ -118,9 +119,10 @@ class _Rule:
     chance: float
     seconds: float
     error: Callable[[str], Exception] | None
+    until: float = math.inf
 
     def take(self, verb: str, chance: random.Random) -> bool:
-        if verb not in self.verbs or self.times == 0:
+        if verb not in self.verbs or self.times == 0 or (self.until < math.inf and trio.current_time() >= self.until):
             return False
         if self.skip:
             self.skip -= 1
@@ -154,15 +156,18 @@ class StoreFaults:
         skip: int = 0,
         times: int | None = 1,
         chance: float = 1.0,
+        seconds: float = math.inf,
         error: Callable[[str], Exception] | None = None,
     ) -> None:
         """Let these verbs (all, if none is named) raise: before they write anything, or after they have committed.
 
         `skip` calls pass first, then `times` calls fail (None: until `heal`), each with the given `chance`. `error` makes the exception
-        from the name of the verb; the default is `StoreError` before the commit, and `CommitUncertain` after it.
+        from the name of the verb; the default is `StoreError` before the commit, and `CommitUncertain` after it. After `seconds`, which are counted
+        from this call, the rule is over.
         """
         kind = StoreFaultKind.AFTER if after_commit else StoreFaultKind.BEFORE
-        self._rules.append(_Rule(kind, _known(verbs), skip, times, chance, 0.0, error))
+        until = math.inf if seconds == math.inf else trio.current_time() + seconds
+        self._rules.append(_Rule(kind, _known(verbs), skip, times, chance, 0.0, error, until))
 
     def slow(self, *verbs: str, seconds: float, skip: int = 0, times: int | None = 1, chance: float = 1.0) -> None:
         """Let these verbs (all, if none is named) take `seconds` before they are written. A write that was called is written, whoever is cancelled."""

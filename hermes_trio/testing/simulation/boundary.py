@@ -25,11 +25,15 @@ import trio
 from trio._core import _run as scheduler
 from trio.testing import MockClock
 
+import hermes_trio.plugins as plugins_module
+import hermes_trio.runtime.threads as threads_module
 import hermes_trio.tools.warden.sandbox as sandbox_module
 import hermes_trio.tools.warden.warden as warden_module
 from hermes_trio.runtime import runtime as runtime_module
 from hermes_trio.runtime.ports import RuntimeStore
 from hermes_trio.tools.warden.sandbox import Protections
+
+from .threads import simulated_entry_points, wait_out_virtually
 
 __all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
 
@@ -65,6 +69,10 @@ class OutsideWorld(Protocol):
 
     async def dial(self, host: str, port: int) -> trio.SocketStream:
         """A connection to a host of this world; `OSError` if there is none."""
+        ...
+
+    async def in_thread(self, call: Callable[[], Any]) -> Any:
+        """Make a call as a worker thread does; cancelling it leaves the thread behind."""
         ...
 
 
@@ -144,6 +152,11 @@ class Boundary:
             self._patch(trio, "open_tcp_stream", self._dial)
             self._patch(trio.to_thread, "run_sync", self._in_thread)
             self._patch(threading.Thread, "start", self._start_thread)
+            # A thread of a world takes virtual time, so it does not hold the clock as a real one does.
+            self._patch(threads_module, "hold_clock", lambda clock: None)
+            self._patch(threads_module, "release_clock", lambda clock: False)
+            self._patch(threads_module, "wait_out", wait_out_virtually)
+            self._patch(plugins_module, "entry_points", simulated_entry_points)
             self._patch(warden_module, "Custody", _Custody(self._outside.custody))
             self._patch(warden_module.prctl, "become_subreaper", lambda on=True: None)
             self._patch(sandbox_module, "probe_protections", _no_protections)
@@ -188,8 +201,13 @@ class Boundary:
         self.breach("a thread inside a simulation")
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **options: object) -> Any:
-        """Loading a module and looking at the folders of sessions, of which a world has none, is done here and now. Anything else would need a thread."""
+        """Loading a module and looking at the folders of sessions, of which a world has none, is done here and now.
+
+        The runtime's own threads are simulated. Anything else would need a thread.
+        """
         await trio.lowlevel.checkpoint()
+        if getattr(function, "__module__", "") == threads_module.__name__:
+            return await self._outside.in_thread(function)
         if function is import_module or getattr(function, "__module__", "") in _AT_ONCE:
             return function(*args)
         return self.breach(f"a thread (for {function!r}) inside a simulation")

@@ -14,10 +14,12 @@ import msgspec
 
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 
+from .desk import DESK, WAKES
 from .people import FIRST_PERSON
 from .script import marks
 
 if TYPE_CHECKING:
+    from .trace import Moment
     from .world import World
 
 __all__ = ["INVARIANTS", "Invariant", "held_rows", "judge"]
@@ -56,6 +58,9 @@ def _owner_of_marks(world: World) -> dict[str, str]:
                 owners[mark] = f"t{step.who}"
             case "webhook":
                 owners[mark] = f"chat {WEBHOOK_CHAT}"
+            case "desk":
+                inside = "inside=" in step.words
+                owners[mark] = f"{DESK}:{step.who}{' in process' if inside else ''}"
             case _:
                 pass
     owners["m9001"] = f"chat {CRON_CHAT}"
@@ -89,6 +94,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
         told, reason = ends[0]
         if told not in ("delivered", "superseded", "abandoned", "dead") or (told == "abandoned" and not reason):
             yield f"the notice of the watched job {job_id} is {told} ({reason!r})"
+    yield from world.left_behind
     plain: Counter[tuple[int, str]] = Counter()
     labelled: Counter[tuple[int, str]] = Counter()
     for chat, text, label in _said(world):
@@ -143,6 +149,12 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
         chat = msgspec.json.decode(target).get("chat_id")
         if state == "sent" and not shown[chat, _plain(text)]:
             yield f"the reply {text!r} to chat {chat} counts as sent, and nobody got it"
+    for text in world.seen.desk.accepted:
+        rows = world.rows(
+            "SELECT state, reason FROM inbox WHERE inbox = ? AND kind = 'message' AND text = ?", DESK, text
+        )
+        if len(rows) != 1 or rows[0][0] not in ("delivered", "interrupted", "abandoned", "dead"):
+            yield f"the program gave {text!r} to its interface, and the rows are {rows}"
     yield from _acknowledged_requests(world)
 
 
@@ -199,6 +211,10 @@ def nothing_crosses(world: World) -> Iterator[str]:
         for status in run.foreign:
             if status not in (404, 0):
                 yield f"another tenant asked for the run of m{run.number} and got {status}"
+    for key, text in world.seen.desk.told:
+        for mark in marks(text):
+            if owners.get(mark) != f"{key} in process":
+                yield f"the reader of completions was told of {mark}, which is of {owners.get(mark)}: {text[:80]!r}"
     for chat in world.seen.chats:
         if marks(chat.answer) - {f"m{chat.number}"}:
             yield f"the completion of m{chat.number} speaks of something else: {chat.answer!r}"
@@ -289,23 +305,21 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
 
 
 def what_was_stopped_is_over(world: World) -> Iterator[str]:
-    """After a receipt that says ok nothing of that run acts any more; after a drain's report nothing does."""
-    start = world.started_at
+    """After a receipt that says ok, or the word that it has settled, nothing of a run acts any more; after a drain's report nothing does."""
     for run in world.seen.runs:
-        answered: Any = run.receipt
-        if run.stopped_at is None or not answered.get("receipt") or not answered["receipt"].get("ok"):
-            continue
-        mark = f"m{run.number}"
-        after = (one for one in world.trace if one.at > run.stopped_at - start + 1e-6)
-        for moment in after:
-            if moment.kind in ("model", "process starts", "process ends") and mark in marks(moment.text):
-                yield f"{mark} was stopped at {run.stopped_at - start:.2f} s with ok, and then: {moment}"
+        over = [(at, "stopped with ok") for at, receipt in run.stops if receipt and receipt.get("ok")]
+        if run.settled_at is not None:
+            over.append((run.settled_at, "called settled"))
+        for when, how in over:
+            at = when - world.started_at
+            for moment in _acts(world, f"m{run.number}", at):
+                yield f"m{run.number} was {how} at {at:.2f} s, and then: {moment}"
     drained: set[str] = set()
     for moment in world.trace:
         life = moment.text.partition(" ")[0]
         if moment.kind == "drained" and moment.text.endswith("True"):
             drained.add(life)
-        elif life in drained and moment.kind in ("model", "process starts"):
+        elif life in drained and moment.kind in _ACTS:
             yield f"after the drain had said ok: {moment}"
 
 
@@ -373,6 +387,17 @@ def _session_of_marks(world: World) -> dict[str, str]:
     return found
 
 
+_ACTS: Final = ("model", "process starts", "process ends", "thread starts", "thread ends")
+"""The kinds of moments at which work of the gateway does something."""
+
+
+def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
+    """What is done for a mark after a time."""
+    for moment in world.trace:
+        if moment.at > after + 1e-6 and moment.kind in _ACTS and mark in marks(moment.text):
+            yield moment
+
+
 def a_calm_world_settles(world: World) -> Iterator[str]:
     """When faults have ended nothing is held, no process lives, no life of a node goes on, and the gateway says that it is well."""
     for text in world.held:
@@ -393,13 +418,21 @@ def a_calm_world_settles(world: World) -> Iterator[str]:
 
 
 def limits_hold(world: World) -> Iterator[str]:
-    """Turns at once, processes at once, and how often a message is given to the model: never more than allowed."""
+    """Turns at once, processes at once, wakes by notices, how often a message is given to the model and the store asked: never more than allowed."""
+    yield from world.hot
     for node in world.nodes:
         for kernel in node.kernels:
             if kernel.most > world.settings.processes:
                 yield f"{node.name} had {kernel.most} processes at once; {world.settings.processes} are allowed"
     if world.seen.most_calls > world.turns:
         yield f"{world.seen.most_calls} model calls at once; {world.turns} turns are allowed"
+    for root, count in world.rows(
+        "SELECT root_id, count(DISTINCT turn_id) FROM inbox WHERE inbox = ? AND kind = 'notice' AND turn_id <> ''"
+        " GROUP BY root_id HAVING count(DISTINCT turn_id) > ?",
+        DESK,
+        WAKES,
+    ):
+        yield f"notices of {root} started {count} turns; {WAKES} are allowed"
     given: Counter[str] = Counter()
     for moment in world.trace.of("model"):
         given.update(marks(moment.text) - {"m9001"})

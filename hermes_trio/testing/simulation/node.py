@@ -28,6 +28,7 @@ from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
 from .cluster import NodeSignals, SignalNetwork, WatchedWrites
+from .desk import Desk, DeskSeen
 from .processes import SimulatedKernel
 from .trace import Trace
 
@@ -71,6 +72,10 @@ class PowerLost(StoreClosed):
     """The node that asks has no power any more. Nothing was written."""
 
 
+class BrokenReceiver(Exception):
+    """What a receiver raises that a world breaks."""
+
+
 class CrashPoint:
     """Lose the power at the next call of a verb, before or after it is committed."""
 
@@ -98,6 +103,9 @@ class SimulatedNode:
         """How the next signals of the store are spoilt."""
         self.report: dict[str, Any] | None = None
         """What the last drain said."""
+        self.desk_seen = DeskSeen()
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a life has ended that had its power to the end."""
         self.failure: BaseException | None = None
         self.network: SignalNetwork | None = None
         """Carries signals between nodes; None for a node that has the database for itself."""
@@ -200,6 +208,21 @@ class SimulatedNode:
         if self._life is not None:
             self._life.asked.set()
 
+    def note_of_life(self) -> Callable[[str, str], None]:
+        """Notes what this life of the node does."""
+        assert self._life is not None
+        return self._life.note
+
+    def break_receiver(self) -> None:
+        """Let a task that brings work in fail with an error that nobody expects: the whole process ends for it."""
+        if self._life is not None:
+            self._life.broken.set()
+
+    @property
+    def desk(self) -> Desk | None:
+        """The program that this life is embedded in; None while there is none."""
+        return self._life.desk if self._life is not None and self.alive else None
+
     def undead(self) -> list[str]:
         """What of this node lives although it should not: commands of any life, and lives that have lost their power."""
         found = [f"the process {one.pid} runs: {one.text}" for kernel in self.kernels for one in kernel.alive]
@@ -263,6 +286,8 @@ class _Life:
         self.dead = False
         self.over = False
         self.asked = trio.Event()
+        self.broken = trio.Event()
+        self.desk: Desk | None = None
         self.sockets: list[Any] = []
         self.clients: list[Any] = []
         self.kernel: SimulatedKernel
@@ -307,6 +332,7 @@ class _Life:
                 node.alive = False
                 node.ended.set()
                 node._trace.note("end", node.name)
+                node.on_end()
             if self._listener is not None:
                 self._listener.close()
 
@@ -318,6 +344,8 @@ class _Life:
             node._trace.note("lease lost", self.name)
         elif not node.ready.is_set() and first_error(error, StoreError) is not None:
             node._trace.note("start fails", node.name)
+        elif self.broken.is_set():
+            node.on_end()
         else:
             node.failure = error
         self.dead = True
@@ -351,7 +379,14 @@ class _Life:
                 node.ready.set()
             closed.set()
 
+        async def fail() -> None:
+            await self.broken.wait()
+            raise BrokenReceiver("a receiver fails on purpose")
+
+        self.desk = Desk(node.desk_seen, node._trace.note)
         gateway.runtime.start_receiver("http", receive)
+        gateway.runtime.start_receiver("broken", fail)
+        gateway.runtime.start_receiver("desk", partial(self.desk.receive, gateway.runtime))
         await self.asked.wait()
         node._trace.note("drain", self.name)
         node.report = await gateway.api.drain.run(node._config.server.drain_seconds)

@@ -31,7 +31,7 @@ FIRST_PERSON: Final = 500
 PATIENCE: Final = 40
 """How often a client repeats a request that got no answer, every five seconds."""
 
-_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session"})
+_OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session", "inside"})
 
 
 @attrs.define
@@ -49,8 +49,10 @@ class RunSeen:
     late: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
     """What a reader got after everything."""
     resyncs: int = 0
-    receipt: Any = None
-    stopped_at: float | None = None
+    stops: list[tuple[float, Any]] = attrs.Factory(list["tuple[float, Any]"])
+    """When a stop was answered, and with which receipt."""
+    settled_at: float | None = None
+    """When a reader was told that the run has settled."""
     approved: list[int] = attrs.Factory(list[int])
     foreign: list[int] = attrs.Factory(list[int])
     """What another tenant's key was answered."""
@@ -110,6 +112,10 @@ class People:
                 self._nursery.start_soon(self._chat, step, text)
             case "webhook":
                 self._nursery.start_soon(self._webhook, step, text)
+            case "desk":
+                desk = self._world.nodes[0].desk
+                if desk is not None:
+                    desk.act(step.who, step.number, text, in_process="inside" in options_of(step.words))
             case _:
                 raise ValueError(f"nobody knows what {step.kind!r} is")
 
@@ -244,6 +250,7 @@ class People:
             except NoAnswer:
                 pass
             if seen.live and seen.live[-1].data.get("event") == "run.settled":
+                seen.settled_at = trio.current_time()
                 return
             if left and "leave" in options:
                 return
@@ -260,12 +267,13 @@ class People:
         return []
 
     async def _stop(self, seen: RunSeen, key: str, after: float) -> None:
-        await trio.sleep(after)
-        answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
-        if answer is not None and answer.status == 200:
-            seen.receipt = answer.json
-            seen.stopped_at = trio.current_time()
-            self._world.trace.note("stopped", f"m{seen.number}: {answer.json.get('receipt')}")
+        """Stop it, and stop it again: whoever is not sure asks twice."""
+        for pause in (after, 1.0):
+            await trio.sleep(pause)
+            answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
+            if answer is not None and answer.status == 200:
+                seen.stops.append((trio.current_time(), answer.json.get("receipt")))
+                self._world.trace.note("stopped", f"m{seen.number}: {answer.json.get('receipt')}")
 
     async def _approve(self, seen: RunSeen, key: str) -> None:
         dice = self._dice("approve", seen.number)

@@ -54,6 +54,7 @@ class SimulatedKernel:
         self._told = told
         self._scopes: list[trio.CancelScope] = []
         self._dead = False
+        self._begun = 0
 
     @property
     def alive(self) -> list[SimulatedProcess]:
@@ -95,7 +96,8 @@ class SimulatedKernel:
 
     async def _job(self, kept: KeptProcess, link: trio.SocketStream, descriptors: list[int]) -> None:
         text = await _read_plan(link)
-        process = SimulatedProcess(FIRST_PID + len(self.processes), text)
+        process = SimulatedProcess(FIRST_PID + self._begun, text)
+        self._begun += 1
         await link.send_all(FRAME.pack(Kind.HELLO, process.pid + 50_000, 0))
         if "fails" in process.words:
             process.alive = False
@@ -115,7 +117,7 @@ class SimulatedKernel:
             process.alive = False
             process.ended_at = trio.current_time()
             means = Means.SIGKILL if signal == 9 else Means.SIGTERM if signal else Means.NONE
-            self._told("process ends", f"{process.pid} code {code} signal {signal}")
+            self._told("process ends", f"{process.pid} {process.words.get('says', '')} code {code} signal {signal}")
             await link.send_all(FRAME.pack(Kind.EXITED, code, signal))
             nursery.cancel_scope.cancel()
         await link.send_all(FRAME.pack(Kind.EMPTY, means, 0))

@@ -15,7 +15,7 @@ __all__ = ["FAULT_KINDS", "Program", "Step", "make_program"]
 PEOPLE: Final = 3
 TENANTS: Final = 2
 
-FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", "pause", "partition")
+FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", "receiver", "pause", "partition")
 """The families of faults that `--faults` names."""
 
 NODE_FAULTS: Final = ("pause", "partition")
@@ -28,6 +28,7 @@ _WEIGHTS: Final = {
     "model": 2,
     "clock": 1,
     "signal": 2,
+    "receiver": 1,
     "pause": 4,
     "partition": 4,
 }
@@ -132,6 +133,8 @@ def _write(dice: random.Random) -> str:
             f"bg {dice.choice((1, 10, 60))}",
             f"bg {dice.choice((10, 60))} chatty=1",
             "bg 1 fails=1",
+            f"bgs {dice.choice((1, 5, 20))}",
+            f"ponder {dice.choice((1, 20, 60))}",
             "rm",
         )
     )
@@ -140,17 +143,21 @@ def _write(dice: random.Random) -> str:
 def _action(dice: random.Random, at: float, number: int) -> Step:
     who = dice.randrange(PEOPLE)
     chance = dice.random()
-    if chance < 0.42:
+    if chance < 0.38:
         return Step(at, "write", who, number, _write(dice))
-    if chance < 0.52:
+    if chance < 0.48:
         return Step(at, "command", who, number, dice.choice(("/stop", "/stop", "/new", "/status", "/queue")))
+    if chance < 0.56:
+        # One program, whose messages and turns have one session key: they meet.
+        words = dice.choice(("say", "think 10", "bg 10", "bgs 1", "bgs 1", "bgs 5"))
+        return Step(at, "desk", 0, number, f"{words} {dice.choice(('', 'inside=1'))}".strip())
     tenant = dice.randrange(TENANTS)
-    if chance < 0.78:
+    if chance < 0.8:
         end = dice.choice(("", "", "stop=1", "stop=10", "leave=1", "reconnect=1", "approve=1", "poll=1"))
         return Step(at, "run", tenant, number, f"{_write(dice)} {end}".strip())
-    if chance < 0.86:
+    if chance < 0.87:
         return Step(at, "chat", tenant, number, f"{_write(dice)} {dice.choice(('', 'leave=3', 'stream=1'))}".strip())
-    if chance < 0.95:
+    if chance < 0.94:
         return Step(at, "webhook", who, number, f"{_write(dice)} {dice.choice(('', 'repeat=1', 'repeat=2'))}".strip())
     return Step(at, dice.choice(("press", "restart")), who, number)
 
@@ -166,6 +173,12 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
                 how = dice.choice(("before", "after", "busy"))
                 return Step(at, kind, 0, number, f"* {how} times={dice.choice((3, 8))} skip=0")
             how = dice.choice(STORE_FAULTS if verb not in READ_VERBS else ("before", "busy", "slow"))
+            if how == "slow":
+                return Step(at, kind, 0, number, f"{verb} slow seconds={dice.choice((2, 12, 45))} times=1")
+            if how in ("before", "after") and dice.random() < 0.15:
+                # A store that is away for a while.
+                every = dice.choice((verb, "*"))
+                return Step(at, kind, 0, number, f"{every} {how} seconds={dice.choice((3, 20, 60))}")
             words = f"{verb} {how} times={dice.choice((1, 1, 1, 2, 5))} skip={dice.choice((0, 0, 0, 1, 3))}"
         case "crash":
             point = dice.choice(CRASH_POINTS)
@@ -178,6 +191,8 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
             words = f"{method} {dice.choice(TELEGRAM_FAULTS)} times={dice.choice((1, 1, 2))}"
         case "model":
             words = f"{dice.choice(MODEL_FAULTS)} after={dice.choice((0, 1, 3))}"
+        case "receiver":
+            words = "fails"
         case "clock":
             words = f"step={dice.choice((-3600, -90, -5, 5, 90, 3600))}"
         case "pause":

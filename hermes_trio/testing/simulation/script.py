@@ -15,11 +15,13 @@ from hermes_trio.runtime.ports import ToolCall
 from hermes_trio.testing.model_server import ScriptedAnswer
 from hermes_trio.testing.model_server.script import ScriptedCall
 
+from .threads import THREAD_TOOL
+
 __all__ = ["MARK", "answer", "asked_of", "marks", "options_of"]
 
 MARK: Final = re.compile(r"\bm\d+\b")
 
-_REQUEST: Final = re.compile(r"(m\d+) (say|think|run|bg|rm)\b ?(\d*)((?: \w+=\w+)*)")
+_REQUEST: Final = re.compile(r"(m\d+) (say|think|run|bgs|bg|rm|ponder)\b ?(\d*)((?: \w+=\w+)*)")
 
 _NOTICES: Final = {
     "stopped while this message": "interrupted",
@@ -51,16 +53,20 @@ def asked_of(call: ScriptedCall) -> str:
     return next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
 
 
+def _about(text: str) -> str:
+    """What a text speaks of, with the parts of what has several."""
+    return " ".join(sorted(set(re.findall(MARK.pattern + r"(?:\.\d)?", text))))
+
+
 def answer(call: ScriptedCall) -> ScriptedAnswer:
     """The answer to a call: a pure function of the conversation."""
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
     asked = asked_of(call)
     if messages[-1].get("role") == "tool":
-        about = " ".join(sorted(marks(asked)))
-        return ScriptedAnswer(text=f"done {about}", piece=64)
+        return ScriptedAnswer(text=f"done {_about(asked)}", piece=64)
     found = _REQUEST.match(asked)
     if found is None:
-        about = " ".join(sorted(marks(asked)))
+        about = _about(asked)
         kinds = [word for text, word in _NOTICES.items() if text in asked] or ["told"]
         return ScriptedAnswer(text=f"{' and '.join(kinds)} {about}" if about else "nothing to say", piece=64)
     mark, verb, amount, options = found.groups()
@@ -71,12 +77,30 @@ def answer(call: ScriptedCall) -> ScriptedAnswer:
             return ScriptedAnswer(text=f"done {mark} " + "and so on " * 4, piece=12, pause=float(amount) / 8)
         case "rm":
             return _tool(mark, command=f"rm -rf build-{mark}")
+        case "ponder":
+            return _tool(mark, THREAD_TOOL, seconds=float(amount), says=mark)
+        case "bgs":
+            # Four commands that end one after the other: each end is told on its own.
+            more = {"background": True, "notify_on_complete": True}
+            calls = [
+                _call(
+                    f"{mark}_{part}",
+                    "terminal",
+                    command=f"simulated seconds={part * int(amount)} says={mark}.{part}",
+                    **more,
+                )
+                for part in range(1, 5)
+            ]
+            return ScriptedAnswer(tool_calls=tuple(calls), piece=64)
         case _:
             command = f"simulated seconds={amount} says={mark}{options}"
             more = {"background": True, "notify_on_complete": True} if verb == "bg" else {}
             return _tool(mark, command=command, **more)
 
 
-def _tool(mark: str, **arguments: Any) -> ScriptedAnswer:
-    call = ToolCall(id=f"call_{mark}", name="terminal", arguments=msgspec.json.encode(arguments).decode())
-    return ScriptedAnswer(tool_calls=(call,), piece=64)
+def _tool(mark: str, name: str = "terminal", /, **arguments: Any) -> ScriptedAnswer:
+    return ScriptedAnswer(tool_calls=(_call(mark, name, **arguments),), piece=64)
+
+
+def _call(id: str, name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall(id=f"call_{id}", name=name, arguments=msgspec.json.encode(arguments).decode())

@@ -39,6 +39,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self._moments)
 
+    @property
+    def last(self) -> Moment:
+        """The newest moment."""
+        return self._moments[-1]
+
     def of(self, kind: str) -> list[Moment]:
         """The moments of one kind."""
         return [one for one in self._moments if one.kind == kind]

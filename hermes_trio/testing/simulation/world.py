@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import outcome
 import trio
 
 from hermes_trio.adapters.cron.jobs import new_job
-from hermes_trio.config import Config
+from hermes_trio.config import Config, PluginSettings
 from hermes_trio.http.settings import Limits, ServerSettings
 from hermes_trio.runtime.ports import Agent
 from hermes_trio.store import Runner, SqliteStore, open_store
@@ -35,16 +36,24 @@ from . import script
 from .boundary import EPOCH, Boundary
 from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
+from .desk import DeskSeen
 from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
 from .node import ADMIN_KEY, CrashPoint, SimulatedNode, caller_of, current_node, is_paused
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
 from .program import PEOPLE, TENANTS, Program, Step
+from .threads import PLUGIN, thread_work
 from .trace import Trace
 
 __all__ = ["Seen", "World", "WorldSettings"]
 
 DRAIN_SECONDS: Final = 60.0
 """Within which a node has ended that was asked to drain: its drain time, the grace of its server, and some."""
+
+HOT_REFUSALS: Final = 50
+"""So many refused calls in one instant of virtual time are a loop without a pause."""
+
+STORE_MEMORY: Final = 120.0
+"""For so long after a fault of the store a process may end with something that it could not write."""
 
 TELEGRAM_TOKEN: Final = "123456:simulated-token"
 
@@ -87,6 +96,7 @@ class Seen:
     confirmed: set[str] = attrs.Factory(set[str])
     """Texts of chat messages that the gateway has confirmed to the platform."""
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
+    desk: DeskSeen = attrs.Factory(DeskSeen)
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
     most_calls: int = 0
@@ -123,6 +133,11 @@ class World:
         """What was still held at the end of the calm, before the drain."""
         self.late: list[str] = []
         """What took longer than it may."""
+        self.hot: list[str] = []
+        """Moments at which the store was asked again and again without a pause."""
+        self._refused = (0.0, 0)
+        self.left_behind: list[str] = []
+        """Jobs that a process left without an end that could have written one."""
         self.undead: list[str] = []
         """What still lived that should not."""
         self.failure: BaseException | None = None
@@ -191,6 +206,8 @@ class World:
             node.network = network
             node.on_pause = self._hold_paused
             node.on_crash = partial(self._crashed, node)
+            node.on_end = partial(self._ended, node)
+            node.desk_seen = self.seen.desk
             self.nodes.append(node)
             node.start()
 
@@ -235,6 +252,7 @@ class World:
             },
             cron={"timezone": "Europe/Berlin", "linger": 300.0},
             home=Path(_home()) / "state",
+            plugins=PluginSettings(tools=[PLUGIN]),
             environment={"HOME": _home(), "PATH": "/usr/bin:/bin"},
         )
 
@@ -328,7 +346,7 @@ class World:
             self._cover(f"{step.kind} {how}")
         match step.kind:
             case "store":
-                self._store_fault(words[0], words[1], int(options.get("times", 1)), int(options.get("skip", 0)))
+                self._store_fault(words[0], words[1], options)
             case "crash":
                 down = float(options["down"])
                 if words[0] == "now":
@@ -342,6 +360,8 @@ class World:
                     self.telegram.fail(words[0], _PLATFORM_FAULTS[words[1]], times=int(options.get("times", 1)))
             case "model":
                 self._model_faults.append((words[0], int(options["after"])))
+            case "receiver":
+                self._node(step).break_receiver()
             case "clock":
                 self._step_clock(self._node(step), float(options["step"]))
             case "pause":
@@ -373,6 +393,12 @@ class World:
 
     def _injected(self, fault: InjectedFault) -> None:
         self.trace.note("injected", f"{fault.verb} {fault.kind.value}")
+        at, count = self._refused
+        self._refused = (self.trace.last.at, count + 1 if at == self.trace.last.at else 1)
+        if self._refused[1] >= HOT_REFUSALS:
+            # Somebody asks a store that is away again and again without a pause, which would hold the time of the world.
+            self.hot.append(f"the store refused {HOT_REFUSALS} calls in one instant, the last was {fault.verb}")
+            self.faults.heal()
         self.coverage.verbs[fault.verb, fault.kind.value] += 1
         self._cover(f"store {fault.kind.value}")
 
@@ -389,14 +415,29 @@ class World:
         for (state,) in self.rows(STATES_SQL):
             self.coverage.states[fault, state] += 1
 
-    def _store_fault(self, verb: str, how: str, times: int, skip: int) -> None:
+    def _ended(self, node: SimulatedNode) -> None:
+        """A process has ended by itself, and had a store that works: it has written the ends of its jobs. (Those of other nodes go on.)"""
+        if len(self.nodes) > 1:
+            return
+        now = trio.current_time() - EPOCH
+        if any(one.kind == "injected" and now - one.at < STORE_MEMORY for one in reversed(list(self.trace))):
+            return
+        for (job,) in self.rows("SELECT job_id || ' ' || state FROM jobs WHERE ended_at IS NULL"):
+            self.left_behind.append(f"{node.name} ended by itself and left the job {job}")
+
+    def _store_fault(self, verb: str, how: str, options: Mapping[str, str]) -> None:
+        times, skip = int(options.get("times", 1)), int(options.get("skip", 0))
+        seconds = float(options["seconds"]) if "seconds" in options else None
         verbs = () if verb == "*" else (verb,)
+        if seconds is not None and how != "slow":
+            self.faults.fail(*verbs, times=None, seconds=seconds, after_commit=how == "after")
+            return
         chance = 0.15 if verb == "*" else 1.0
         match how:
             case "full":
                 self.faults.full(*verbs, times=times, skip=skip)
             case "slow":
-                self.faults.slow(*verbs, seconds=12.0, times=times, skip=skip)
+                self.faults.slow(*verbs, seconds=seconds or 12.0, times=times, skip=skip)
             case "busy":
                 self.faults.fail(*verbs, times=times, skip=skip, chance=chance, error=_busy)
             case _:
@@ -439,6 +480,31 @@ class World:
         node = current_node.get()
         assert node is not None
         return node.custody()
+
+    async def in_thread(self, call: Callable[[], Any]) -> Any:
+        """A worker thread of the node that asks: it takes its time, and nobody can end it but a loss of power."""
+        node = current_node.get()
+        assert node is not None
+        life = node.starts
+        note = node.note_of_life()
+        seconds, says = thread_work.get()
+        results: list[outcome.Outcome[Any]] = []
+        over = trio.Event()
+
+        async def live() -> None:
+            await trio.sleep(seconds)
+            if not node.alive or node.starts != life:
+                return
+            if says:
+                note("thread ends", says)
+            results.append(outcome.capture(call))
+            over.set()
+
+        if says:
+            note("thread starts", says)
+        self._nursery.start_soon(live)
+        await over.wait()
+        return results[0].unwrap()
 
     async def dial(self, host: str, port: int) -> trio.SocketStream:
         """A connection of the node that asks to a host of this world."""

@@ -15,13 +15,18 @@ import trio
 
 from hermes_trio.messaging.conversations import ChatInterface
 from hermes_trio.messaging.senders import Senders
+from hermes_trio.runtime import supervisor, turn
 from hermes_trio.runtime.admission import Admission
+from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End, Ends
 from hermes_trio.runtime.event_writer import EventWriter
+from hermes_trio.runtime.interface import IN_PROCESS
 from hermes_trio.runtime.lane import Lanes
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
 from hermes_trio.runtime.ports import JobFinish, NewMessage, TurnFinish
 from hermes_trio.runtime.run import Run
+from hermes_trio.runtime.stateless import StatelessEntry
+from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.store.errors import StoreError
 from hermes_trio.store.sqlite import inbox, recovery
 from hermes_trio.store.sqlite.store import SqliteStore
@@ -36,19 +41,23 @@ def patched(*patches: Patch) -> Iterator[None]:
     """Change attributes for the body of the `with`."""
     with pytest.MonkeyPatch.context() as patching:
         for owner, name, make in patches:
-            patching.setattr(owner, name, make(getattr(owner, name)))
+            patching.setattr(owner, name, make(getattr(owner, name, None)), raising=False)
         yield
 
 
 def seeds_until_found(
     patches: tuple[Patch, ...], invariant: str, most: int, faults: Sequence[str] = FAULT_KINDS
 ) -> int | None:
-    """How many seeds, from 1 on, it takes until that invariant is broken; None if it is not within `most`."""
-    with patched(*patches):
-        for count in range(1, most + 1):
+    """How many seeds, from 1 on, it takes until that invariant is broken; None if it is not within `most`.
+
+    The same world without the patches keeps all promises: it is the defect that was convicted.
+    """
+    for count in range(1, most + 1):
+        with patched(*patches):
             found = run_seed(count, faults=faults).violations
-            if any(text.startswith(invariant) for text in found):
-                return count
+        if any(text.startswith(invariant) for text in found):
+            assert run_seed(count, faults=faults).violations == ()
+            return count
     return None
 
 
@@ -274,19 +283,165 @@ def _writes_again(real: Any) -> Any:
     return finish_turn
 
 
+def _lets_nobody_go(real: Any) -> Any:
+    async def let_go(self: Lanes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return let_go
+
+
+def _lingers_through_a_drain(real: Any) -> Any:
+    async def end_or_linger(self: Lanes, lane: Any, interface: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await real(self, lane, interface)
+
+    return end_or_linger
+
+
+def _spares_promised_jobs(real: Any) -> Any:
+    """A drain does not see the jobs that a one-shot session lingers for."""
+
+    async def stop_all(self: Supervisor, cause: Cause) -> list[StopReceipt]:
+        jobs = [job for job in self.jobs() if job.channel is None or job.channel.inbox not in ("webhook", "cron")]
+        return await self._stop(jobs, cause)
+
+    return stop_all
+
+
+def _tries_without_a_pause(real: Any) -> Any:
+    """A lane whose turn cannot be begun tries again at once, and for ever."""
+
+    async def failed(self: Lanes, lane: Any, delivery: Any, rows: Any, error: Exception, failures: int) -> None:
+        await trio.lowlevel.checkpoint()
+        if rows:
+            ids = [row.id for row in rows]
+            await self._core.ends.put(End("a claim", lambda: self._core.store.release_inbox(ids)))
+
+    return failed
+
+
+def _forgets_a_slow_start(real: Any) -> Any:
+    """A run whose row is written after its caller was told of a time-out has a row, and no task."""
+
+    async def write_down(self: StatelessEntry, start: Any) -> None:
+        began = trio.current_time()
+        await real(self, start)
+        if trio.current_time() - began > self._core.settings.finish_seconds:
+            raise TimeoutError("the shield has expired")
+
+    return write_down
+
+
+class _Forgetful(set[Any]):
+    def add(self, element: Any) -> None:
+        return None
+
+
+def _forgets_what_starts(real: Any) -> Any:
+    def init(self: RuntimeCore, **named: Any) -> None:
+        real(self, **named)
+        self.starting = _Forgetful()
+
+    return init
+
+
+def _never_drained(real: Any) -> Any:
+    return property(lambda self: False, lambda self, value: None)
+
+
+def _thread_is_not_counted(real: Any) -> Any:
+    def adopt_thread(self: Supervisor, name: str, owner: Any, over: trio.Event) -> None:
+        return None
+
+    return adopt_thread
+
+
+def _ended_is_ended(real: Any) -> Any:
+    """A turn that has ended is gone, whatever it left behind."""
+
+    async def stop_node(node: Any, cancel: Any, cause: Cause, timeout: float, tell: Any = None) -> StopReceipt:
+        if node.closed_at is not None:
+            return StopReceipt(target=node.id, cause=cause, ok=True, milliseconds=0.0, already_ended=True)
+        return await real(node, cancel, cause, timeout, tell)
+
+    return stop_node
+
+
+def _knows_no_groups(real: Any) -> Any:
+    def split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+        return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
+
+    return split
+
+
+def _takes_of_any_inbox(real: Any) -> Any:
+    """The reader of completions takes what waits for a session key, in whichever inbox."""
+
+    async def take_inbox(self: Any, inbox: str, session_key: str, limit: int = 32) -> Any:
+        if inbox == IN_PROCESS:
+            return await real(self, "desk", session_key, limit) or await real(self, inbox, session_key, limit)
+        return await real(self, inbox, session_key, limit)
+
+    return take_inbox
+
+
+def _counts_no_wakes(real: Any) -> Any:
+    async def root_wakes(self: Any, root_id: str) -> int:
+        await trio.lowlevel.checkpoint()
+        return 0
+
+    return root_wakes
+
+
+NONE = ()
+RECEIVER = ("receiver",)
 STORE = ("store",)
 CRASH = ("crash",)
 
 DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
+    "1 a drain is over while one-shot sessions linger": (
+        "8 calm",
+        NONE,
+        (
+            (Lanes, "let_go", _lets_nobody_go),
+            (Lanes, "_end_or_linger", _lingers_through_a_drain),
+            (Supervisor, "stop_all", _spares_promised_jobs),
+        ),
+    ),
     "2a a job's end that fails once": ("8 calm", STORE, ((Ends, "put", _gives_up("job")),)),
     "2b a turn's end that fails once": ("8 calm", STORE, ((Ends, "put", _gives_up("turn")),)),
     "2c an attempt to send whose end fails once": ("1 watched", STORE, ((Ends, "put", _gives_up("the attempt")),)),
     "2d a slot's end that fails once": ("8 calm", STORE, ((Ends, "put", _gives_up("slot")),)),
+    "3 a lane that fails tries again without a pause": (
+        "9 limits",
+        STORE,
+        ((Lanes, "_failed", _tries_without_a_pause),),
+    ),
     "4 events that are refused once are gone": ("5 events", STORE, ((EventWriter, "flush", _drops_refused_events),)),
     "5 a poison message ends the process": (
         "the server ended",
         STORE,
         ((ChatInterface, "prepare", _cannot_read_thoughts), (Lanes, "_failed", _lets_errors_out)),
+    ),
+    "6 a run that is written after a time-out has no task": (
+        "8 calm",
+        STORE,
+        ((StatelessEntry, "_write_down", _forgets_a_slow_start),),
+    ),
+    "7 a drain says ok before work begins": (
+        "7 stops",
+        STORE,
+        ((RuntimeCore, "__init__", _forgets_what_starts), (RuntimeCore, "drained", _never_drained)),
+    ),
+    "8 the second stop of a turn with a deaf thread says ok": (
+        "7 stops",
+        NONE,
+        ((turn, "stop_node", _ended_is_ended), (Supervisor, "adopt_thread", _thread_is_not_counted)),
+    ),
+    "9 a receiver that crashes leaves job ends unwritten": (
+        "1 watched",
+        RECEIVER,
+        ((supervisor, "split_cancelled", _knows_no_groups),),
     ),
     "10 the terminal event takes a number twice": ("5 events", STORE, ((EventWriter, "last", _takes_a_number_twice),)),
     "11 whoever writes must wake": (
@@ -294,6 +449,12 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         STORE,
         ((Lanes, "accept", _wakes_by_hand), (inbox, "accept_message", _signals_no_message)),
     ),
+    "12 completions are taken of another inbox": (
+        "3 isolation",
+        NONE,
+        ((SqliteStore, "take_inbox", _takes_of_any_inbox),),
+    ),
+    "15 the budget of wakes does nothing": ("9 limits", NONE, ((SqliteStore, "root_wakes", _counts_no_wakes),)),
     "shape 2 a turn's end written twice": ("4 transcripts", STORE, ((SqliteStore, "finish_turn", _writes_again),)),
     "shape 3 runs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_fail_runs", _reaps_nothing),)),
     "shape 3 jobs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_lose_jobs", _reaps_nothing),)),

@@ -1,0 +1,123 @@
+"""A program that embeds the runtime, inside the process of a simulated node: an interface of its own, turns in its own task, and a reader of completions.
+
+Its inbox and the runtime's own use equal session keys, as two inboxes may. What it is told is in `World.seen.desk`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from hermes_trio.runtime.budget import Budget
+from hermes_trio.runtime.context import SessionContext
+from hermes_trio.runtime.errors import Draining, RuntimeProblem
+from hermes_trio.runtime.interface import Inbox, Interface
+from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.ports import InboxRow, NewMessage
+from hermes_trio.runtime.runtime import Runtime
+
+__all__ = ["DESK", "WAKES", "Desk", "DeskSeen"]
+
+DESK: Final = "desk"
+
+WAKES: Final = 2
+"""How many turns the notices of one message may start."""
+
+PATIENCE: Final = 20
+"""How often a message is given again that was refused."""
+
+
+@attrs.define
+class DeskSeen:
+    """What an embedding program did and was told, over all lives of its nodes."""
+
+    accepted: list[str] = attrs.Factory(list[str])
+    """Texts that the runtime has taken."""
+    told: list[tuple[str, str]] = attrs.Factory(list["tuple[str, str]"])
+    """The session key and the text of each notice that the reader of completions got."""
+
+
+class Desk(Interface):
+    """See the module. One for each life of a node."""
+
+    platform = DESK
+
+    def __init__(self, seen: DeskSeen, note: Callable[[str, str], None]) -> None:
+        self._seen = seen
+        self._note = note
+        self._runtime: Runtime | None = None
+        self._nursery: trio.Nursery | None = None
+        self._context: contextvars.Context
+        self._inbox: Inbox
+
+    def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
+        """A bound on what the notices of one message may start."""
+        return Budget(wakes=WAKES)
+
+    async def on_turn_end(self, outcome: Outcome) -> None:
+        """Note what was answered."""
+        self._note(DESK, f"{outcome.session_key}: {outcome.state.value} {outcome.text!r}")
+
+    async def receive(self, runtime: Runtime) -> None:
+        """Be there until cancelled."""
+        self._runtime = runtime
+        self._context = contextvars.copy_context()
+        while True:
+            try:
+                async with runtime.delivering(self) as self._inbox, trio.open_nursery() as self._nursery:
+                    try:
+                        await self._read(runtime)
+                    finally:
+                        self._nursery = None
+            except RuntimeProblem as error:
+                self._note(DESK, f"could not register: {type(error).__name__}")
+            await trio.sleep(1)
+
+    def act(self, who: int, number: int, text: str, *, in_process: bool) -> None:
+        """Give a message to the interface, or run a turn in a task of this program. A program whose process is gone does nothing."""
+        if self._nursery is None:
+            return
+        work = self._turn if in_process else self._give
+        # In the context of its own process, whoever asks.
+        self._context.copy().run(self._nursery.start_soon, work, f"{DESK}:{who}", number, text)
+
+    async def _give(self, key: str, number: int, text: str) -> None:
+        context = SessionContext(platform=DESK, chat_id=key, session_key=key)
+        message = NewMessage(inbox=DESK, session_key=key, routing=context, text=text, dedupe_key=f"{DESK}-{number}")
+        for _ in range(PATIENCE):
+            try:
+                await self._inbox.accept(message)
+            except Draining:
+                return
+            except RuntimeProblem as error:
+                self._note(DESK, f"{text!r} was refused: {type(error).__name__}")
+                await trio.sleep(5)
+            else:
+                self._seen.accepted.append(text)
+                return
+
+    async def _turn(self, key: str, number: int, text: str) -> None:
+        assert self._runtime is not None
+        context = SessionContext(session_id=f"{key}:{number}", session_key=key)
+        try:
+            outcome = await self._runtime.run_turn(text, context)
+        except RuntimeProblem as error:
+            self._note(DESK, f"{text!r} was refused: {type(error).__name__}")
+        else:
+            self._note(DESK, f"in process: {outcome.state.value} {outcome.text!r}")
+
+    async def _read(self, runtime: Runtime) -> None:
+        """Read what the program is told. A store that fails is asked again."""
+        completions = runtime.completions()
+        while True:
+            try:
+                async for row in completions:
+                    self._seen.told.append((row.routing.session_key, row.text))
+                    self._note(DESK, f"is told: {row.text[:80]!r}")
+            except (RuntimeProblem, TimeoutError) as error:
+                self._note(DESK, f"could not read: {type(error).__name__}")
+                await trio.sleep(1)
