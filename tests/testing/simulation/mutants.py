@@ -46,7 +46,11 @@ def patched(*patches: Patch) -> Iterator[None]:
 
 
 def seeds_until_found(
-    patches: tuple[Patch, ...], invariant: str, most: int, faults: Sequence[str] = FAULT_KINDS
+    patches: tuple[Patch, ...],
+    invariant: str,
+    most: int,
+    faults: Sequence[str] = FAULT_KINDS,
+    nodes: int | None = 1,
 ) -> int | None:
     """How many seeds, from 1 on, it takes until that invariant is broken; None if it is not within `most`.
 
@@ -54,9 +58,9 @@ def seeds_until_found(
     """
     for count in range(1, most + 1):
         with patched(*patches):
-            found = run_seed(count, faults=faults).violations
+            found = run_seed(count, faults=faults, nodes=nodes).violations
         if any(text.startswith(invariant) for text in found):
-            assert run_seed(count, faults=faults).violations == ()
+            assert run_seed(count, faults=faults, nodes=nodes).violations == ()
             return count
     return None
 
