@@ -395,9 +395,10 @@ def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
     """What is done for a mark after a time, but for what a node does that was taken over: it does not know yet, and has invariant 6."""
     gone = {moment.text.partition(" ")[0] for moment in world.trace.of("gone")}
     for moment in world.trace:
-        if moment.at > after + 1e-6 and moment.kind in _ACTS and mark in marks(moment.text):
-            if moment.text.partition(" ")[0] not in gone:
-                yield moment
+        if moment.at <= after + 1e-6 or moment.kind not in _ACTS or moment.text.partition(" ")[0] in gone:
+            continue
+        if mark in marks(moment.text):
+            yield moment
 
 
 def a_calm_world_settles(world: World) -> Iterator[str]:

@@ -181,7 +181,12 @@ class SimulatedCustody:
         self._kept: dict[int, KeptProcess] = {}
         self._dismissed = trio.Event()
 
-    async def hand_over(self, process: KeptProcess, descriptors: list[int]) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether the warden has ended."""
+        return self.over.is_set()
+
+    async def hand_over(self, process: KeptProcess, descriptors: list[int], template: object = None) -> None:
         """Have a keeper forked for this process."""
         await trio.lowlevel.checkpoint()
         self._kept[process.job] = process

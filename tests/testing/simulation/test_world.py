@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +27,9 @@ from hermes_trio.testing.simulation import (
 )
 from hermes_trio.testing.simulation.boundary import EPOCH, Boundary
 from hermes_trio.testing.simulation.node import SimulatedNode
+from hermes_trio.testing.simulation.processes import SimulatedCustody
+from hermes_trio.tools.warden import warden
+from hermes_trio.tools.warden.custody import Custody
 
 DIGESTS = """
 from hermes_trio.testing.simulation import run_seed
@@ -71,6 +77,17 @@ def test_commands_run_in_a_world() -> None:
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(SimulatedNode, "custody", lambda node: node.nothing)
         assert run_program(program, settings).invariants == {"no defect"}
+
+
+def test_the_simulated_warden_has_the_port_of_the_real_one() -> None:
+    """What stands in for `Custody` takes the same arguments, and has everything that a warden uses of one whose commands are not confined."""
+    for name in ("hand_over", "discard", "condemn", "dismiss", "attend"):
+        real, simulated = (inspect.signature(getattr(kind, name)) for kind in (Custody, SimulatedCustody))
+        assert list(real.parameters) == list(simulated.parameters), name
+    confined = {"template", "forget", "forget_template"}
+    used = set(re.findall(r"custody\.(\w+)", inspect.getsource(warden))) - {"Custody", *confined}
+    kernel: Any = None
+    assert used <= set(dir(SimulatedCustody(kernel)))
 
 
 class Nothing:
