@@ -153,8 +153,8 @@ class Boundary:
             self._patch(trio.to_thread, "run_sync", self._in_thread)
             self._patch(threading.Thread, "start", self._start_thread)
             # A thread of a world takes virtual time, so it does not hold the clock as a real one does.
-            self._patch(threads_module, "hold_clock", lambda clock: None)
-            self._patch(threads_module, "release_clock", lambda clock: False)
+            self._patch(threads_module, "hold_clock", _hold_nothing)
+            self._patch(threads_module, "release_clock", _hold_nothing)
             self._patch(threads_module, "wait_out", wait_out_virtually)
             self._patch(plugins_module, "entry_points", simulated_entry_points)
             self._patch(warden_module, "Custody", _Custody(self._outside.custody))
@@ -241,6 +241,10 @@ class _Custody:
     async def begin(self, cgroup: str = "") -> Any:
         await trio.lowlevel.checkpoint()
         return self._make()
+
+
+def _hold_nothing(clock: object) -> bool:
+    return False
 
 
 async def _no_protections() -> Protections:
