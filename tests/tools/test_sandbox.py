@@ -25,6 +25,7 @@ from hermes_trio.tools.warden import (
     Sandbox,
     SandboxPaths,
     SpawnFailed,
+    Stdin,
     Warden,
     Workspace,
     open_warden,
@@ -183,6 +184,70 @@ async def test_nothing_survives_the_death_of_a_keeper() -> None:
         os.kill(process.keeper_pid, 9)
         await until(lambda: not running("sleep 3600.0641"))
         assert (await process.wait()).lost
+
+
+INTO_TERMINAL = """
+import fcntl, os, sys, termios
+for name in sys.argv[1:]:
+    for flags in (os.O_RDWR, os.O_WRONLY | os.O_NOCTTY):
+        try:
+            terminal = os.open(name, flags)
+            if not os.isatty(terminal):
+                continue
+            os.write(terminal, b"PWNED")
+            print("wrote to", name)
+            fcntl.ioctl(terminal, termios.TIOCSTI, b"x")
+            print("typed on", name)
+        except OSError as error:
+            print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("profile", [Profile.PROTECT, Profile.WORKSPACE])
+async def test_no_terminal_of_others_is_written_or_typed_on(tmp_path: Path, profile: Profile) -> None:
+    """The terminal in which the server, or its user's shell, runs is out of reach: nothing appears on it, and nothing is typed or read there."""
+    await needs("mount", "landlock")
+    workspace = Workspace(str(tmp_path))
+    master, slave = os.openpty()
+    try:
+        os.set_blocking(master, False)
+        name = os.ttyname(slave)
+        async with open_warden() as warden:
+            program = f"{shlex.quote(sys.executable)} -c {shlex.quote(INTO_TERMINAL)} {name} /dev/tty /dev/console; echo END"
+            said = await output_of(warden, Sandbox(), program, profile, workspace=workspace)
+        with pytest.raises(BlockingIOError):
+            os.read(master, 100)
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert said.endswith("END\n")
+    assert "typed" not in said
+    assert "wrote" not in said
+
+
+async def test_a_command_s_own_terminal_has_a_name(tmp_path: Path) -> None:
+    """Programs that ask for the name of their terminal, and those that make terminals, work."""
+    await needs("mount", "landlock")
+    if not os.access("/dev/console", os.F_OK):
+        pytest.skip("there is no /dev/console to give the terminal's name to")
+    sandbox = Sandbox()
+    await sandbox.ready()
+    code = "import os; print(os.isatty(0), os.ttyname(0)); open('/dev/tty', 'w').write('tty works\\n'); print(os.ttyname(os.openpty()[1]))"
+    async with open_warden() as warden:
+        process = await warden.spawn(
+            ProcessSpec(
+                argv=(sys.executable, "-c", code),
+                cwd="/",
+                env={"PATH": os.environ["PATH"]},
+                stdin=Stdin.PTY,
+                confinement=sandbox.plan(Profile.PROTECT),
+            )
+        )
+        said = (await read_all(process)).decode().splitlines()
+        await process.wait_empty()
+    assert said[0] == "True /dev/console", said
+    assert said[1] == "tty works"
+    assert said[2].startswith("/dev/pts/"), said
 
 
 async def test_a_workspace_is_all_that_can_be_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hermes_trio.tools.warden.daemon import prctl
 from hermes_trio.tools.warden.daemon.wire import Spaces
 from hermes_trio.tools.warden.errors import NotTaken, SpawnFailed, TooManyProcesses, UnsupportedPlatform, WardenClosed
 from hermes_trio.tools.warden.process import KeptProcess, explain_failure
-from hermes_trio.tools.warden.spec import KillReport, ProcessSpec
+from hermes_trio.tools.warden.spec import KillReport, ProcessSpec, Stdin
 from hermes_trio.tools.warden.streams import open_streams
 
 CLOSE_GRACE = 2.0
@@ -117,6 +117,7 @@ class Warden:
         template = None
         if spec.spaces & Spaces.MOUNT:
             assert spec.confinement is not None
+            spec.confinement.terminal = spec.stdin is Stdin.PTY
             common, own = spec.confinement.divided()
             template = await custody.template(common)
             plan = spec.plan(custody.token, own).encode()

@@ -68,6 +68,8 @@ DEVICES = (
 )
 """What a command of root keeps of /dev where there are block devices, which uid 0 may read without any capability."""
 
+_TERMINALS, _CONSOLE = b"/dev/pts", b"/dev/console"
+
 KERNEL_FOLDERS = (b"/proc/sys", b"/proc/sysrq-trigger", b"/proc/irq", b"/proc/bus", b"/proc/fs")
 """What uid 0 may write without any capability, and what changes the machine: read-only for the commands of root, as is /sys."""
 
@@ -217,12 +219,17 @@ def arrange(plan: Confinement) -> None:
         _hide(path, [(inside, tree) for inside, tree in shown if inside.startswith(path + b"/")])
     if plan.guards_kernel:
         _rebind(b"/sys", read_only=True)
+    if os.access(_CONSOLE, os.R_OK) or os.access(_CONSOLE, os.W_OK):
+        # In a container it is the server's own terminal.
+        _hide(_CONSOLE, [])
+    if not plan.terminal:
+        _replace_terminals()
     if plan.guards_devices:
         _limit_devices()
 
 
-def complete(plan: Confinement) -> None:
-    """Add to the mount namespace of this process what only one command has: its folders, and the processes that it sees."""
+def complete(plan: Confinement, terminal: int = -1) -> None:
+    """Add to the mount namespace of this process what only one command has: its folders, its terminal, and the processes that it sees."""
     if not plan.spaces & Spaces.MOUNT:
         return
     # After the hiding: a source that another command has replaced by a link shows nothing that is hidden.
@@ -230,6 +237,9 @@ def complete(plan: Confinement) -> None:
         tree = _clone(source)
         if tree is not None:
             _attach(tree, target)
+    if plan.terminal:
+        _name_terminal(terminal)
+        _replace_terminals()
     if plan.spaces & Spaces.PID:
         _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     if plan.guards_kernel:
@@ -298,6 +308,28 @@ def _hide(path: bytes, shown: list[tuple[bytes, int]]) -> None:
         os.close(cover)
 
 
+def _name_terminal(terminal: int) -> None:
+    """Keep the one terminal of outside that the command has, under a name by which programs find it."""
+    name = b"%b/%d" % (_TERMINALS, os.minor(os.fstat(terminal).st_rdev))
+    tree = _clone(name) if os.path.exists(_CONSOLE) else None
+    if tree is not None:
+        _attach(tree, _CONSOLE)
+
+
+def _replace_terminals() -> None:
+    """Give commands pseudo-terminals of their own: whoever opens another's writes on its screen and reads what is typed there."""
+    try:
+        _mount(b"devpts", _TERMINALS, b"devpts", _MS_NOSUID | _MS_NOEXEC, b"newinstance,ptmxmode=0666,mode=0620")
+    except OSError:
+        for name in os.listdir(_TERMINALS):
+            if name.isdigit():
+                _hide(_TERMINALS + b"/" + name, [])
+        return
+    tree = None if os.path.islink(b"/dev/ptmx") else _clone(_TERMINALS + b"/ptmx")
+    if tree is not None:
+        _attach(tree, b"/dev/ptmx")
+
+
 def _limit_devices() -> None:
     """Leave everything out of /dev that is not in `DEVICES`, block devices above all."""
     kept = [
@@ -313,6 +345,7 @@ def _limit_devices() -> None:
         else:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666))
         _attach(tree, path)
+    os.close(os.open(_CONSOLE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")
 

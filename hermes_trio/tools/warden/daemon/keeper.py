@@ -114,7 +114,7 @@ def keep(link: int, life: int, streams: list[int], origin: Origin | None = None)
         return
     entrance, exit_ = -1, -1
     try:
-        entrance, exit_ = _confine(plan.confinement, own, origin)
+        entrance, exit_ = _confine(plan.confinement, own, origin, streams)
     except OSError as error:
         pid, stage, number = 0, int(Stage.CONFINE), error.errno or 0
     else:
@@ -134,7 +134,7 @@ def keep(link: int, life: int, streams: list[int], origin: Origin | None = None)
     keeper.run(pid, 0 if plan.confinement is None else plan.confinement.processes)
 
 
-def _confine(plan: Confinement | None, number: int, origin: Origin | None) -> tuple[int, int]:
+def _confine(plan: Confinement | None, number: int, origin: Origin | None, streams: list[int]) -> tuple[int, int]:
     """Give this keeper the surroundings of its command; two descriptors of the job's control group, -1 without one."""
     if (plan is not None and plan.prepared) != (origin is not None):
         raise OSError(errno.EINVAL, "a plan for keepers of a template, or one that is not, came to the other kind")
@@ -147,7 +147,7 @@ def _confine(plan: Confinement | None, number: int, origin: Origin | None) -> tu
         group = cgroup.make(folder, f"{cgroup.PREFIX}{number}", processes=plan.tasks, memory=plan.memory_bytes)
     if origin is None:
         confine.arrange(plan)
-    confine.complete(plan)
+    confine.complete(plan, streams[0])
     return group
 
 

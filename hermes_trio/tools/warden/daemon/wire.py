@@ -136,6 +136,7 @@ class Confinement:
         "shown",
         "spaces",
         "tasks",
+        "terminal",
         "writable",
     )
 
@@ -152,6 +153,7 @@ class Confinement:
         "tasks",
         "memory_bytes",
         "prepared",
+        "terminal",
     )
     _LISTS = ("hidden", "shown", "read_only", "pinned", "readable", "writable", "devices", "cgroup")
 
@@ -198,6 +200,9 @@ class Confinement:
         self.prepared = False
         """Only what a template leaves to its keepers: a keeper that no template forked refuses it."""
 
+        self.terminal = False
+        """The command has a terminal of outside; it keeps that one, and sees no other."""
+
     @property
     def paths(self) -> list[bytes]:
         """What is hidden, shown, read-only or pinned: the files and folders that a template depends on."""
@@ -220,6 +225,7 @@ class Confinement:
         common.cgroup = self.cgroup
         own = Confinement(spaces=self.spaces, guards_kernel=self.guards_kernel)
         own.prepared, own.binds, own.processes = True, self.binds, self.processes
+        common.terminal = own.terminal = self.terminal
         own.cgroup, own.tasks, own.memory_bytes = self.cgroup, self.tasks, self.memory_bytes
         # The folders of a session are its own; a rule for the root is everybody's.
         rules = own if self.writable != [b"/"] else common
