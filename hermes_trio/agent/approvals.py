@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,6 +31,12 @@ REASON_LENGTH: Final = 280
 
 RETRY_SECONDS: Final = 1.0
 """How long is waited before a row that could not be read is read again."""
+
+MOST_PER_SCOPE: Final = 20
+"""How many questions of one run or conversation wait at a time: one answer of a model can hold any number of calls."""
+
+MOST_PER_TENANT: Final = 200
+"""How many questions of all runs of one tenant wait at a time on one node."""
 
 NOT_SHOWN: Final = "the question could not be shown to anybody"
 
@@ -83,6 +90,8 @@ class Approvals:
     def __init__(self, store: ApprovalStore, *, seconds: float = DEFAULT_SECONDS) -> None:
         self._store = store
         self._seconds = seconds
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        """How many questions wait, by scope and by tenant."""
 
     async def granted(self, turn: Turn) -> frozenset[str]:
         """The categories that are allowed for a turn without asking."""
@@ -100,6 +109,23 @@ class Approvals:
                 asked=False,
                 reason="nobody can be asked on this interface, so it was refused; use a run (/v1/runs) or a chat to approve such commands",
             )
+        places = [("scope", approval_scope(turn)), *([("tenant", turn.spec.tenant)] if turn.spec.tenant else [])]
+        for place, most in zip(places, (MOST_PER_SCOPE, MOST_PER_TENANT), strict=False):
+            if self._waiting[place] >= most:
+                return ApprovalResult(
+                    allowed=False,
+                    asked=False,
+                    reason=f"{most} questions of this {'conversation' if place[0] == 'scope' else 'tenant'} wait for answers already, so it was"
+                    " refused; ask for one command at a time",
+                )
+        self._waiting.update(places)
+        try:
+            return await self._wait(turn, question, tell)
+        finally:
+            self._waiting.subtract(places)
+            self._waiting = +self._waiting
+
+    async def _wait(self, turn: Turn, question: Question, tell: EventSink) -> ApprovalResult:
         id = turn.core.ids.make("appr_", 16)
         waiter = _Waiter(tell)
         reason = "the turn ended"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgspec
 import trio
 
 from hermes_trio import Runtime, SessionContext, Turn, TurnHooks
@@ -26,13 +27,22 @@ class Asker:
         self._nursery = nursery
         self._count = 0
 
-    def ask(self, question: Question = QUESTION, *, key: str = "chat", session: str = "", asks: bool = True) -> None:
+    def ask(
+        self,
+        question: Question = QUESTION,
+        *,
+        key: str = "chat",
+        session: str = "",
+        asks: bool = True,
+        tenant: str = "",
+    ) -> None:
         """Ask in the background, in a session of its own."""
         self._count += 1
-        self._nursery.start_soon(self._turn, question, key, session or f"session {self._count}", asks)
+        self._nursery.start_soon(self._turn, question, key, session or f"session {self._count}", asks, tenant)
 
-    async def _turn(self, question: Question, key: str, session: str, asks: bool) -> None:
+    async def _turn(self, question: Question, key: str, session: str, asks: bool, tenant: str) -> None:
         async def agent(turn: Turn) -> str:
+            turn.spec = msgspec.structs.replace(turn.spec, tenant=tenant)
             self.turns.append(turn)
             self.answers.append(await self.approvals.ask(turn, question))
             return "ok"

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from hermes_trio import CancelCause, Cause, Runtime, SessionContext, Turn, TurnHooks
-from hermes_trio.agent.approvals import ApprovalResult, Approvals, grantee_of
+from hermes_trio.agent.approvals import MOST_PER_SCOPE, MOST_PER_TENANT, ApprovalResult, Approvals, grantee_of
 from hermes_trio.store import open_store
 from hermes_trio.store.ports import Store
 from hermes_trio.store.records import ApprovalChoice, ApprovalState
@@ -251,6 +251,34 @@ async def test_many_waiting_questions_stop_nobody_else(runtime: Runtime) -> None
         assert outcome.text == "echo: hello"
         for number in range(10):
             await person.approvals.answer(f"k{number}", ApprovalChoice.DENY, everything=True)
+
+
+async def test_a_flood_of_questions_is_refused_beyond_a_bound(runtime: Runtime) -> None:
+    """A conversation, and a tenant, has a bounded number of questions before people; the rest is refused unasked, and an answer makes room."""
+    async with asking(runtime) as person:
+        for number in range(300):
+            person.ask(session=f"f{number}")
+        await wait_all_tasks_blocked()
+        assert len(person.asked) == MOST_PER_SCOPE
+        assert len(person.answers) == 300 - MOST_PER_SCOPE
+        assert not any(answer.allowed or answer.asked for answer in person.answers)
+        assert "questions of this conversation wait" in person.answers[0].reason
+        await person.approvals.answer("chat", ApprovalChoice.DENY)
+        await wait_all_tasks_blocked()
+        person.ask(session="later")
+        await wait_all_tasks_blocked()
+        assert len(person.asked) == MOST_PER_SCOPE + 1
+        await person.approvals.answer("chat", ApprovalChoice.DENY, everything=True)
+        await wait_all_tasks_blocked()
+        before = len(person.asked)
+        for number in range(MOST_PER_TENANT + 50):
+            person.ask(session=f"t{number}", key=f"chat {number}", tenant="acme")
+        person.ask(session="other", key="other", tenant="globex")
+        await wait_all_tasks_blocked()
+        assert len(person.asked) - before == MOST_PER_TENANT + 1
+        for number in range(MOST_PER_TENANT + 50):
+            await person.approvals.answer(f"chat {number}", ApprovalChoice.DENY, everything=True)
+        await person.approvals.answer("other", ApprovalChoice.DENY, everything=True)
 
 
 async def test_after_a_restart_an_answer_is_a_conflict(runtime: Runtime) -> None:

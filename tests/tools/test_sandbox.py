@@ -213,7 +213,9 @@ async def test_no_terminal_of_others_is_written_or_typed_on(tmp_path: Path, prof
         os.set_blocking(master, False)
         name = os.ttyname(slave)
         async with open_warden() as warden:
-            program = f"{shlex.quote(sys.executable)} -c {shlex.quote(INTO_TERMINAL)} {name} /dev/tty /dev/console; echo END"
+            program = (
+                f"{shlex.quote(sys.executable)} -c {shlex.quote(INTO_TERMINAL)} {name} /dev/tty /dev/console; echo END"
+            )
             said = await output_of(warden, Sandbox(), program, profile, workspace=workspace)
         with pytest.raises(BlockingIOError):
             os.read(master, 100)
