@@ -95,8 +95,6 @@ class _Live(Collector):
         """The nodes that share the store, as they were at the last heartbeat."""
         core = self._core
         rows = core.runtime.membership.nodes
-        if not rows:
-            return
         gauges = [
             GaugeMetricFamily(f"hermes_node_{name}", words, labels=["node", "incarnation"])
             for name, words in (

@@ -354,6 +354,6 @@ def _unanswered(node: str) -> ApiError:
     return ApiError(
         503,
         f"This session is bound to node {node[:8]}, where its shell, its files or its jobs are, and that node does not answer now.",
-        code="node_unavailable",
+        code="node_unreachable",
         headers=retry_after(1),
     )

@@ -210,9 +210,9 @@ async def test_no_session_start_left(discord: FakeDiscord, discord_client: Disco
 async def test_identify_is_spaced() -> None:
     """A second IDENTIFY waits for the interval that the Gateway asks for."""
     async with (
-        open_fake_discord(identify_interval=0.1) as discord,
+        open_fake_discord(identify_interval=0.05) as discord,
         DiscordClient(discord.base_url, discord.token) as client,
-        open_discord_gateway(client, **(QUICK | {"identify_interval": 0.12})) as gateway,
+        open_discord_gateway(client, **(QUICK | {"identify_interval": 0.6})) as gateway,
     ):
         await next_event(gateway, "READY")
         await discord.gateway.invalidate_sessions(resumable=False)

@@ -81,7 +81,7 @@ def drain(wake: int) -> None:
         return
 
 
-class Origin:
+class Inheritance:
     """What a keeper has of the template that forked it."""
 
     __slots__ = ("claims", "group", "job", "prepared")
@@ -95,7 +95,7 @@ class Origin:
         self.prepared = prepared
 
 
-def keep(link: int, life: int, streams: list[int], origin: Origin | None = None) -> None:
+def keep(link: int, life: int, streams: list[int], origin: Inheritance | None = None) -> None:
     """Run one job to its end. `life` reads end-of-file when the warden is dead; `streams` are the command's."""
     prctl.set_name("hermes-keeper")
     prctl.become_subreaper()
@@ -134,7 +134,7 @@ def keep(link: int, life: int, streams: list[int], origin: Origin | None = None)
     keeper.run(pid, 0 if plan.confinement is None else plan.confinement.processes)
 
 
-def _confine(plan: Confinement | None, number: int, origin: Origin | None, streams: list[int]) -> tuple[int, int]:
+def _confine(plan: Confinement | None, number: int, origin: Inheritance | None, streams: list[int]) -> tuple[int, int]:
     """Give this keeper the surroundings of its command; two descriptors of the job's control group, -1 without one."""
     if (plan is not None and plan.prepared) != (origin is not None):
         raise OSError(errno.EINVAL, "a plan for keepers of a template, or one that is not, came to the other kind")

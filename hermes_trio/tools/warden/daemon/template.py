@@ -104,7 +104,7 @@ class Template:
                 os.close(pin)
             confine.settle(spaces, self._uid, self._gid)
             assert self._prepared is not None
-            keeper.keep(link, self._life, streams, keeper.Origin(job, self._claims, self._group, self._prepared))
+            keeper.keep(link, self._life, streams, keeper.Inheritance(job, self._claims, self._group, self._prepared))
             status = 0
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
