@@ -17,6 +17,9 @@ __all__ = ["CommandFailed", "ConfigOption", "HomeOption", "server_client", "serv
 HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
 ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
 
+ANSWER_SECONDS: Final = 30.0
+"""How long a command waits for the server of its home: a server under load, or one that waits for its disk, answers late."""
+
 _REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses at which one listens and to which one cannot connect."""
 
@@ -55,7 +58,8 @@ def server_client(config: Config) -> httpx2.AsyncClient:
         raise CommandFailed(
             f"a server runs in {config.home}, and its admin key is not known here: set API_SERVER_KEY to it"
         ) from None
-    return httpx2.AsyncClient(base_url=server_url(config), headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx2.AsyncClient(base_url=server_url(config), headers=headers, trust_env=False, timeout=ANSWER_SECONDS)
 
 
 def unanswered(client: httpx2.AsyncClient, error: Exception) -> CommandFailed:
