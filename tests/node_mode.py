@@ -10,6 +10,10 @@ NODES = 1
 """How many runtimes a harness opens; `set_nodes` sets it for one test."""
 
 
+LEASE = 1e7
+"""The lease of nodes on virtual time: heartbeats that nothing depends on would drive the clock through days of it in steps of seconds."""
+
+
 URL = ""
 """The PostgreSQL database that the nodes share; empty for a store in memory."""
 

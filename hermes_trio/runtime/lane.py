@@ -19,7 +19,7 @@ from .ends import End
 from .errors import Fenced, RuntimeProblem
 from .interface import Inbox, Interface
 from .outcome import CancelCause, Cause
-from .ports import InboxKind, InboxRow, NewMessage, NewReply
+from .ports import SESSION_TOPIC, InboxKind, InboxRow, NewMessage, NewReply
 from .settlement import Settlement
 from .tree import EMPTY_CONTEXT, Node, Stoppable, waiting
 from .turn import Turn, TurnHooks, TurnOrigin, TurnSpec
@@ -271,26 +271,28 @@ class Lanes:
 
     async def _end_or_linger(self, lane: Lane, interface: Interface) -> None:
         """A one-shot session waits for what it was promised, but not for ever, and then ends. This is the only place that waits for it."""
-        promised = await self._core.store.session_promised(lane.session)
-        if promised and not lane.flag:
-            assert lane.context is not None
-            given = interface.linger_of(lane.context)
-            seconds = self._core.settings.linger_seconds if given is None else given
-            if lane.until is None:
-                lane.until = trio.current_time() + seconds
-            lane.wake = trio.Event()
-            with (
-                trio.move_on_at(lane.until) as bound,
-                waiting(f"{promised} watched jobs of a one-shot session", lane.node),
-            ):
-                await lane.wake.wait()
-            if not bound.cancelled_caught:
+        lane.wake = trio.Event()
+        # The end of a turn on another node is no news in this inbox, and may be what was waited for.
+        with self._core.store.subscribe(SESSION_TOPIC, lambda _: lane.wake.set(), lane.session):
+            promised = await self._core.store.session_promised(lane.session)
+            if promised and not lane.flag:
+                assert lane.context is not None
+                given = interface.linger_of(lane.context)
+                seconds = self._core.settings.linger_seconds if given is None else given
+                if lane.until is None:
+                    lane.until = trio.current_time() + seconds
+                with (
+                    trio.move_on_at(lane.until) as bound,
+                    waiting(f"{promised} watched jobs of a one-shot session", lane.node),
+                ):
+                    await lane.wake.wait()
+                if not bound.cancelled_caught:
+                    return
+                cause = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
+            elif promised:
                 return
-            cause = Cause(CancelCause.DEADLINE, f"it lingered for {seconds:g} s")
-        elif promised:
-            return
-        else:
-            cause = None
+            else:
+                cause = None
         session_id, lane.session, lane.until = lane.session, "", None
         end = End(f"session {session_id}", lambda: self._core.end_session(session_id, interface.one_shot, cause))
         await self._core.ends.put(end)

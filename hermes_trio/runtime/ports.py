@@ -552,8 +552,13 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         """The session keys for which something waits in this inbox."""
         ...
 
-    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
-        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session."""
+    async def inbox_waiting(
+        self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
+    ) -> int:
+        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session.
+
+        With `taken`, those that a turn has taken are counted, too.
+        """
         ...
 
     async def append_events(self, events: Sequence[EventRow]) -> None: ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,30 +22,48 @@ from hermes_trio.messaging.senders import Senders
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, LoopbackServer, open_loopback_server
-from tests.messaging.harness import World, scripted
+from tests import node_mode
+from tests.messaging.harness import RotatingHub, World, scripted
 
 QUICK = OutboxSettings(first_delay=0.02, longest_delay=0.1, flush_seconds=1.0)
 
 
 @asynccontextmanager
 async def open_bench(member: Platform, agent: Agent | None = None) -> AsyncIterator[World]:
-    """A gateway that is connected to one platform, in real time, for the body of the `async with`."""
-    senders = Senders([member.adapter], QUICK)
-    runtime = Runtime(
-        agent=agent or scripted(),
-        store=open_store(None, runner=Runner.INLINE),
-        settings=RuntimeSettings(watchdog_seconds=0),
-        stages=[senders.stage],
-    )
-    async with runtime:
-        store = cast("Store", runtime.store)
-        approvals = Approvals(store)
-        gateway = MessageHub(runtime, Platforms([member]), senders, approvals)
-        async with gateway.open():
-            with trio.fail_after(10):
-                while gateway.supervised[member.platform].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
-            yield World(runtime, store, gateway, senders, approvals)
+    """A gateway that is connected to one platform, in real time, for the body of the `async with`.
+
+    While `node_mode.NODES` is more than one it is so many gateways on one store, each with an adapter of its own, of which the first is connected; what it
+    brings goes to one gateway after the other.
+    """
+    several = node_mode.NODES > 1
+    members = [member, *(deepcopy(member) for _ in range(node_mode.NODES - 1))]
+    async with AsyncExitStack() as stack:
+        opened: list[Any] = [open_store(None, runner=Runner.INLINE)]
+        if several:
+            base = await stack.enter_async_context(opened[0])
+            opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
+        worlds: list[World] = []
+        for own, one in zip(members, opened, strict=True):
+            senders = Senders([own.adapter], QUICK)
+            runtime = Runtime(
+                agent=agent or scripted(),
+                store=one,
+                settings=RuntimeSettings(watchdog_seconds=0),
+                stages=[senders.stage],
+            )
+            await stack.enter_async_context(runtime)
+            store = cast("Store", runtime.store)
+            approvals = Approvals(store)
+            gateway = MessageHub(runtime, Platforms([own]), senders, approvals)
+            await stack.enter_async_context(gateway.open())
+            if own is member:
+                with trio.fail_after(10):
+                    while gateway.supervised[member.platform].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+            worlds.append(World(runtime, store, gateway, senders, approvals, worlds if several else ()))
+        if several:
+            member.adapter.gateway = RotatingHub([world.gateway for world in worlds], [one.adapter for one in members])
+        yield worlds[0]
 
 
 @asynccontextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,14 @@ class Scheduled:
     """A gateway with a scheduler."""
 
     world: World
-    cron: CronScheduler
+    schedulers: Sequence[CronScheduler]
     chat: MemoryPlatform
+    _next: Iterator[int] = attrs.field(factory=count)
+
+    @property
+    def cron(self) -> CronScheduler:
+        """The scheduler of the node whose turn it is."""
+        return self.schedulers[next(self._next) % len(self.schedulers)]
 
     async def add(self, schedule: str, **fields: Any) -> str:
         """Make a job and return its id."""
@@ -98,10 +105,16 @@ async def open_cron(
     """A scheduler with one platform in memory."""
     chat = MemoryPlatform()
     wall = WallClock() if clock is None else clock
-    async with open_world(agent, Platform(chat, HOME), path=path, clock=wall, faults=faults) as world:
-        scheduler = CronScheduler(world.gateway.messaging, CronSettings(**settings), check_seconds=check_seconds)
-        async with scheduler.open():
-            yield Scheduled(world, scheduler, chat)
+    async with (
+        open_world(agent, Platform(chat, HOME), path=path, clock=wall, faults=faults) as world,
+        AsyncExitStack() as stack,
+    ):
+        schedulers: list[CronScheduler] = []
+        for one in world.all:
+            scheduler = CronScheduler(one.gateway.messaging, CronSettings(**settings), check_seconds=check_seconds)
+            await stack.enter_async_context(scheduler.open())
+            schedulers.append(scheduler)
+        yield Scheduled(world, schedulers, chat)
 
 
 async def test_a_slot_runs_once_and_its_answer_goes_to_the_home_channel() -> None:
@@ -499,6 +512,7 @@ YEAR = {
 
 
 @pytest.mark.slow
+@pytest.mark.one_node
 async def test_a_year_of_cron(tmp_path: Path) -> None:
     """Across time changes, restarts, a long absence and a clock that is moved both ways: each slot has exactly one row, and ran at most once."""
     path = tmp_path / "state.db"
@@ -598,7 +612,7 @@ async def test_a_slot_that_becomes_a_dead_letter_has_failed_and_the_next_one_run
 ) -> None:
     """What cannot be handed to an agent does not count as running for ever."""
     async with open_cron(scripted()) as cron:
-        budget = cron.cron.interface.budget
+        budget = cron.schedulers[0].interface.budget
         calls: list[float] = []
 
         def poisoned(rows: Sequence[InboxRow]) -> Budget | None:
@@ -607,7 +621,8 @@ async def test_a_slot_that_becomes_a_dead_letter_has_failed_and_the_next_one_run
                 raise ValueError("cannot read this")
             return budget(rows)
 
-        monkeypatch.setattr(cron.cron.interface, "budget", poisoned)
+        for one in cron.schedulers:
+            monkeypatch.setattr(one.interface, "budget", poisoned)
         job = await cron.add("every 10m")
         await trio.sleep(1250)
         await cron.world.idle()

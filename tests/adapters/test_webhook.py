@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +40,14 @@ class Hooked:
     """A gateway with a front door."""
 
     world: World
-    door: WebhookReceiver
+    doors: Sequence[WebhookReceiver]
     chat: MemoryPlatform
+    _next: Iterator[int] = attrs.field(factory=count)
+
+    @property
+    def door(self) -> WebhookReceiver:
+        """The front door of the node whose turn it is."""
+        return self.doors[next(self._next) % len(self.doors)]
 
     async def post(self, route: str, payload: Any, **options: Any) -> tuple[int, dict[str, Any]]:
         """Send a delivery and return status and body."""
@@ -69,10 +76,15 @@ async def open_hooks(
     settings = read_settings(
         {"secret": SECRET, "rate_limit": 10_000, "routes": routes, **table}, WebhookSettings, "webhook"
     )
-    async with open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings) as world:
-        door = WebhookReceiver(world.gateway.messaging, settings, host=host, home=path.parent if path else None)
-        async with door.open():
-            yield Hooked(world, door, chat)
+    async with (
+        open_world(agent, Platform(chat, HOME), path=path, runtime_settings=runtime_settings) as world,
+        AsyncExitStack() as stack,
+    ):
+        doors: list[WebhookReceiver] = []
+        for one in world.all:
+            door = WebhookReceiver(one.gateway.messaging, settings, host=host, home=path.parent if path else None)
+            doors.append(await stack.enter_async_context(door.open()))
+        yield Hooked(world, doors, chat)
 
 
 async def test_a_delivery_becomes_one_session_and_its_answer_goes_to_the_platform() -> None:
@@ -168,6 +180,7 @@ async def test_overload_is_refused_before_the_202_and_never_delivered_as_an_answ
         assert hooked.chat.texts()[:2] == ["worked", "worked"]
 
 
+@pytest.mark.one_node
 async def test_the_rate_limit_counts_each_route_by_itself() -> None:
     """Thirty a minute, sliding; a refused request costs nothing (GW-126)."""
     async with open_hooks(scripted(), {"a": {}, "b": {}}, rate_limit=2) as hooked:
@@ -214,8 +227,7 @@ async def test_a_stop_ends_the_session_too() -> None:
         await hooked.post("a", {}, delivery="x")
         await trio.sleep(1)
         key = "agent:main:webhook:webhook:webhook:a:x:webhook:a"
-        turn = hooked.door.interface.delivery.current_turn(key)
-        assert turn is not None
+        turn = next(turn for one in hooked.doors if (turn := one.interface.delivery.current_turn(key)) is not None)
         receipt = await turn.stop()
         assert receipt.ok
         await hooked.world.idle()
@@ -246,11 +258,11 @@ async def test_a_session_lingers_no_longer_than_its_route_says() -> None:
         by_route = {session.session_key.rpartition(":")[2]: session for session in await hooked.sessions()}
         assert by_route["a"].end_reason == WEBHOOK_COMPLETE
         assert by_route["b"].ended_at is None
-        assert len(hooked.world.runtime.supervisor) == 1
+        assert sum(len(one.runtime.supervisor) for one in hooked.world.all) == 1
         await trio.sleep(5000)
         assert {session.end_reason for session in await hooked.sessions()} == {WEBHOOK_COMPLETE}
         await hooked.world.idle()
-        assert len(hooked.world.runtime.supervisor) == 0
+        assert sum(len(one.runtime.supervisor) for one in hooked.world.all) == 0
 
 
 async def test_nobody_can_be_asked_so_an_approval_is_refused_with_the_reason() -> None:
@@ -403,6 +415,7 @@ async def test_a_public_key_is_no_shared_secret() -> None:
             pass
 
 
+@pytest.mark.one_node
 async def test_refused_requests_cannot_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Ten lines a minute say what was refused; the next ones say how many were left out."""
     async with open_hooks(scripted(), {"a": {}}) as hooked:
@@ -422,7 +435,8 @@ async def test_a_delivery_that_becomes_a_dead_letter_does_not_count_as_pending(m
             raise ValueError("cannot read this")
 
         with monkeypatch.context() as patched:
-            patched.setattr(hooked.door.interface, "budget", poisoned)
+            for one in hooked.doors:
+                patched.setattr(one.interface, "budget", poisoned)
             assert (await hooked.post("a", {"n": 1}, delivery="x1"))[0] == 202
             await trio.sleep(60)
         assert len(await hooked.world.store.list_inbox(InboxState.DEAD)) == 1

@@ -83,7 +83,7 @@ async def open_world(
         opened = [memory_store(path, clock)]
         if several:
             base: Any = await stack.enter_async_context(opened[0])
-            opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
+            opened = [base.shared(f"node-{number}", lease_seconds=node_mode.LEASE) for number in range(node_mode.NODES)]
         worlds: list[World] = []
         for number, one in enumerate(opened):
             senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
@@ -108,20 +108,22 @@ async def open_world(
 
 
 class RotatingHub:
-    """Takes in what a platform brings, on one node after the other."""
+    """Takes in what a platform brings, on one node after the other, as if the adapter of that node had brought it (with `adapters`, one for each)."""
 
-    def __init__(self, hubs: Sequence[MessageHub]) -> None:
-        self._hubs = cycle(hubs)
+    def __init__(self, hubs: Sequence[MessageHub], adapters: Sequence[Adapter] = ()) -> None:
+        self._hubs = cycle(zip(hubs, adapters or [None] * len(hubs), strict=True))
         self.get_cursor = hubs[0].get_cursor
         self.set_cursor = hubs[0].set_cursor
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `HubPort`."""
-        return await next(self._hubs).receive(adapter, incoming)
+        hub, own = next(self._hubs)
+        return await hub.receive(own or adapter, incoming)
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `HubPort`."""
-        return await next(self._hubs).approval_clicked(adapter, source, approval_id, choice)
+        hub, own = next(self._hubs)
+        return await hub.approval_clicked(own or adapter, source, approval_id, choice)
 
 
 def starts_job(seconds: float = 10, text: str = "done", answer: str = "started") -> Callable[[Turn], Awaitable[str]]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
+import trio
 import trio.testing
 
 from hermes_trio import Interface, SessionContext, Turn, TurnSpec
 from hermes_trio.runtime.errors import HostedElsewhere
 from hermes_trio.runtime.ports import NewMessage, TurnInput
+from hermes_trio.runtime.turn import DeliveringTurn
+from hermes_trio.testing.fakes import fake_job
 from hermes_trio.testing.faults import StoreFaults
 from hermes_trio.testing.nodes import open_nodes
 
+ONCE = SessionContext(platform="once", session_key="once:1", chat_id="1")
 CHAT = SessionContext(platform="chat", session_key="chat:1", chat_id="1")
 
 
@@ -108,3 +112,40 @@ async def test_a_turn_that_fails_leaves_the_loss_to_be_told_again(virtual_clock:
         for text in ("fail", "work", "more"):
             await two.stateless.run_turn(spec(text))
         assert [text.startswith("[IMPORTANT") for text in told[2:]] == [True, True, False]
+
+
+class Once(Interface):
+    """Sessions that end with their work."""
+
+    platform = "once"
+    one_shot = "over"
+
+
+async def test_a_lane_does_not_linger_for_a_notice_that_another_node_has_told(virtual_clock: object) -> None:
+    """It waits for what its one-shot session was promised; when the turn of another node has told it, both lanes leave, and the session has ended."""
+    told: list[str] = []
+
+    async def agent(turn: Turn) -> str:
+        told.append(turn.core.store.owner)
+        if len(told) == 1:
+            assert isinstance(turn, DeliveringTurn)
+            await turn.watch_job(fake_job(10, "done"))
+        else:
+            await trio.sleep(5)
+        return "ok"
+
+    faults = StoreFaults(seed=1)
+    async with (
+        open_nodes() as nodes,
+        nodes.make(agent, "two") as two,
+        nodes.make(agent, "one", faults=faults) as one,
+        one.delivering(Once()) as first,
+    ):
+        await first.accept(NewMessage(inbox="once", session_key="once:1", text="go", routing=ONCE))
+        await trio.testing.wait_all_tasks_blocked()
+        async with two.delivering(Once()):
+            faults.fail("take_inbox", times=1)
+            await trio.sleep(16)
+            assert told == [one.store.owner, two.store.owner]
+            assert (one.lanes, two.lanes) == (0, 0)
+    assert len(told) == 2

@@ -255,7 +255,7 @@ class WebhookReceiver:
                 return await self._deliver_directly(route, delivery, place, text)
             finally:
                 self._direct.discard(delivery)
-        waiting = len(self.interface.pending) + self._accepting
+        waiting = await self._waiting() + self._accepting
         if waiting >= self.settings.max_pending:
             return CallbackResponse.refusal(503, f"{waiting} deliveries wait already; send it again", later)
         message = self._message(route, event, delivery, place, text)
@@ -270,11 +270,18 @@ class WebhookReceiver:
             return CallbackResponse.refusal(503, "the delivery could not be stored in time; send it again", later)
         if number is None:
             return duplicate
-        self.interface.pending.add(message.session_key)
+        if not self._messaging.runtime.core.shared:
+            self.interface.pending.add(message.session_key)
         return CallbackResponse.of(
             202,
             {"status": "accepted", "route": route.name, "event": event.name, "delivery_id": delivery.id},
         )
+
+    async def _waiting(self) -> int:
+        """Deliveries that were accepted and have not ended: known here, unless other nodes work on them, too."""
+        if self._messaging.runtime.core.shared:
+            return await self._messaging.store.inbox_waiting(inbox=WEBHOOK, taken=True)
+        return len(self.interface.pending)
 
     def _message(
         self, route: WebhookRoute, event: WebhookEvent, delivery: DeliveryId, place: Address, text: str

@@ -88,6 +88,10 @@ def set_next(db: Database, job_id: str, when: float | None) -> None:
     write(db, "UPDATE cron_jobs SET next_at = ? WHERE id = ?", (when, job_id))
 
 
+_NEIGHBOURS: Final = "owner IN (SELECT incarnation FROM nodes)"
+"""The owner of a row is a node that is alive: its neighbours may do its work. A store with one owner has no nodes."""
+
+
 def claim_slot(
     db: Database, now: float, owner: str, job_id: str, slot: float, state: str, error: str, next_at: float | None
 ) -> bool:
@@ -104,12 +108,12 @@ def claim_slot(
 
 
 def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
-    """A claimed slot begins to run: whoever runs it has it from now on, also if another node has claimed it."""
+    """A slot begins to run: whoever runs it has it from now on, also if another node has claimed it, or could not begin it."""
     return bool(
         changed(
             db,
             "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?, owner = ?"
-            " WHERE job_id = ? AND slot = ? AND state = 'claimed'",
+            f" WHERE job_id = ? AND slot = ? AND (state = 'claimed' OR (state = 'running' AND {_NEIGHBOURS}))",
             (now, session_id, owner, job_id, slot),
         )
     )
@@ -118,12 +122,15 @@ def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, s
 def finish_slot(
     db: Database, now: float, owner: str, job_id: str, slot: float, state: str, output: str, error: str
 ) -> bool:
-    """A slot is over; the first end wins. `Fenced` if another owner has the slot, or has ended it."""
+    """A slot is over; the first end wins. `Fenced` if another owner has the slot, or has ended it.
+
+    Where nodes share the store, a slot is ended by the node that has run it: the one that has claimed it runs the clock, and may be another one.
+    """
     ended = bool(
         changed(
             db,
-            "UPDATE cron_executions SET state = ?, output = ?, error = ?, ended_at = ?"
-            " WHERE job_id = ? AND slot = ? AND ended_at IS NULL AND owner = ?",
+            "UPDATE cron_executions SET state = ?1, output = ?2, error = ?3, ended_at = ?4, owner = ?7"
+            f" WHERE job_id = ?5 AND slot = ?6 AND ended_at IS NULL AND (owner = ?7 OR {_NEIGHBOURS})",
             (state, clean(output), clean(error), now, job_id, slot, owner),
         )
     )

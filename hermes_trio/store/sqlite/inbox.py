@@ -367,11 +367,12 @@ def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
     return [key for (key,) in many(db, sql, (inbox, owner))]
 
 
-def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None) -> int:
-    """How many rows wait, in all inboxes or for one session."""
+def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None, taken: bool = False) -> int:
+    """How many rows wait, in all inboxes or for one session; with `taken`, those that a turn has taken, too."""
     only = {"inbox = ?": inbox, "session_key = ?": session_key}
     given = {part: value for part, value in only.items() if value is not None}
-    sql = " AND ".join(("SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending'", *given))
+    states = "('pending', 'taken')" if taken else "('pending')"
+    sql = " AND ".join((f"SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state IN {states}", *given))
     found = one(db, sql, tuple(given.values()))
     return found[0] if found else 0
 
@@ -426,6 +427,8 @@ class SqliteInbox(Verbs):
         """The session keys for which something waits in this inbox, the longest waiting first."""
         return await self._read(waiting_keys, inbox, self.owner)
 
-    async def inbox_waiting(self, *, inbox: str | None = None, session_key: str | None = None) -> int:
-        """How many rows wait, in all inboxes, in one, or for one session."""
-        return await self._read(waiting_count, inbox, session_key)
+    async def inbox_waiting(
+        self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
+    ) -> int:
+        """How many rows wait, in all inboxes, in one, or for one session; with `taken`, those that a turn has taken, too."""
+        return await self._read(waiting_count, inbox, session_key, taken)

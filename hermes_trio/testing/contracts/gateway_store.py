@@ -865,6 +865,7 @@ class NodeStoreContract(ABC):
             assert number is not None
             await one.take_inbox(INBOX, KEY)
             assert await two.lane_owner(INBOX, KEY) == one.owner
+            assert (await two.inbox_waiting(inbox=INBOX), await two.inbox_waiting(inbox=INBOX, taken=True)) == (0, 1)
             run = NewRun(run_id="run_1", session_id="s1")
             start = TurnStart(turn_id="turn_1", context=_context(), source=INBOX, run=run, inbox_ids=(number,))
             await one.begin_turn(start)
@@ -910,3 +911,21 @@ class NodeStoreContract(ABC):
             assert await two.session_host(session_id) == SessionHost(node=two.owner)
             await two.end_session(session_id, "over")
             assert await two.session_host(session_id) is None
+
+    @pytest.mark.trio
+    async def test_a_cron_slot_is_ended_by_the_node_that_has_run_it(self, tmp_path: Path) -> None:
+        """Whichever node runs the clock and has claimed it, or has tried to begin it; it is ended once, and not by another node afterwards."""
+        async with self.open_nodes(tmp_path) as (one, two):
+            await one.recover("epoch-1")
+            await two.recover("epoch-2")
+            assert await one.claim_cron_slot("j", 1.0)
+            assert await two.finish_cron_slot("j", 1.0, CronState.COMPLETED, output="done")
+            with pytest.raises(Fenced):
+                await one.finish_cron_slot("j", 1.0, CronState.FAILED)
+            assert await one.claim_cron_slot("j", 2.0)
+            assert await one.start_cron_slot("j", 2.0, session_id="s")
+            assert await two.start_cron_slot("j", 2.0, session_id="s")
+            await one.leave_node("epoch-1")
+            assert await two.finish_cron_slot("j", 2.0, CronState.COMPLETED)
+            states = [row.state for row in await two.list_cron_executions("j")]
+            assert states == [CronState.COMPLETED, CronState.COMPLETED]
