@@ -92,9 +92,9 @@ class CommandConfinement:
         """What a command in a workspace has in its environment instead of the server's own."""
         if not place.profile.confines_files:
             return {}
-        protections = self.sandbox.protections
-        mounted = protections is not None and protections.mount
-        return {"HOME": root, "TMPDIR": "/tmp" if mounted else self.folders.make(place.session_id, "tmp")}
+        protections, own = self.sandbox.protections, self.folders.make(place.session_id, "tmp")
+        replaced = protections is not None and protections.mount and not Workspace(root).lies_below("/tmp")
+        return {"HOME": root, "TMPDIR": "/tmp" if replaced else own}
 
     def warnings(self) -> list[str]:
         """What a start has to say: the protections that commands should have and that this machine does not offer."""

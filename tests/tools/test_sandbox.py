@@ -491,6 +491,24 @@ async def test_each_session_can_have_a_folder_of_its_own(tmp_path: Path) -> None
     assert {Path(one).parents[1] for one in (first, other)} == {tmp_path}
 
 
+async def test_a_session_below_tmp_has_temporary_files(tmp_path: Path) -> None:
+    """Where /tmp cannot be replaced because the session's own folder lies in it, `TMPDIR` names a folder that the command can write."""
+    await needs("landlock")
+    if not str(tmp_path).startswith("/tmp/"):
+        pytest.skip("the folders of this test lie somewhere else")
+    secret = tmp_path / "secret"
+    secret.write_text("of somebody else")
+    table: dict[str, Any] = {
+        "terminal": {"workspace": "per-session", "session_folder": str(tmp_path / "sessions")},
+        "confinement": {"profile": "workspace"},
+    }
+    async with open_bench(table=table) as bench:
+        said = (await bench.run(f'echo kept > "$(mktemp)"; cat "$TMPDIR"/*; cat {secret}; ls /tmp'))["output"]
+    assert said.startswith("kept\n")
+    assert "somebody" not in said
+    assert "Permission denied" in said
+
+
 # -- what the model is told ------------------------------------------------------------------------------------------------------
 
 

@@ -295,6 +295,10 @@ class Workspace(msgspec.Struct, frozen=True):
     root: str
     temporary: str = ""
 
+    def lies_below(self, folder: str) -> bool:
+        """Whether its files would be covered by what is put in the place of this folder."""
+        return _below(self.root, folder)
+
 
 @final
 class Sandbox:
@@ -388,7 +392,7 @@ class Sandbox:
         made.devices = _encoded(DEVICES)
         if workspace is not None and workspace.temporary and protections.mount:
             for target in ("/tmp", "/var/tmp", "/dev/shm"):
-                if os.path.isdir(target) and not _below(workspace.root, target):
+                if os.path.isdir(target) and not workspace.lies_below(target):
                     made.binds.append((os.fsencode(workspace.temporary), target.encode()))
                     made.writable.append(target.encode())
 
