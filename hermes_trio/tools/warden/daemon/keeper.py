@@ -192,6 +192,7 @@ class Keeper:
             poll.register(descriptor, select.POLLIN)
         self._command = command
         self._most = most
+        self._count_at = time.monotonic() + COUNT_PAUSE
         while self._reap():
             self._count()
             if not self._press():
