@@ -1,7 +1,7 @@
 """What lies between the nodes of a world: the balancer in front of them, the signals of their commits, and a witness at the store they share.
 
 Signals reach other nodes as `NOTIFY` does in the PostgreSQL store: they may be lost, late, doubled or out of order, and a look at the rows every second
-stands behind them. The witness notes when a node has been taken over, and everything that such a node changes afterwards.
+stands behind them (here every other second). The witness notes when a node has been taken over, and everything that such a node changes afterwards.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from hermes_trio.store.sqlite.writer import Weight, WriterStatistics
 
 from .trace import Trace
 
-__all__ = ["Balancer", "NodeSignals", "SignalNetwork", "WatchedWrites"]
+__all__ = ["LEASE_SECONDS", "Balancer", "NodeSignals", "SignalNetwork", "WatchedWrites"]
 
 T = TypeVar("T")
 
-POLL_SECONDS: Final = 1.0
-CALM_POLL_SECONDS: Final = 15.0
-"""In a calm world no signal is lost: looking every second would cost more than all the rest."""
+POLL_SECONDS: Final = 2.0
+CALM_POLL_SECONDS: Final = 60.0
+"""In a calm world no signal is lost: looking more often would cost more than all the rest."""
+
+LEASE_SECONDS: Final = 30.0
+"""The lease of a node: long enough that heartbeats do not cost more than what people do."""
 
 _INBOX: Final = inbox_topic("")
 
@@ -186,7 +189,7 @@ class NodeSignals:
     # -- the look at the rows, as `hermes_trio.store.postgres.hearing` does it ---------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at the rows every second, until cancelled; after a partition, announce everything that waits."""
+        """Look at the rows again and again, until cancelled; after a partition, announce everything that waits."""
         listening = True
         while True:
             await trio.sleep(CALM_POLL_SECONDS if self.life.is_calm else POLL_SECONDS)

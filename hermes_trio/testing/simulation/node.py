@@ -27,7 +27,7 @@ from hermes_trio.store.errors import CommitUncertain, StoreClosed, StoreError, S
 from hermes_trio.testing.faults import READ_VERBS, STORE_VERBS, StoreFaults
 
 from .boundary import socket_pair
-from .cluster import NodeSignals, SignalNetwork, WatchedWrites
+from .cluster import LEASE_SECONDS, NodeSignals, SignalNetwork, WatchedWrites
 from .desk import Desk, DeskSeen
 from .processes import SimulatedKernel
 from .trace import Trace
@@ -414,7 +414,7 @@ class _Life:
     @asynccontextmanager
     async def _open_shared(self, network: SignalNetwork) -> AsyncGenerator[SqliteStore]:
         node = self.node
-        async with node._root.shared(node.name) as handle:
+        async with node._root.shared(node.name, lease_seconds=LEASE_SECONDS) as handle:
             handle._clock = self._host_clock
             self.signals = signals = NodeSignals(self, handle, network, node._nursery)
             handle._writer = WatchedWrites(handle._writer, signals, node._trace)

@@ -196,9 +196,9 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
         case "clock":
             words = f"step={dice.choice((-3600, -90, -5, 5, 90, 3600))}"
         case "pause":
-            words = f"seconds={dice.choice((3, 12, 20, 40))}"
+            words = f"seconds={dice.choice((5, 25, 35, 60))}"
         case "partition":
-            words = f"{dice.choice(PARTITIONS)} seconds={dice.choice((3, 10, 20, 40))}"
+            words = f"{dice.choice(PARTITIONS)} seconds={dice.choice((5, 20, 40, 60))}"
         case _:
             words = f"{dice.choice(SIGNAL_FAULTS)} times={dice.choice((1, 3))}"
     return Step(at, kind, 0, number, words)
@@ -206,7 +206,7 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
 
 def _nodes_of(seed: int) -> int:
     """How many nodes the world of a seed has: mostly one."""
-    return random.Random(f"{seed} nodes").choices((1, 2, 3), (6, 2, 2))[0]
+    return random.Random(f"{seed} nodes").choices((1, 2, 3), (14, 4, 2))[0]
 
 
 def _several(dice: random.Random, step: Step, nodes: int) -> Step:
