@@ -99,6 +99,10 @@ class EventWriter:
         run.terminal = run.terminal_event(outcome)
         return run.row(run.log.last + 1, run.terminal)
 
+    def begun(self, turn: Turn) -> None:
+        """The beginning of this turn has been written down, with the status of its run."""
+        self._run_of(turn).move(RunStatus.RUNNING)
+
     def ended(self, turn: Turn, outcome: Outcome) -> None:
         """The end of this turn has been written down, or could not be: the readers of its run may know."""
         self._run_of(turn).conclude(outcome)

@@ -20,7 +20,7 @@ from .ports import EventRow, NewRun
 from .settlement import Settlement
 from .tree import stop_each
 from .turn import EventSink, Turn, TurnOrigin, TurnSpec
-from .turn_lifecycle import run_turn
+from .turn_lifecycle import holds_session, run_turn
 
 if TYPE_CHECKING:
     from .supervisor import Job
@@ -216,8 +216,8 @@ class Run:
 
     async def live(self) -> None:
         """The run's own task: conduct the turn, then say how it ended."""
-        if self.turn.cause is None:
-            self.move(RunStatus.RUNNING)
+        if self.turn.cause is None and not holds_session(self.turn):
+            self.move(RunStatus.RUNNING)  # where nodes share the store, it is queued until it has its session, as its row says
         try:
             outcome = await run_turn(self._core, self.turn)
         finally:

@@ -22,7 +22,7 @@ from .ports import SESSION_TOPIC, EventRow, InboxKind, Message, NewReply, Reply,
 from .tree import Node, printable, split_cancelled, waiting
 from .turn import Owner, Turn, TurnOrigin, TurnScope, TurnSpec
 
-__all__ = ["NotBegun", "first_cause", "run_child", "run_turn"]
+__all__ = ["NotBegun", "first_cause", "holds_session", "run_child", "run_turn"]
 
 logger: Final = logging.getLogger("hermes_trio.runtime.turn")
 
@@ -63,6 +63,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if start.hold or (start.run is None and start.inbox_ids):
                     await _begin(core, turn, start)
                     begun = True
+                    if start.run is not None:
+                        core.journal.begun(turn)
                 with printable():
                     agent = core.agent if turn.spec.agent is None else core.adapt(turn.spec.agent)
                     answer = await agent(turn)
@@ -180,6 +182,11 @@ async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
             await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 
+def holds_session(turn: Turn) -> bool:
+    """Whether a turn has to take its session from the other nodes before it begins."""
+    return turn.core.shared and bool(turn.context.session_id) and turn.spec.source != SUBAGENT
+
+
 def _start_of(turn: Turn) -> TurnStart:
     spec, origin = turn.spec, turn.origin
     return TurnStart(
@@ -192,7 +199,7 @@ def _start_of(turn: Turn) -> TurnStart:
         run=origin.run,
         inbox_ids=tuple(row.id for row in origin.rows) if origin.rows else (),
         one_shot=bool(spec.one_shot),
-        hold=turn.core.shared and bool(turn.context.session_id) and spec.source != SUBAGENT,
+        hold=holds_session(turn),
         began_at=turn.core.clock(),
     )
 

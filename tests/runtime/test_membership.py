@@ -231,6 +231,18 @@ async def test_a_singleton_moves_at_once_when_its_node_stops_as_planned(virtual_
             assert [node.name for node in await second.store.list_nodes()] == ["b"]
 
 
+async def test_a_run_that_waits_for_another_node_is_queued_for_everybody(virtual_clock: object) -> None:
+    """The node that has the run says what its row says: whoever asks one node after the other never sees a status move back."""
+    async with open_nodes() as nodes, nodes.open(sleeper, 2) as (one, two):
+        await start(one, "10")
+        spec = TurnSpec(input=TurnInput(text="10"), context=SessionContext(session_id="s"))
+        run = await two.stateless.start_run(spec)
+        await trio.sleep(5)
+        assert (run.status.value, await status(nodes.store, run.id)) == ("queued", ("queued", ""))
+        await trio.sleep(10)
+        assert (run.status.value, await status(nodes.store, run.id)) == ("running", ("running", ""))
+
+
 async def test_a_session_is_used_by_one_node_at_a_time(virtual_clock: object) -> None:
     """A turn on B waits for the end of a turn on A in the same session, and sees what that has said."""
     order: list[str] = []

@@ -14,9 +14,10 @@ import msgspec
 
 from hermes_trio.messaging.senders import DUPLICATE_LABEL
 
+from .cluster import LEASE_SECONDS
 from .desk import DESK, WAKES
 from .people import FIRST_PERSON
-from .script import marks
+from .script import marks, options_of
 
 if TYPE_CHECKING:
     from .trace import Moment
@@ -28,6 +29,10 @@ Invariant = Callable[["World"], Iterable[str]]
 
 CRON_CHAT: Final = 901
 WEBHOOK_CHAT: Final = 900
+
+LIMITED_RUNS: Final = 3
+REQUESTS_PER_MINUTE: Final = 12
+BURST: Final = 4
 
 HELD: Final[Mapping[str, str]] = {
     "an open turn": "SELECT id FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''",
@@ -63,7 +68,7 @@ def _owner_of_marks(world: World) -> dict[str, str]:
                 owners[mark] = f"{DESK}:{step.who}{' in process' if inside else ''}"
             case _:
                 pass
-    owners["m9001"] = f"chat {CRON_CHAT}"
+    owners["m9001"] = owners["m9002"] = f"chat {CRON_CHAT}"
     return owners
 
 
@@ -203,9 +208,11 @@ def nothing_crosses(world: World) -> Iterator[str]:
         for mark in marks(message.text):
             if owners.get(mark, f"chat {message.chat_id}") != f"chat {message.chat_id}":
                 yield f"chat {message.chat_id} got something about {mark}, which is of {owners[mark]}: {message.text!r}"
+    sessions = _session_of_marks(world)
     for run in world.seen.runs:
+        here = sessions.get(f"m{run.number}")
         for event in (*run.live, *run.late):
-            foreign = marks(str(event.data)) - {f"m{run.number}"}
+            foreign = {mark for mark in marks(str(event.data)) if sessions.get(mark) != here}
             if foreign:
                 yield f"an event of m{run.number} speaks of {sorted(foreign)}"
         for status in run.foreign:
@@ -427,6 +434,7 @@ def limits_hold(world: World) -> Iterator[str]:
         for kernel in node.kernels:
             if kernel.most > world.settings.processes:
                 yield f"{node.name} had {kernel.most} processes at once; {world.settings.processes} are allowed"
+    yield from _shared_limits_hold(world)
     if world.seen.most_calls > world.turns:
         yield f"{world.seen.most_calls} model calls at once; {world.turns} turns are allowed"
     for root, count in world.rows(
@@ -438,7 +446,7 @@ def limits_hold(world: World) -> Iterator[str]:
         yield f"notices of {root} started {count} turns; {WAKES} are allowed"
     given: Counter[str] = Counter()
     for moment in world.trace.of("model"):
-        given.update(marks(moment.text) - {"m9001"})
+        given.update(marks(moment.text) - {"m9001", "m9002"})
     for mark, count in given.items():
         if count > 24:
             yield f"the model was called {count} times about {mark}"
@@ -456,6 +464,25 @@ def nothing_is_defective(world: World) -> Iterator[str]:
     ):
         if not content.partition(said)[2].startswith(_OWN_FAULTS):
             yield f"a tool answered {content}"
+
+
+def _shared_limits_hold(world: World) -> Iterator[str]:
+    """What all nodes share: how often a job runs that is limited, how often a key may ask, and who reads a bot."""
+    begun = world.rows("SELECT slot FROM cron_executions WHERE job_id = 'c20c20c20c20' AND session_id <> ''")
+    if len(begun) > LIMITED_RUNS:
+        yield f"a job that runs {LIMITED_RUNS} times was run {len(begun)} times"
+    starts, others = len(world.trace.of("start")), len(world.nodes) - 1
+    rate, beat = REQUESTS_PER_MINUTE / 60, LEASE_SECONDS / 3
+    apart = sum(float(options_of(one.text).get("seconds", beat)) + beat for one in world.trace.of("fault"))
+    most = starts * BURST + rate * world.seen.flood_seconds + others * rate * (2 * beat + apart)
+    if world.seen.let_through > most:
+        yield f"{world.seen.let_through} requests of a key were let through in {world.seen.flood_seconds:g} s; at most {most:.0f} may"
+    over: set[str] = set()
+    for moment in world.trace:
+        if moment.kind in ("gone", "crash", "lease lost", "drained"):
+            over.add(moment.text.partition(" ")[0])
+        elif moment.kind == "second reader" and over.isdisjoint(moment.text.split()):
+            yield f"two nodes read the updates of one bot: {moment}"
 
 
 INVARIANTS: Final[Mapping[str, Invariant]] = {

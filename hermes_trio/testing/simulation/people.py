@@ -31,6 +31,9 @@ FIRST_PERSON: Final = 500
 PATIENCE: Final = 40
 """How often a client repeats a request that got no answer, every five seconds."""
 
+FLOOD_SECONDS: Final = 2.0
+"""How often a greedy client asks."""
+
 _OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session", "inside"})
 
 
@@ -116,6 +119,8 @@ class People:
                 desk = self._world.nodes[0].desk
                 if desk is not None:
                     desk.act(step.who, step.number, text, in_process="inside" in options_of(step.words))
+            case "flood":
+                self._nursery.start_soon(self._flood, step)
             case _:
                 raise ValueError(f"nobody knows what {step.kind!r} is")
 
@@ -320,6 +325,23 @@ class People:
         seen.status = answer.status
         if answer.status == 200:
             seen.answer = answer.json["choices"][0]["message"]["content"]
+
+    async def _flood(self, step: Step) -> None:
+        """Ask more often than a key may, and count how often it is let through."""
+        seen = self._world.seen
+        headers = {"Authorization": f"Bearer {self._world.keys[step.who]}"}
+        until = trio.current_time() + float(options_of(step.words)["seconds"])
+        seen.flood_seconds += until - trio.current_time()
+        while (now := trio.current_time()) < until:
+            try:
+                answer = await request(
+                    self._world.balancer, "GET", "/v1/models", headers=headers, seconds=FLOOD_SECONDS
+                )
+            except NoAnswer:
+                pass
+            else:
+                seen.let_through += answer.status == 200
+            await trio.sleep_until(now + FLOOD_SECONDS)
 
     async def _webhook(self, step: Step, text: str) -> None:
         seen = WebhookSeen(step.number, text)

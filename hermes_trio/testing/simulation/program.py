@@ -37,6 +37,9 @@ STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
 CRASH_POINTS: Final = ("now", "before", "after")
 TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat")
 MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
+OTHER_DEVICE: Final = 50
+"""What is added to the number of a step for what the same person does elsewhere."""
+
 SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
 LOST_SIGNALS: Final = (*SIGNAL_FAULTS, "lost", "lost", "lost")
 """Signals between nodes may be lost; in one process they are not."""
@@ -211,11 +214,18 @@ def _nodes_of(seed: int) -> int:
 
 def _several(dice: random.Random, step: Step, nodes: int) -> Step:
     """A step of a world with several nodes: people use one session on two devices, and a fault hits some node, in more ways."""
-    if step.kind == "run" and dice.random() < 0.4:
+    if step.kind == "run" and dice.random() < 0.7:
         return attrs.evolve(step, words=f"{step.words} session=1")
     if step.kind == "signal":
         return Step(step.at, "signal", dice.randrange(nodes), step.number, f"{dice.choice(LOST_SIGNALS)} times=3")
     return attrs.evolve(step, who=dice.randrange(nodes)) if step.is_fault else step
+
+
+def _on_another_device(dice: random.Random, step: Step) -> Step:
+    """A run in the session that others of its tenant use, while a run is under way."""
+    at = round(step.at + dice.choice((0.0, 0.5, 3.0)), 2)
+    words = f"{dice.choice(('say', 'think 10', 'run 5', 'bg 10'))} session=1"
+    return attrs.evolve(step, at=at, number=step.number + OTHER_DEVICE, words=words)
 
 
 def make_program(
@@ -243,6 +253,11 @@ def make_program(
             steps.append(_fault(dice, round(min(max(at, 0.0), seconds), 2), number, faults))
     if count > 1:
         steps = [_several(dice, step, count) for step in steps]
+        steps += [_on_another_device(dice, step) for step in steps if step.kind == "run" and dice.random() < 0.3]
+        if dice.random() < 0.08:
+            # One key asks for more than all nodes together may let through: there is nobody else then whom its limit would keep waiting.
+            steps = [step for step in steps if step.kind not in ("run", "chat")]
+            steps.append(Step(2.0, "flood", 0, 0, f"seconds={seconds - 20:g}"))
         for number in range(dice.choice((0, 0, 1, 2))):
             words = f"down={dice.choice((0, 0, 30))}"
             steps.append(

@@ -29,7 +29,7 @@ from hermes_trio.testing.model_server import ModelServer, ScriptedAnswer, Script
 from hermes_trio.testing.model_server.script import Fault as ModelFault
 from hermes_trio.testing.model_server.script import ScriptedCall
 from hermes_trio.testing.platforms.faults import Delay, Drop, Fault, RateLimited, ServerError
-from hermes_trio.testing.platforms.server import LoopbackServer
+from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, LoopbackServer
 from hermes_trio.testing.platforms.telegram import FakeTelegram
 
 from . import script
@@ -37,7 +37,7 @@ from .boundary import EPOCH, Boundary
 from .cluster import Balancer, SignalNetwork
 from .coverage import STATES_SQL, Coverage
 from .desk import DeskSeen
-from .judge import CRON_CHAT, WEBHOOK_CHAT, held_rows
+from .judge import BURST, CRON_CHAT, LIMITED_RUNS, REQUESTS_PER_MINUTE, WEBHOOK_CHAT, held_rows
 from .node import ADMIN_KEY, CrashPoint, SimulatedNode, caller_of, current_node, is_paused
 from .people import FIRST_PERSON, WEBHOOK_SECRET, ChatSeen, People, RunSeen, WebhookSeen
 from .program import PEOPLE, TENANTS, Program, Step
@@ -59,6 +59,9 @@ TELEGRAM_TOKEN: Final = "123456:simulated-token"
 
 
 CRON_MARK: Final = "m9001"
+
+LIMITED_MARK: Final = "m9002"
+"""What a job is about that runs `LIMITED_RUNS` times, on whatever nodes."""
 
 
 @attrs.frozen
@@ -99,6 +102,10 @@ class Seen:
     desk: DeskSeen = attrs.Factory(DeskSeen)
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
+    let_through: int = 0
+    """The requests of a greedy client that were answered."""
+    flood_seconds: float = 0.0
+    """For how long it asked."""
     most_calls: int = 0
     """The most model calls of one node that were under way at once."""
 
@@ -143,6 +150,8 @@ class World:
         self.failure: BaseException | None = None
         self._hosts: dict[str, Callable[[trio.SocketStream], Awaitable[None]]] = {}
         self._model_faults: list[tuple[str, int]] = []
+        self._reader = ""
+        """The life of a node that reads the updates of the bot."""
         self._nursery: trio.Nursery
         self._people: dict[str, Callable[[Step], Awaitable[None]]] = {}
 
@@ -173,24 +182,16 @@ class World:
             self.telegram.add_private_chat(FIRST_PERSON + person, f"Person{person}")
         self.telegram.add_private_chat(WEBHOOK_CHAT, "Hooks")
         self.telegram.add_private_chat(CRON_CHAT, "Clock")
-        server = LoopbackServer(80, self.telegram.handle, None)
+        server = LoopbackServer(80, self._telegram, None)
         self.telegram.attach(server)
         self._hosts = {"telegram.localhost": server.serve, "model.localhost": self.model._serve}
         for tenant in range(TENANTS):
             _, secret = await self.store.create_api_key(f"tenant{tenant}", scopes=("chat", "runs"), tenant=f"t{tenant}")
             self.keys.append(secret)
         if self.settings.cron:
-            fields = {
-                "name": "clockwork",
-                "schedule": self.settings.cron,
-                "prompt": f"{CRON_MARK} say",
-                "deliver": "telegram",
-            }
-            now = self.boundary.wall()
-            platforms = ("telegram",)
-            await self.store.put_cron_job(
-                new_job(fields, id="c10c10c10c10", tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
-            )
+            await self._schedule("c10c10c10c10", CRON_MARK, schedule=self.settings.cron)
+            if self.program.nodes > 1:
+                await self._schedule("c20c20c20c20", LIMITED_MARK, schedule="* * * * *", repeat=LIMITED_RUNS)
         network = SignalNetwork(self.store, self.trace) if self.program.nodes > 1 else None
         self.boundary.skew = _clock_offset
         for number in range(self.program.nodes):
@@ -211,11 +212,23 @@ class World:
             self.nodes.append(node)
             node.start()
 
+    async def _schedule(self, id: str, mark: str, **fields: Any) -> None:
+        given = {"name": f"clockwork {mark}", "prompt": f"{mark} say", "deliver": "telegram", **fields}
+        now, platforms = self.boundary.wall(), ("telegram",)
+        job = new_job(given, id=id, tenant="", now=now, timezone="Europe/Berlin", platforms=platforms)
+        await self.store.put_cron_job(job)
+
+    def _rate(self) -> dict[str, int]:
+        """Requests are limited only where somebody asks too often: everybody else repeats what was refused."""
+        if all(step.kind != "flood" for step in self.program.steps):
+            return {}
+        return {"requests_per_minute": REQUESTS_PER_MINUTE, "burst": BURST}
+
     def _config(self) -> Config:
         settings = self.settings
         return Config(
             server=ServerSettings(host="127.0.0.1", key=ADMIN_KEY, drain_seconds=20.0, graceful_seconds=5.0),
-            limits=Limits(concurrent_turns=self.turns),
+            limits=Limits(concurrent_turns=self.turns, **self._rate()),
             models={
                 "default": "simulated",
                 "routes": {
@@ -468,6 +481,20 @@ class World:
         if how == "limit":
             return ScriptedRefusal(status=429, headers={"retry-after": "3"})
         return attrs.evolve(reply, fault=ModelFault[how.upper()], fault_after=after)
+
+    async def _telegram(self, asked: FakeRequest) -> FakeReply:
+        """The platform, which notes when a bot is read by two nodes at once."""
+        caller = caller_of.get()
+        if not asked.path.endswith("/getUpdates"):
+            return await self.telegram.handle(asked)
+        if self._reader and self._reader != caller:
+            self.trace.note("second reader", f"{caller} while {self._reader} reads")
+        self._reader = caller
+        try:
+            return await self.telegram.handle(asked)
+        finally:
+            if self._reader == caller:
+                self._reader = ""
 
     async def _note_end(self, seen: CallSeen, call: ScriptedCall) -> None:
         await call.ended.wait()

@@ -34,7 +34,7 @@ from hermes_trio.tools.warden.custody import Custody
 DIGESTS = """
 from hermes_trio.testing.simulation import run_seed
 for seed in range({first}, {last}):
-    print(seed, run_seed(seed).trace.digest(), flush=True)
+    print(seed, run_seed(seed, nodes=1 + seed % 3).trace.digest(), flush=True)
 """
 
 

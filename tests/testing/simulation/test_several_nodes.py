@@ -1,0 +1,64 @@
+"""Worlds with several nodes: what they promise together, and that the judge finds what is broken between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hermes_trio.testing.simulation import Program, Step, make_program, run_program, run_seed, run_seeds
+
+from .node_mutants import NODE_MUTANTS, node_seeds_until_found
+
+
+def test_a_sample_of_worlds_with_several_nodes_keeps_every_promise() -> None:
+    """With pauses, partitions and lost signals among the faults."""
+    broken = {seed: found for seed in range(1, 4) if (found := run_seed(seed, nodes=1 + seed % 3).violations)}
+    assert broken == {}
+
+
+def test_a_seed_chooses_how_many_nodes_there_are() -> None:
+    """One to three, the same for the same seed; a number that is given decides."""
+    assert {make_program(seed).nodes for seed in range(60)} == {1, 2, 3}
+    assert make_program(7) == make_program(7)
+    assert make_program(7, nodes=3).nodes == 3
+    assert not any(step.kind in ("pause", "partition") for step in make_program(1, nodes=1).steps)
+
+
+PAUSED = Program(
+    seed=3,
+    seconds=120,
+    nodes=2,
+    steps=(
+        Step(5.0, "run", who=0, number=1, words="think 40"),
+        Step(6.0, "pause", who=0, words="seconds=60"),
+        Step(6.0, "pause", who=1, words="seconds=5"),
+        Step(20.0, "write", who=0, number=2, words="say"),
+    ),
+)
+
+
+def test_a_node_that_was_paused_past_its_lease_ends_when_it_wakes() -> None:
+    """Its neighbour has taken over by then, and nothing of it is written or begun any more."""
+    result = run_program(PAUSED)
+    assert not result.violations, result.story()
+    names = [one.kind for one in result.trace if "node0.1" in one.text and one.kind in ("pause", "gone", "resume", "lease lost")]
+    assert names == ["pause", "gone", "resume", "lease lost"]
+
+
+def test_a_node_that_goes_on_without_its_lease_is_convicted() -> None:
+    """The quickest of the defects between nodes; `make test-slow` puts in all of them."""
+    invariant, nodes, patches = NODE_MUTANTS["a node that goes on without its lease"]
+    assert node_seeds_until_found(patches, invariant, 3, nodes) is not None
+
+
+@pytest.mark.slow
+def test_two_hundred_worlds_with_three_nodes_keep_every_promise() -> None:
+    """With faults of every family."""
+    assert run_seeds(range(40_000, 40_200), nodes=3).failures == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NODE_MUTANTS)
+def test_every_defect_between_nodes_is_convicted_within_five_hundred_seeds(name: str) -> None:
+    """By the invariant that it breaks."""
+    invariant, nodes, patches = NODE_MUTANTS[name]
+    assert node_seeds_until_found(patches, invariant, 500, nodes) is not None
