@@ -217,7 +217,9 @@ class Run:
     async def live(self) -> None:
         """The run's own task: conduct the turn, then say how it ended."""
         if self.turn.cause is None and not holds_session(self.turn):
-            self.move(RunStatus.RUNNING)  # where nodes share the store, it is queued until it has its session, as its row says
+            self.move(
+                RunStatus.RUNNING
+            )  # where nodes share the store, it is queued until it has its session, as its row says
         try:
             outcome = await run_turn(self._core, self.turn)
         finally:
