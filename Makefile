@@ -174,7 +174,7 @@ bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, id
 	@$(PY) -m bench.start $(QUICKFLAG) $(ARGS)
 
 .PHONY: bench-scale
-bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite: CPU of a turn, and four writers with notifications and without
+bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite and the reference: CPU of a turn with 1, 2 and 4 workers, notifications, balance
 	@$(PY) -m bench.scale $(QUICKFLAG) $(ARGS)
 
 bench-growth: $(VENV)/.installed-dev ## CPU a turn against stored sessions, history, live jobs and tree nodes

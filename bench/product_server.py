@@ -1,7 +1,7 @@
 """The product as a benchmark serves it: everything but the model, which is an agent that answers at once or after a while.
 
-Usage: python -m bench.product_server [--port 0] [--store memory|durable] [--home DIR] [--sleep SECONDS] [--turns N]
-    [--drain SECONDS] [--profile FILE]
+Usage: python -m bench.product_server [--port 0 | --bind fd://N] [--store memory|durable] [--url ADDRESS] [--node NAME] [--home DIR]
+    [--sleep SECONDS] [--turns N] [--drain SECONDS] [--profile FILE]
 
 Auth, limits, tree, store and server are those of `hermes-trio serve`. A prompt `#d<N>` streams N deltas, with a checkpoint after each; `#s<SECONDS>`
 sleeps; `#h` holds the turn until it is cancelled; `#i` answers with the identity that the turn, a task of it and (`#it`) a thread of it see. With
@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from hermes_trio.config import load_config
-from hermes_trio.gateway.serving import Serving, open_server, run_server
+from hermes_trio.gateway.serving import Listening, Serving, open_server, run_server
 from hermes_trio.http.auth import AdminKey
 from hermes_trio.logs import configure_logging
 from hermes_trio.runtime.context import get_session_env
@@ -119,8 +119,11 @@ def _profiled(path: Path) -> None:
 
 
 async def _main(args: argparse.Namespace, home: Path) -> None:
-    config = load_config({}, home=home, server={"port": args.port, "key": KEY, "drain_seconds": args.drain})
-    config = msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, concurrent_turns=args.turns))
+    environment = {"HERMES_STORE_URL": args.url} if args.url else {}
+    config = load_config(environment, home=home, server={"port": args.port, "key": KEY, "drain_seconds": args.drain})
+    limits = msgspec.structs.replace(config.limits, concurrent_turns=args.turns, event_readers=20_000)
+    store = msgspec.structs.replace(config.store, node_name=args.node)
+    config = msgspec.structs.replace(config, limits=limits, store=store)
 
     def announce(server: Serving) -> None:
         print("READY " + json.dumps({"port": port_of(server)}), flush=True)
@@ -135,6 +138,7 @@ async def _main(args: argparse.Namespace, home: Path) -> None:
         AdminKey(KEY),
         agent=answering(args.sleep),
         in_memory=args.store == "memory",
+        listening=Listening(bind=args.bind, announces=not args.bind),
         announce=announce,
         draining=lambda serving: None,
         report=report,
@@ -146,6 +150,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--store", choices=["memory", "durable"], default="durable")
+    parser.add_argument("--bind", default="", help="an inherited socket to listen on")
+    parser.add_argument("--url", default="", help="of a store in PostgreSQL")
+    parser.add_argument("--node", default="", help="the name of this node")
     parser.add_argument("--home", type=Path)
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--turns", type=int, default=1000)
