@@ -173,6 +173,10 @@ bench-readers: $(VENV)/.installed-dev ## 200 readers that stall: memory of the s
 bench-start: $(VENV)/.installed-dev ## Import time, time to the first answer, idle memory
 	@$(PY) -m bench.start $(QUICKFLAG) $(ARGS)
 
+.PHONY: bench-tails
+bench-tails: $(VENV)/.installed-dev ## 10,000 readers of runs of another node, at 4,000 events a second
+	@$(PY) -m bench.tails $(QUICKFLAG) $(ARGS)
+
 .PHONY: bench-scale
 bench-scale: $(VENV)/.installed-dev ## PostgreSQL beside SQLite and the reference: CPU of a turn with 1, 2 and 4 workers, notifications, balance
 	@$(PY) -m bench.scale $(QUICKFLAG) $(ARGS)

@@ -7,7 +7,7 @@ that nobody has seen it stop. Where a store has one owner, nothing here is calle
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -41,11 +41,11 @@ LOOK_SECONDS: Final = 2.0
 
 
 @contextmanager
-def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None]) -> Generator[None]:
-    """Call `wake` when the row, the log or what was started by a run may have changed, or when a node has gone."""
+def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None], *, settled: bool = True) -> Generator[None]:
+    """Call `wake` when the row or the log of a run, or (with `settled`) what it started, may have changed, or when a node has gone."""
     with (
         store.subscribe(RUN_TOPIC, lambda _: wake(), run_id),
-        store.subscribe(ROOT_TOPIC, lambda _: wake(), run_id),
+        store.subscribe(ROOT_TOPIC, lambda _: wake(), run_id) if settled else nullcontext(),
         store.subscribe(NODE_TOPIC, lambda _: wake()),
     ):
         yield

@@ -37,11 +37,14 @@ Signal = tuple[str, str]
 """A topic and a key."""
 
 
+_NOBODY: Final[dict[object, Wake]] = {}
+
+
 class Signals:
     """The subscriptions of one store."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[tuple[str, str | None], list[Wake]] = {}
+        self._subscribers: dict[tuple[str, str | None], dict[object, Wake]] = {}
 
     @contextmanager
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> Generator[None]:
@@ -49,12 +52,13 @@ class Signals:
 
         `wake` is called on the loop, between two steps of it: it must neither wait nor raise.
         """
-        subscribers = self._subscribers.setdefault((topic, key), [])
-        subscribers.append(wake)
+        subscribers = self._subscribers.setdefault((topic, key), {})
+        mine = object()
+        subscribers[mine] = wake
         try:
             yield
         finally:
-            subscribers.remove(wake)
+            del subscribers[mine]
             if not subscribers and self._subscribers.get((topic, key)) is subscribers:
                 del self._subscribers[topic, key]
 
@@ -65,7 +69,8 @@ class Signals:
     def announce(self, signals: Iterable[Signal]) -> None:
         """A commit concerned these: call those who subscribed to them, each once a signal."""
         for signal in dict.fromkeys(signals):
-            for wake in (*self._subscribers.get(signal, ()), *self._subscribers.get((signal[0], None), ())):
+            known = self._subscribers
+            for wake in (*known.get(signal, _NOBODY).values(), *known.get((signal[0], None), _NOBODY).values()):
                 try:
                     wake(signal[1])
                 except Exception:

@@ -415,3 +415,41 @@ async def test_turns_of_one_unit_fail_alone_and_leave_what_they_would_leave_alon
         assert await other.load_history("s3") == []
         (kept,) = await other.load_history("s8")
         assert kept.content == parts
+
+
+@pytest.mark.slow
+async def test_many_readers_on_another_node_miss_nothing(postgres_url: str) -> None:
+    """Readers of the runs of another node are served together: few statements for many of them, each with its own events, in order, without a gap."""
+    tails, events = 150, 12
+    async with (
+        open_postgres(postgres_url, maintenance=False) as one,
+        open_postgres(postgres_url, maintenance=False) as two,
+    ):
+        async with trio.open_nursery() as nursery:
+            for tail in range(tails):
+                begun = start(turn_id=f"t{tail}", session_id=f"s{tail}", run=run(f"run_{tail}", f"s{tail}"))
+                nursery.start_soon(one.begin_turn, begun)
+        seen: dict[int, list[int]] = {tail: [] for tail in range(tails)}
+
+        async def follow(tail: int) -> None:
+            woken = trio.Event()
+            with two.subscribe(RUN_TOPIC, lambda _: woken.set(), f"run_{tail}"):
+                while len(seen[tail]) < events:
+                    woken = trio.Event()
+                    rows = await two.events_after(f"run_{tail}", len(seen[tail]), limit=3)
+                    assert {row.event["of"] for row in rows} <= {tail}
+                    seen[tail] += [row.number for row in rows]
+                    if not rows:
+                        await woken.wait()
+
+        async with trio.open_nursery() as nursery:
+            for tail in range(tails):
+                nursery.start_soon(follow, tail)
+            for number in range(1, events + 1):
+                rows = [
+                    EventRow(run_id=f"run_{tail}", epoch="e", number=number, event={"event": "x", "of": tail})
+                    for tail in range(tails)
+                ]
+                await one.append_events(rows)
+        assert all(numbers == list(range(1, events + 1)) for numbers in seen.values())
+        assert two.gathered.statements < two.gathered.reads / 4

@@ -32,6 +32,10 @@ SETTLED: Final = "run.settled"
 PAGE: Final = 128
 PAGE_BYTES: Final = 131_072
 """What one reader holds of the store's events at a time: all that a reader that stalls costs, beside one send."""
+TAIL: Final = 16
+"""Events that a reader of another node's run reads at a time while it keeps up; such readers do not take turns, the store reads for many at once."""
+QUIET_SECONDS: Final = 3.0
+"""When such a reader looks at the run itself after its last event."""
 COMMIT_SECONDS: Final = 0.1
 COMMIT_TRIES: Final = 3
 """Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
@@ -88,15 +92,15 @@ class _Reader:
         """Send what the store has behind `number` (and below `before`)."""
         while not self.done:
             async with self._core.readers.paging:
-                more = await self._take_page(before)
+                more = await self._take_page(PAGE, PAGE_BYTES, before)
             if self._writer.is_full:
                 await self._writer.flush()
             if not more:
                 return
 
-    async def _take_page(self, before: int | None) -> bool:
+    async def _take_page(self, limit: int, most_bytes: int, before: int | None = None) -> bool:
         """Put the next page of stored events; False if there is nothing more to read."""
-        rows = await self._core.store.events_after(self._run_id, self.number, limit=PAGE, most_bytes=PAGE_BYTES)
+        rows = await self._core.store.events_after(self._run_id, self.number, limit=limit, most_bytes=most_bytes)
         for row in rows:
             if before is not None and row.number >= before:
                 return False
@@ -141,10 +145,19 @@ class _Reader:
     async def follow_rows(self) -> None:
         """Send the rows of a run that another node has, as they are committed, until its end."""
         store = self._core.store
-        while not self.done:
-            woken = trio.Event()
-            with watch_run(store, self._run_id, woken.set):
-                await self.read_stored()
+        woken = trio.Event()
+        with watch_run(store, self._run_id, lambda: woken.set(), settled=self._until_settled):
+            while not self.done:
+                woken = trio.Event()
+                before = self.number
+                if await self._take_page(TAIL, PAGE_BYTES) and self.number >= before + TAIL:
+                    await self.read_stored()
+                await self._writer.flush()
+                if self.number > before and not self.done:
+                    # More of it is signalled. What is not, because it was committed together with this, is found a moment later.
+                    with trio.move_on_after(QUIET_SECONDS):
+                        await woken.wait()
+                    continue
                 row = None if self.done else await store.get_run(self._run_id)
                 ended = row is None or row.status.terminal
                 if ended and not (self._until_settled and row is not None and await store.root_open(self._run_id)):
@@ -154,7 +167,6 @@ class _Reader:
                         await woken.wait()
                     await self.read_stored()
                     return
-                await self._writer.flush()
                 with trio.move_on_after(HEARTBEAT_SECONDS) as quiet:
                     await woken.wait()
                 if quiet.cancelled_caught:

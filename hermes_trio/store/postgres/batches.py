@@ -37,7 +37,7 @@ from hermes_trio.store.sqlite.transcript import first_words
 
 from .database import PostgresDatabase, run_together
 
-__all__ = ["BATCHES", "Batch", "Refusal"]
+__all__ = ["BATCHES", "Batch", "Refusal", "json_rows", "records"]
 
 Batch = Callable[[PostgresDatabase, Sequence[tuple[Any, ...]]], list[Any]]
 """Runs all calls, given by their arguments behind the connection; returns what each of them returns."""
@@ -57,7 +57,7 @@ class Refusal:
         self.error: Exception = error
 
 
-def _json(rows: Sequence[object]) -> bytes:
+def json_rows(rows: Sequence[object]) -> bytes:
     """Rows as a JSON parameter. Text holds no NUL and no half of a surrogate pair: both are replaced, as in any other parameter."""
     try:
         data = _encode(rows)
@@ -81,7 +81,7 @@ def _text(column: str) -> str:
     return f"{column} #>> '{{}}'"
 
 
-def _records(kind: type[msgspec.Struct], parameter: int = 1) -> str:
+def records(kind: type[msgspec.Struct], parameter: int = 1) -> str:
     """The rows of a parameter as a table: the columns are the fields of `kind`, and `place` numbers the rows."""
     types = {name: _TYPES[hint.removesuffix(" | None")] for name, hint in kind.__annotations__.items()}
     columns = ", ".join(f"{name} {kind_of}" for name, kind_of in types.items())
@@ -137,12 +137,12 @@ class _Moved(msgspec.Struct, gc=False):
 
 
 _KNOWN: Final = f"""
-SELECT g.place, r.run_id, r.fingerprint FROM {_records(_NewRun)}
+SELECT g.place, r.run_id, r.fingerprint FROM {records(_NewRun)}
 JOIN runs r ON r.tenant = g.tenant AND r.idempotency_key = g.idempotency_key AND r.idempotency_key <> ''
 """
 
 _BEGIN: Final = f"""
-WITH given AS MATERIALIZED (SELECT * FROM {_records(_Begun)}),
+WITH given AS MATERIALIZED (SELECT * FROM {records(_Begun)}),
 begun AS (
     UPDATE sessions s SET
         open_turn = CASE g.turn_id WHEN '' THEN coalesce(s.open_turn, '') ELSE g.turn_id END,
@@ -169,24 +169,24 @@ SELECT place FROM begun UNION ALL SELECT g.place FROM made JOIN given g USING (i
 only takes the lock, and of which nothing was promised, does not open a session again: its end decides."""
 
 _HOLDERS: Final = f"""
-SELECT g.place, s.open_turn FROM {_records(_Begun)}
+SELECT g.place, s.open_turn FROM {records(_Begun)}
 JOIN sessions s ON s.id = g.id AND s.tenant = g.tenant AND s.owner <> g.owner WHERE g.hold = 1 AND s.open_turn <> ''
 """
 
 _MAKE_RUNS: Final = f"""
 INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, created_at, updated_at, owner)
 SELECT run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, 'queued', now, now, owner
-FROM {_records(_NewRun)} ORDER BY place ON CONFLICT (run_id) DO NOTHING
+FROM {records(_NewRun)} ORDER BY place ON CONFLICT (run_id) DO NOTHING
 """
 
 _MOVE_RUNS: Final = f"""
-UPDATE runs r SET status = g.status, updated_at = g.now FROM {_records(_Moved)} WHERE r.run_id = g.run_id AND r.ended_at IS NULL
+UPDATE runs r SET status = g.status, updated_at = g.now FROM {records(_Moved)} WHERE r.run_id = g.run_id AND r.ended_at IS NULL
 """
 
 _TAKE: Final = f"""
 UPDATE inbox i SET state = 'taken', turn_id = g.turn_id, owner = g.owner,
     session_id = CASE i.kind WHEN 'message' THEN g.session_id ELSE i.session_id END
-FROM {_records(_Held)} WHERE i.id = g.id
+FROM {records(_Held)} WHERE i.id = g.id
     AND (i.state = 'pending' OR (i.state = 'taken' AND i.owner = g.owner AND (i.turn_id = '' OR i.turn_id = g.turn_id)))
 RETURNING i.id
 """
@@ -216,7 +216,7 @@ def _known_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
     ]
     refused: dict[int, Exception] = {}
     if keyed:
-        for count, run_id, fingerprint in many(db, _KNOWN, (_json([run for _, run in keyed]),)):
+        for count, run_id, fingerprint in many(db, _KNOWN, (json_rows([run for _, run in keyed]),)):
             place, run = keyed[int(count) - 1]
             if fingerprint != run.fingerprint:
                 refused[place] = IdempotencyConflict(run.idempotency_key)
@@ -252,7 +252,7 @@ def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[
                 start.parent_session_id or None,
             )
         )
-    data = _json(begun)
+    data = json_rows(begun)
     written = {places[int(count) - 1] for (count,) in many(db, _BEGIN, (data,))} if begun else set[int]()
     if len(written) < len(begun):
         others = {places[int(count) - 1]: turn for count, turn in many(db, _HOLDERS, (data,))}
@@ -281,11 +281,11 @@ def _begin_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
                 moved.append(_Moved(start.run.run_id, RunStatus.RUNNING.value, now))
         held += [_Held(number, start.turn_id, owner, start.context.session_id, now) for number in start.inbox_ids]
     if made:
-        db.execute(_MAKE_RUNS, (_json(made),))
+        db.execute(_MAKE_RUNS, (json_rows(made),))
     if moved:
-        db.execute(_MOVE_RUNS, (_json(moved),))
+        db.execute(_MOVE_RUNS, (json_rows(moved),))
     if held:
-        taken = {number for (number,) in many(db, _TAKE, (_json(held),))}
+        taken = {number for (number,) in many(db, _TAKE, (json_rows(held),))}
         for _, _, start in calls:
             if missing := len(set(start.inbox_ids) - taken):
                 raise Fenced(
@@ -310,14 +310,14 @@ class _Last(msgspec.Struct, gc=False):
 
 
 _FOLLOW: Final = f"""
-UPDATE runs r SET last_event = g.name, updated_at = g.now FROM {_records(_Last)} WHERE r.run_id = g.run_id AND r.ended_at IS NULL
+UPDATE runs r SET last_event = g.name, updated_at = g.now FROM {records(_Last)} WHERE r.run_id = g.run_id AND r.ended_at IS NULL
 """
 
 
 def _add_events(db: PostgresDatabase, events: Sequence[EventRow]) -> None:
     """Append to run logs; an event that is there already is left alone. A run that was removed has no log."""
     if events:
-        db.execute(_ADD_EVENTS, (_json(events),))
+        db.execute(_ADD_EVENTS, (json_rows(events),))
         db.signals.extend([(RUN_TOPIC, run_id) for run_id in {event.run_id for event in events}])
 
 
@@ -327,13 +327,13 @@ def append_events(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> lis
     _add_events(db, [event for _, events in asked for event in events])
     last = {run_id: (name, now) for now, events in asked for run_id, name in runs.last_events(events).items()}
     if last:
-        db.execute(_FOLLOW, (_json([_Last(run_id, name, now) for run_id, (name, now) in last.items()]),))
+        db.execute(_FOLLOW, (json_rows([_Last(run_id, name, now) for run_id, (name, now) in last.items()]),))
     return [None] * len(calls)
 
 
 def update_statuses(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Move live runs to other live statuses; see `update_status`."""
-    db.execute(_MOVE_RUNS, (_json([_Moved(run_id, status, now) for now, run_id, status in calls]),))
+    db.execute(_MOVE_RUNS, (json_rows([_Moved(run_id, status, now) for now, run_id, status in calls]),))
     db.signals.extend([(RUN_TOPIC, run_id) for _, run_id, _ in calls])
     return [None] * len(calls)
 
@@ -436,7 +436,7 @@ _COUNTED: Final = (
 _GOES_ON: Final = "s.ended_at IS NULL OR s.end_reason = 'idle' OR (s.one_shot = 0 AND s.ended_at <= g.began_at)"
 
 _FINISH: Final = f"""
-WITH given AS MATERIALIZED (SELECT * FROM {_records(_Ended)}),
+WITH given AS MATERIALIZED (SELECT * FROM {records(_Ended)}),
 changed AS (
     UPDATE sessions s SET
         open_turn = CASE WHEN g.held <> '' AND s.open_turn <> g.held THEN s.open_turn END,
@@ -461,7 +461,7 @@ changed AS (
 said AS (
     INSERT INTO messages (session, {MESSAGE_COLUMNS})
     SELECT w.n, {MESSAGE_COLUMNS.replace("parts", _text("parts")).replace("tool_calls", _text("tool_calls"))}
-    FROM {_records(_Said, 2)} JOIN written w ON w.id = g.id ORDER BY place
+    FROM {records(_Said, 2)} JOIN written w ON w.id = g.id ORDER BY place
 )
 SELECT id FROM written
 """
@@ -469,7 +469,7 @@ SELECT id FROM written
 
 _ADD_REPLIES: Final = f"""
 INSERT INTO outbox (platform, target, text, payload, session_id, turn_id, next_at, created_at, owner)
-SELECT platform, {_text("target")}, text, {_text("payload")}, id, turn_id, now, now, owner FROM {_records(_Reply)} ORDER BY place
+SELECT platform, {_text("target")}, text, {_text("payload")}, id, turn_id, now, now, owner FROM {records(_Reply)} ORDER BY place
 """
 
 _FINISH_RUNS: Final = f"""
@@ -477,7 +477,7 @@ INSERT INTO runs (run_id, session_id, turn_id, model, tenant, input_preview, ide
     updated_at, ended_at, output, usage, error, error_code, owner)
 SELECT run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, 'run.' || status, now,
     now, now, output, {_text("usage")}, error, error_code, owner
-FROM {_records(_EndedRun)} ORDER BY place
+FROM {records(_EndedRun)} ORDER BY place
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), runs.model), status = excluded.status,
     last_event = excluded.last_event, updated_at = excluded.updated_at, ended_at = excluded.ended_at,
@@ -487,11 +487,11 @@ RETURNING run_id
 """
 
 _FOREIGN_RUNS: Final = (
-    f"SELECT r.run_id FROM {_records(_EndedRun)} JOIN runs r ON r.run_id = g.run_id WHERE r.owner <> g.owner LIMIT 1"
+    f"SELECT r.run_id FROM {records(_EndedRun)} JOIN runs r ON r.run_id = g.run_id WHERE r.owner <> g.owner LIMIT 1"
 )
 
 _WRITTEN: Final = f"""
-SELECT g.place FROM {_records(_Mark)}
+SELECT g.place FROM {records(_Mark)}
 WHERE (g.mark <> '' AND EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id AND s.last_turn = g.mark))
     OR EXISTS (SELECT 1 FROM inbox i WHERE i.id = g.first AND i.state = 'delivered' AND i.turn_id = g.turn_id)
 """
@@ -499,39 +499,39 @@ WHERE (g.mark <> '' AND EXISTS (SELECT 1 FROM sessions s WHERE s.id = g.id AND s
 says so for one that ended while it waited for the lock of its session."""
 
 _FOREIGN_ROWS: Final = f"""
-SELECT g.id, g.turn_id FROM {_records(_Held)} JOIN inbox i ON i.id = g.id WHERE i.owner <> '' AND i.owner <> g.owner LIMIT 1
+SELECT g.id, g.turn_id FROM {records(_Held)} JOIN inbox i ON i.id = g.id WHERE i.owner <> '' AND i.owner <> g.owner LIMIT 1
 """
 
 _TELL: Final = f"""
-UPDATE inbox i SET state = 'delivered', reason = '', turn_id = g.turn_id, settled_at = g.now FROM {_records(_Held)}
+UPDATE inbox i SET state = 'delivered', reason = '', turn_id = g.turn_id, settled_at = g.now FROM {records(_Held)}
 WHERE i.id = g.id AND i.state IN ('pending', 'taken', 'superseded', 'abandoned') AND (i.owner = '' OR i.owner = g.owner)
 RETURNING i.root_id
 """
 
 _DELIVER: Final = f"""
-UPDATE inbox i SET state = 'delivered', turn_id = g.turn_id, settled_at = g.now FROM {_records(_Held)}
+UPDATE inbox i SET state = 'delivered', turn_id = g.turn_id, settled_at = g.now FROM {records(_Held)}
 WHERE i.id = g.id AND i.kind = 'message' AND i.state IN ('pending', 'taken')
 """
 
 _WAIT_AGAIN: Final = f"""
-UPDATE inbox i SET state = 'pending', owner = '', turn_id = '' FROM {_records(_Held)}
+UPDATE inbox i SET state = 'pending', owner = '', turn_id = '' FROM {records(_Held)}
 WHERE i.id = g.id AND i.state = 'taken' AND i.owner = g.owner RETURNING i.inbox, i.session_key
 """
 
 _PROMISED: Final = f"""
-SELECT g.name FROM {_records(_Name)}
+SELECT g.name FROM {records(_Name)}
 WHERE EXISTS (SELECT 1 FROM jobs j WHERE j.session_id = g.name AND j.ended_at IS NULL AND j.inbox <> '')
     OR EXISTS (SELECT 1 FROM inbox i WHERE i.session_id = g.name AND i.session_id <> '' AND i.settled_at IS NULL)
 """
 
 _ABANDON: Final = f"""
-UPDATE inbox i SET state = 'abandoned', reason = '{inbox.SESSION_ENDED}', settled_at = g.now FROM {_records(_Name)}
+UPDATE inbox i SET state = 'abandoned', reason = '{inbox.SESSION_ENDED}', settled_at = g.now FROM {records(_Name)}
 WHERE i.session_id = g.name AND i.session_id <> '' AND i.settled_at IS NULL AND i.state = 'pending'
 RETURNING i.root_id, i.inbox, i.session_key
 """
 
 _CLOSED_ROOTS: Final = f"""
-SELECT DISTINCT g.name FROM {_records(_Name)}
+SELECT DISTINCT g.name FROM {records(_Name)}
 WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.root_id = g.name AND j.ended_at IS NULL)
     AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.root_id = g.name AND i.root_id <> '' AND i.settled_at IS NULL)
 """
@@ -653,8 +653,8 @@ def _settle_rows(db: PostgresDatabase, ends: Sequence[_End]) -> set[int]:
         for end in ends
         for start in (end.finish.start,)
     ]
-    asked = db.execute(_WRITTEN, (_json(marks),))
-    held = _json([row for end in ends for row in end.rows(end.finish.start.inbox_ids)])
+    asked = db.execute(_WRITTEN, (json_rows(marks),))
+    held = json_rows([row for end in ends for row in end.rows(end.finish.start.inbox_ids)])
     foreign = many(db, _FOREIGN_ROWS, (held,))
     known = {ends[int(place) - 1].place for (place,) in asked.fetchall()}
     if foreign:
@@ -669,9 +669,9 @@ def _settle_rows(db: PostgresDatabase, ends: Sequence[_End]) -> set[int]:
             said = end.finish.acknowledged
             told += end.rows(said)
             rest += end.rows(number for number in end.finish.start.inbox_ids if number not in said)
-    closed = db.execute(_TELL, (_json(told),)) if told else None
+    closed = db.execute(_TELL, (json_rows(told),)) if told else None
     if rest:
-        data = _json(rest)
+        data = json_rows(rest)
         db.execute(_DELIVER, (data,))
         db.signals.extend([(inbox_topic(name), key) for name, key in many(db, _WAIT_AGAIN, (data,))])
     if closed is not None:
@@ -683,14 +683,14 @@ def _close_roots(db: PostgresDatabase, roots: Iterable[str]) -> None:
     """Something of these roots has ended: signal those of which that was the last."""
     names = [_Name(root) for root in dict.fromkeys(roots) if root]
     if names:
-        db.signals.extend([(ROOT_TOPIC, root) for (root,) in many(db, _CLOSED_ROOTS, (_json(names),))])
+        db.signals.extend([(ROOT_TOPIC, root) for (root,) in many(db, _CLOSED_ROOTS, (json_rows(names),))])
 
 
 def _keep_promised(db: PostgresDatabase, ends: Sequence[_End]) -> None:
     """A session that still has to be told something is not ended yet."""
     if ends:
         names = [_Name(end.finish.start.context.session_id) for end in ends]
-        promised = {name for (name,) in many(db, _PROMISED, (_json(names),))}
+        promised = {name for (name,) in many(db, _PROMISED, (json_rows(names),))}
         for end in ends:
             if end.finish.start.context.session_id in promised:
                 end.reason = ""
@@ -700,21 +700,21 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
     """Write sessions, messages, runs and events; return the ends that were not there already. Raises `ForeignSession` and `Fenced`."""
     if not ends:
         return ends
-    sessions = _json([end.session() for end in ends])
+    sessions = json_rows([end.session() for end in ends])
     said = [
         _said(end.finish.start.context.session_id, message, end.now) for end in ends for message in end.finish.messages
     ]
-    asked = db.execute(_FINISH, (sessions, _json(said)))
+    asked = db.execute(_FINISH, (sessions, json_rows(said)))
     # An end that is there already has ended its run, too: what is sent for it here changes nothing.
     ended = {run.run_id: end.run(run) for end in ends if (run := end.finish.start.run) is not None}
-    closed = db.execute(_FINISH_RUNS, (_json([*ended.values()]),)) if ended else None
+    closed = db.execute(_FINISH_RUNS, (json_rows([*ended.values()]),)) if ended else None
     written = {name for (name,) in asked.fetchall()}
     if len(written) < len(ends):
         ends = _new_ends(db, ends, written)
     if closed is not None:
         open_runs = ended.keys() - {run_id for (run_id,) in closed.fetchall()}
         left = [ended[run.run_id] for end in ends if (run := end.finish.start.run) and run.run_id in open_runs]
-        if left and (foreign := many(db, _FOREIGN_RUNS, (_json(left),))):
+        if left and (foreign := many(db, _FOREIGN_RUNS, (json_rows(left),))):
             raise Fenced(f"run {foreign[0][0]} belongs to another owner by now")
     return ends
 
@@ -722,7 +722,7 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
 def _new_ends(db: PostgresDatabase, ends: list[_End], written: set[str]) -> list[_End]:
     """The ends whose sessions were written just now; the others must be there already, else `ForeignSession` is raised."""
     marks = [_Mark(end.finish.start.context.session_id, end.mark, "") for end in ends]
-    known = {place - 1 for (place,) in many(db, _WRITTEN, (_json(marks),))}
+    known = {place - 1 for (place,) in many(db, _WRITTEN, (json_rows(marks),))}
     for place, end in enumerate(ends):
         name = end.finish.start.context.session_id
         if name not in written and place not in known:
@@ -758,12 +758,12 @@ def _write_others(db: PostgresDatabase, ends: Sequence[_End]) -> None:
         if start.hold:
             db.signals.append((SESSION_TOPIC, session_id))
     if replies:
-        db.execute(_ADD_REPLIES, (_json(replies),))
+        db.execute(_ADD_REPLIES, (json_rows(replies),))
     _add_events(db, events)
     if others:
         run_together(db, others)
     if ended:
-        for root, name, key in many(db, _ABANDON, (_json(ended),)):
+        for root, name, key in many(db, _ABANDON, (json_rows(ended),)):
             db.signals.append((inbox_topic(name), key))
             roots.append(root)
     _close_roots(db, roots)
@@ -803,13 +803,13 @@ class _Claimed(msgspec.Struct, gc=False):
 
 
 _WAITING: Final = f"""
-SELECT g.place, count(i.id) FROM {_records(_NewMessage)} JOIN inbox i ON i.settled_at IS NULL AND i.session_key = g.session_key
+SELECT g.place, count(i.id) FROM {records(_NewMessage)} JOIN inbox i ON i.settled_at IS NULL AND i.session_key = g.session_key
     AND i.inbox = g.inbox AND i.kind = 'message' AND i.state = 'pending'
 WHERE g.most IS NOT NULL GROUP BY g.place, g.most HAVING count(i.id) >= g.most
 """
 
 _ACCEPT: Final = f"""
-WITH given AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('inbox', 'id')) AS id, g.* FROM {_records(_NewMessage)}),
+WITH given AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('inbox', 'id')) AS id, g.* FROM {records(_NewMessage)}),
 accepted AS (
     INSERT INTO inbox (id, kind, inbox, session_key, session_id, routing, text, payload, dedupe_key, created_at)
     SELECT id, 'message', inbox, session_key, session_id, {_text("routing")}, text, {_text("payload")}, dedupe_key, now FROM given ORDER BY id
@@ -819,7 +819,7 @@ SELECT place, id FROM accepted JOIN given USING (id)
 """
 
 _CLAIMABLE: Final = f"""
-SELECT g.place, c.* FROM {_records(_Lane)} CROSS JOIN LATERAL (
+SELECT g.place, c.* FROM {records(_Lane)} CROSS JOIN LATERAL (
     SELECT {inbox.COLUMNS} FROM inbox i WHERE i.settled_at IS NULL AND i.session_key = g.session_key AND i.inbox = g.inbox
         AND (i.state = 'pending' OR (i.state = 'taken' AND i.owner = g.owner AND i.turn_id = ''))
     ORDER BY i.id LIMIT g.most
@@ -835,7 +835,7 @@ ORDER BY g.place, c.id
 nothing to claim."""
 
 _CLAIM: Final = f"""
-UPDATE inbox i SET state = 'taken', owner = g.owner, attempts = i.attempts + 1 FROM {_records(_Claimed)}
+UPDATE inbox i SET state = 'taken', owner = g.owner, attempts = i.attempts + 1 FROM {records(_Claimed)}
 WHERE i.id = g.id AND (i.state = 'pending' OR (i.state = 'taken' AND i.owner = g.owner AND i.turn_id = '')) RETURNING i.id
 """
 
@@ -859,7 +859,7 @@ def accept_messages(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> l
     ]
     values: list[Any] = [None] * len(rows)
     if any(row.most is not None for row in rows):
-        for place, count in many(db, _WAITING, (_json(rows),)):
+        for place, count in many(db, _WAITING, (json_rows(rows),)):
             values[place - 1] = Refusal(
                 MailboxFull(
                     f"{count} messages already wait in this conversation; wait for an answer, or stop the current turn"
@@ -867,7 +867,7 @@ def accept_messages(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> l
             )
     places = [place for place, value in enumerate(values) if value is None]
     if places:
-        for place, number in many(db, _ACCEPT, (_json([rows[place] for place in places]),)):
+        for place, number in many(db, _ACCEPT, (json_rows([rows[place] for place in places]),)):
             row = rows[places[int(place) - 1]]
             values[places[int(place) - 1]] = number
             db.signals.append((inbox_topic(row.inbox), row.session_key))
@@ -877,12 +877,12 @@ def accept_messages(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> l
 def _claim(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]], *, alone: bool) -> list[Any]:
     lanes = [_Lane(owner, name, key, limit, int(alone)) for owner, name, key, limit in calls]
     found: dict[int, list[InboxRow]] = {}
-    for place, *row in many(db, _CLAIMABLE, (_json(lanes),)):
+    for place, *row in many(db, _CLAIMABLE, (json_rows(lanes),)):
         found.setdefault(place - 1, []).append(inbox.row_of(cast(Row, row)))
     chosen = {place: inbox.first_of(rows) for place, rows in found.items()}
     if chosen:
         wanted = [_Claimed(row.id, lanes[place].owner) for place, rows in chosen.items() for row in rows]
-        claimed = {number for (number,) in many(db, _CLAIM, (_json(wanted),))}
+        claimed = {number for (number,) in many(db, _CLAIM, (json_rows(wanted),))}
         for place, rows in chosen.items():
             if missing := sum(row.id not in claimed for row in rows):
                 raise Fenced(f"{missing} inbox rows of {lanes[place].session_key} were claimed by another owner")

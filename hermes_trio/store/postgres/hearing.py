@@ -75,6 +75,7 @@ class Hearing:
         self._clock: Callable[[], float] = clock
         self._seen: set[Signal] = set()
         self._runs: dict[str, str] = {}
+        self._place: int = 0
         self.heard: int = 0
         """Notifications of other nodes."""
 
@@ -140,15 +141,18 @@ class Hearing:
                 await link.gone.wait()
 
     async def look(self, link: PostgresLink) -> None:
-        """Announce what has waited since the last look, and the followed runs that have moved on since."""
+        """Announce what has waited since the last look, and the followed runs that have moved on since: `MOST_KEYS` of them at a look."""
         found = set(await self._rows(link))
         both, self._seen = found & self._seen, found
         self._signals.announce(both)
         followed = [key for topic, key in self._signals.wanted() if topic == RUN_TOPIC and key is not None]
         if followed:
-            rows = dict(await link.run(_RUNS, [encode(array_text(followed))]))
+            self._place = (self._place + 1) % -(-len(followed) // MOST_KEYS)
+            part = followed[self._place * MOST_KEYS : (self._place + 1) * MOST_KEYS]
+            rows: dict[str, str] = dict(await link.run(_RUNS, [encode(array_text(part))]))
             moved = [(RUN_TOPIC, run_id) for run_id, far in rows.items() if self._runs.get(run_id) != far]
-            self._runs = rows
+            wanted = set(followed)
+            self._runs = {run_id: far for run_id, far in self._runs.items() if run_id in wanted} | rows
             self._signals.announce(moved)
 
     async def _rows(self, link: PostgresLink) -> list[Signal]:

@@ -52,9 +52,10 @@ from .hearing import POLL_SECONDS, Hearing
 from .lines import PostgresLine
 from .link import PostgresLink, open_link
 from .locks import NODES, lock_number, note_locks
+from .reads import READ_BATCHES, GatheredReads, PostgresReads
 from .schema import SCHEMA, check_schema, check_server
 from .search import PostgresSearch
-from .writer import ATTEMPTS, PATIENCE, PostgresReads, UnitWriter
+from .writer import ATTEMPTS, PATIENCE, UnitWriter
 
 __all__ = ["PostgresStore", "open_postgres", "parse_address", "telling"]
 
@@ -269,6 +270,7 @@ class PostgresStore(
         self.units.heavy = self.upkeep
         self._writer = self.units
         self._reads = PostgresReads(lines["reads"], lines["scans"], where)
+        self.gathered: GatheredReads = GatheredReads(lines["reads"], where)
         self._response_limit = retention.response_count
         self.secret = b""
         """See `SessionStore.secret`; put there by `open_postgres`."""
@@ -307,6 +309,12 @@ class PostgresStore(
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
         return await self.units.submit(verb, *args)
+
+    async def _read(self, read: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
+        if read in READ_BATCHES:
+            assert not named, "reads that are gathered take positional arguments"
+            return await self.gathered.read(read, args)
+        return await super()._read(read, *args, **named)
 
     async def _write_heavily(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         assert not named, "verbs take positional arguments"
@@ -442,6 +450,7 @@ async def open_postgres(
             async with trio.open_nursery() as writers:
                 writers.start_soon(store.units.run, name="store units")
                 writers.start_soon(store.upkeep.run, name="store upkeep")
+                writers.start_soon(store.gathered.run, name="store reads")
                 try:
                     async with trio.open_nursery() as keepers:
                         await keepers.start(store.hearing.run, poll_seconds, name="store signals")
@@ -455,6 +464,7 @@ async def open_postgres(
                 finally:
                     store.units.close()
                     store.upkeep.close()
+                    store.gathered.close()
         except Exception as error:
             failure = error
         finally:

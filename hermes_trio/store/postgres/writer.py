@@ -33,7 +33,7 @@ from .lines import PostgresLine
 from .link import PostgresLink
 from .locks import locks_of, runs_of
 
-__all__ = ["PostgresReads", "Unit", "UnitWriter"]
+__all__ = ["Unit", "UnitWriter"]
 
 T = TypeVar("T")
 
@@ -412,35 +412,3 @@ def _waves(unit: Unit) -> list[list[_Call]]:
         taken |= call.locks
         taken |= call.runs
     return waves
-
-
-class PostgresReads:
-    """PostgresReads on links that many tasks share: each statement is a snapshot of its own, and none waits for a write."""
-
-    def __init__(self, near: PostgresLine, far: PostgresLine, where: str) -> None:
-        self._near: PostgresLine = near
-        self._far: PostgresLine = far
-        self._where: str = where
-
-    async def point(self, read: Callable[[Any], T], /) -> T:
-        """Read a few rows."""
-        return await self._read(self._near, read)
-
-    async def scan(self, read: Callable[[Any], T], /) -> T:
-        """Read more, beside the others."""
-        return await self._read(self._far, read)
-
-    async def _read(self, line: PostgresLine, read: Callable[[Any], T]) -> T:
-        until = perf_counter() + PATIENCE
-        while True:
-            link = await line.link(max(0.0, until - perf_counter()))
-            try:
-                return await run_waiting(lambda link=link: read(PostgresDatabase(link)))
-            except LinkBroken as error:
-                if perf_counter() >= until:
-                    raise translate_sql(error, self._where) from None
-            except SqlError as error:
-                raise translate_sql(error, self._where) from None
-
-    def close(self) -> None:
-        """The lines belong to the store."""

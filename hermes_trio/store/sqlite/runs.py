@@ -16,16 +16,18 @@ from .rows import Database, Row, changed, equalities, exists, many, one, write, 
 from .verbs import Verbs
 
 __all__ = [
+    "COLUMNS",
     "SqliteRuns",
     "begin_run",
     "finish_run",
     "insert_events",
     "last_events",
+    "run_from_row",
     "update_status",
     "usage_report",
 ]
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "run_id, session_id, turn_id, model, tenant, input_preview, idempotency_key, fingerprint, status, last_event,"
     " created_at, updated_at, ended_at, output, usage, error, error_code, owner"
 )
@@ -34,7 +36,7 @@ _QUIET_EVENTS: Final = frozenset({"message.delta"})
 """Events that `last_event` does not follow."""
 
 _FINISH: Final = f"""
-INSERT INTO runs ({_COLUMNS})
+INSERT INTO runs ({COLUMNS})
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, ?13, ?14, ?15, ?16)
 ON CONFLICT (run_id) DO UPDATE SET
     session_id = excluded.session_id, model = coalesce(nullif(excluded.model, ''), runs.model), status = excluded.status,
@@ -158,7 +160,7 @@ def update_status(db: Database, now: float, run_id: str, status: str) -> None:
 
 def get_run(db: Database, run_id: str) -> RunRow | None:
     """A run by its id."""
-    found = one(db, f"SELECT {_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
+    found = one(db, f"SELECT {COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
     return run_from_row(found) if found else None
 
 
@@ -166,7 +168,7 @@ def list_runs(db: Database, which: RunFilter, page: Page) -> list[RunRow]:
     """Runs, the newest first, each with the beginning of its output."""
     status = None if which.status is None else which.status.value
     where, bindings = equalities({"status": status, "session_id": which.session_id, "tenant": which.tenant})
-    columns = _COLUMNS.replace(" output,", f" substr(output, 1, {LISTED_OUTPUT + 1}),")
+    columns = COLUMNS.replace(" output,", f" substr(output, 1, {LISTED_OUTPUT + 1}),")
     sql = f"SELECT {columns} FROM runs WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ? OFFSET ?"
     return [run_from_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
 
