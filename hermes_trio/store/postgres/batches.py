@@ -818,21 +818,18 @@ accepted AS (
 SELECT place, id FROM accepted JOIN given USING (id)
 """
 
+_ELSEWHERE: Final = inbox.ELSEWHERE.replace("?1", "g.session_key").replace("?2", "g.inbox").replace("?3", "g.owner")
+
 _CLAIMABLE: Final = f"""
 SELECT g.place, c.* FROM {records(_Lane)} CROSS JOIN LATERAL (
     SELECT {inbox.COLUMNS} FROM inbox i WHERE i.settled_at IS NULL AND i.session_key = g.session_key AND i.inbox = g.inbox
         AND (i.state = 'pending' OR (i.state = 'taken' AND i.owner = g.owner AND i.turn_id = ''))
     ORDER BY i.id LIMIT g.most
 ) AS c
-WHERE g.alone = 0 OR NOT EXISTS (
-    SELECT 1 FROM inbox o WHERE o.settled_at IS NULL AND o.session_key = g.session_key AND o.inbox = g.inbox AND o.state = 'taken'
-        AND o.owner <> g.owner
-    UNION ALL SELECT 1 FROM jobs j WHERE j.ended_at IS NULL AND j.session_key = g.session_key AND j.owner <> g.owner
-)
+WHERE g.alone = 0 OR NOT EXISTS ({_ELSEWHERE})
 ORDER BY g.place, c.id
 """
-"""What lanes may claim. With `alone`, a lane that another node has (it is working on a row of it, or background work of the session runs there) has
-nothing to claim."""
+"""What lanes may claim. With `alone`, a lane that another node has is left to it."""
 
 _CLAIM: Final = f"""
 UPDATE inbox i SET state = 'taken', owner = g.owner, attempts = i.attempts + 1 FROM {records(_Claimed)}

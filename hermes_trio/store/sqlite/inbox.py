@@ -30,6 +30,7 @@ from .verbs import Verbs
 
 __all__ = [
     "COLUMNS",
+    "ELSEWHERE",
     "SESSION_ENDED",
     "SqliteInbox",
     "abandon_waiting",
@@ -54,7 +55,7 @@ _CLAIMABLE: Final = (
     " AND (state = 'pending' OR (state = 'taken' AND owner = ? AND turn_id = ''))"
 )
 
-_ELSEWHERE: Final = (
+ELSEWHERE: Final = (
     "SELECT 1 FROM inbox WHERE settled_at IS NULL AND session_key = ?1 AND inbox = ?2 AND state = 'taken' AND owner <> ?3"
     " UNION ALL SELECT 1 FROM jobs WHERE ended_at IS NULL AND session_key = ?1 AND owner <> ?3"
     " UNION ALL SELECT 1 FROM routes r JOIN leases l ON l.name = 'host ' || r.session_id JOIN nodes n ON n.incarnation = l.owner"
@@ -299,7 +300,7 @@ def _close(db: Database, rows: Sequence[Row]) -> int:
 
 def claim_lane(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
     """Claim as `claim_rows` does, unless another node has the lane of the session: the end of what it does there is signalled."""
-    if exists(db, _ELSEWHERE, (session_key, inbox, owner)):
+    if exists(db, ELSEWHERE, (session_key, inbox, owner)):
         return []
     return claim_rows(db, owner, inbox, session_key, limit)
 
