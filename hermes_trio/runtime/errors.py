@@ -22,7 +22,6 @@ __all__ = [
     "SessionHeld",
     "TooBusy",
     "UnknownJob",
-    "UnknownRun",
 ]
 
 
@@ -111,13 +110,6 @@ class UnknownJob(RuntimeProblem, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "unknown job"
-
-
-class UnknownRun(RuntimeProblem, KeyError):
-    """No run of that id is live here."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else "unknown run"
 
 
 class BudgetExhausted(RuntimeProblem):

@@ -81,11 +81,6 @@ class EventWriter:
         if rows:
             self._wake.set()
 
-    def _is_hopeless(self, run_id: str) -> bool:
-        """Whether the store, which takes other events, has refused those of this run often enough."""
-        self._refusals[run_id] += 1
-        return self._refusals[run_id] >= REFUSALS
-
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
         """The rows that must commit with the end of this turn: what waits of its run, and the terminal event."""
         run = self._run_of(turn)
@@ -157,7 +152,8 @@ class EventWriter:
         if not refused:
             self._refusals.clear()
         for rows, error in refused:
-            if len(refused) < len(batches) and self._is_hopeless(rows[0].run_id):
+            self._refusals[rows[0].run_id] += len(refused) < len(batches)
+            if self._refusals[rows[0].run_id] >= REFUSALS:
                 # The store works, and refuses these again and again: they stay in the live log alone.
                 logger.error("%d events of run %s are not kept: %s", len(rows), rows[0].run_id, error)
                 continue

@@ -403,7 +403,16 @@ class Supervisor:
 
     async def _write_start(self, job: Job) -> None:
         """Write the row of a job. One that may have been written is written again, which changes nothing then."""
-        row = self._row(job)
+        row = JobStart(
+            job_id=job.id,
+            kind=job.spec.kind,
+            title=job.spec.title,
+            root_id=job.owner.root.id,
+            turn_id=job.owner.turn_id,
+            routing=job.context,
+            inbox="" if job.channel is None else job.channel.inbox,
+            details=job.spec.details,
+        )
         try:
             await self._core.store.start_job(row)
         except OutcomeUnknown:
@@ -446,18 +455,6 @@ class Supervisor:
     def _default_text(job: Job) -> str:
         because = f" ({job.cause})" if job.cause is not None else ""
         return f"[IMPORTANT: Background {job.spec.kind} {job.id} {job.state.value}{because}.\n{job.spec.title}\n{job.summary}]"
-
-    def _row(self, job: Job) -> JobStart:
-        return JobStart(
-            job_id=job.id,
-            kind=job.spec.kind,
-            title=job.spec.title,
-            root_id=job.owner.root.id,
-            turn_id=job.owner.turn_id,
-            routing=job.context,
-            inbox="" if job.channel is None else job.channel.inbox,
-            details=job.spec.details,
-        )
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.id]

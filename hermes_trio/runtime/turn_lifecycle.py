@@ -72,7 +72,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
                     # a step of the scheduler, which need not come first.
-                    outcome = await _end(core, turn, start, reply, None, None, began)
+                    seconds = trio.current_time() - began
+                    outcome = await _commit(core, turn, start, _judge(turn, reply, None, None, seconds))
                     if turn.origin.run is not None and outcome.committed:
                         core.journal.ended(turn, outcome)
         except BaseException as error:  # noqa: ASYNC103 - sifted: what is not the turn's own is raised again below
@@ -84,7 +85,8 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
         elif outcome is None:
             token = _binding.set(Binding(turn.context, turn, turn.node))
             try:
-                outcome = await _end(core, turn, start, reply, failure, outside, began)
+                seconds = trio.current_time() - began
+                outcome = await _commit(core, turn, start, _judge(turn, reply, failure, outside, seconds))
             finally:
                 _binding.reset(token)
         if core.tree.tracer is not None:
@@ -160,19 +162,6 @@ async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exce
 
 def _drained(cause: Cause | None) -> bool:
     return cause is not None and cause.kind is CancelCause.DRAIN
-
-
-async def _end(
-    core: RuntimeCore,
-    turn: Turn,
-    start: TurnStart,
-    reply: Reply | None,
-    failure: BaseException | None,
-    outside: BaseException | None,
-    began: float,
-) -> Outcome:
-    """The one outcome of a turn, written down."""
-    return await _commit(core, turn, start, _judge(turn, reply, failure, outside, trio.current_time() - began))
 
 
 async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:

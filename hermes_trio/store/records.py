@@ -489,8 +489,3 @@ class MaintenanceReport(msgspec.Struct, frozen=True, kw_only=True):
     messages_indexed: int = 0
     pages_freed: int = 0
     seconds: float = 0.0
-
-    @property
-    def total_removed(self) -> int:
-        """All rows together."""
-        return sum(self.removed.values())
