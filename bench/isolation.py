@@ -12,6 +12,8 @@ A read that does not give the turn's own identity is a crossing, whether it give
 - thread pool: each turn sets a context variable in the pool thread that it runs in, and hands its tools to the same pool, which does not
   propagate the context: a tool reads what its thread was last used for.
 
+`--nodes 3` lets sessions hop between nodes on a PostgreSQL server with every turn instead (see `isolation_nodes`).
+
 `--sabotage` puts a process global in the place of the runtime's own ContextVar: a benchmark that cannot fail proves nothing. The work follows from the
 seed; the crossings of designs that have races differ a little from run to run.
 """
@@ -572,18 +574,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="what the work follows from (1)")
     parser.add_argument("--sample", type=float, default=0.02, help="share of turns that ask a real process (0.02)")
     parser.add_argument("--sabotage", action="store_true", help="use a process global for the runtime's own ContextVar")
+    parser.add_argument("--nodes", type=int, default=1, help="sessions hop between so many nodes on a PostgreSQL (1)")
     options = parser.parse_args()
-    sessions = options.sessions or (100 if options.quick else 1000)
-    turns = options.turns or (5 if options.quick else 20)
+    several = options.nodes > 1
+    sessions = options.sessions or (100 if options.quick else 300 if several else 1000)
+    turns = options.turns or (5 if options.quick else 10 if several else 20)
+    name = ("isolation-nodes" if several else "isolation") + ("-sabotage" if options.sabotage else "")
+    report = Report(name, options.results, options.plot)
     if options.sabotage:
         sabotage()
     with tempfile.TemporaryDirectory() as folder, progress() as bar:
         work = Workload(sessions, turns, options.seed, options.sample, Path(folder).resolve())
         for session in range(sessions):
             (work.folder / str(session)).mkdir()
+        if several:
+            from bench import isolation_nodes
+
+            isolation_nodes.main(report, work, options.nodes, bar, sabotaged=options.sabotage)
+            return report.finish(strict=options.strict)
         results = run_all(work, bar)
-    name = "isolation-sabotage" if options.sabotage else "isolation"
-    report = Report(name, options.results, options.plot)
     publish(report, work, results, sabotaged=options.sabotage)
     return report.finish(strict=options.strict)
 

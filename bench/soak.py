@@ -412,9 +412,17 @@ def main() -> int:
     """Run the soak; 1 if something is left or was lost."""
     parser = arguments_for(__doc__)
     parser.add_argument("--seconds", type=float, default=float(os.environ.get("SECONDS_", 120)))
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="several nodes on PostgreSQL, one of them killed every 20 s"
+    )
     args = parser.parse_args()
-    seconds = 20.0 if args.quick else args.seconds
     raise_descriptor_limit()
+    if args.nodes > 1:
+        from bench import soak_nodes
+
+        report = Report("soak-nodes", args.results, args.plot)
+        return soak_nodes.main(args.nodes, 45.0 if args.quick else args.seconds, report)
+    seconds = 20.0 if args.quick else args.seconds
     report = Report("soak", args.results, args.plot)
     with progress() as bar, tempfile.TemporaryDirectory(prefix="hermes-trio-soak-") as folder:
         home, port = Path(folder), free_port()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Scenario:
     expected_losses: int = 0
     """How often a node had to give its lease up by what the test did."""
     notes: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    at_calm: Callable[[], Awaitable[None]] | None = None
+    """Called when all is calm and judged, while the nodes still run."""
     violations: list[str] = attrs.field(factory=list[str])
     """What the judge found; known after the body of the scenario."""
 
@@ -81,6 +83,8 @@ async def chaos(
         except AssertionError as error:
             scenario.violations.append(str(error).partition("\n")[0])
         scenario.violations += await judge(cluster, load.ledger)
+        if scenario.at_calm is not None:
+            await scenario.at_calm()
         REPORTS.append(scenario.report())
         if scenario.violations:
             REPORTS.extend(f"    {violation[:300]}" for violation in scenario.violations[:10])

@@ -1,0 +1,117 @@
+"""The soak with several nodes on one PostgreSQL: `make soak ARGS="--nodes 3"`. A node is killed every 20 s under load, and started again.
+
+Afterwards: nothing acknowledged is lost or doubled, every run has one end, nobody was told twice, no row is open or owned by nobody; then SIGTERM: each
+node drains and exits with 0, and no process and no node's row is left.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from rich.progress import Progress
+
+from bench.report import Report, progress
+from hermes_trio.store.postgres.link import open_link
+from hermes_trio.store.postgres.schema import migrate_schema
+from tests.chaos.cluster import Cluster
+from tests.chaos.scenario import Scenario, chaos
+from tests.postgres_server import PostgresServer, postgres_server
+
+KILL_SECONDS = 20.0
+CLIENTS = {"chats": 6, "runs": 6, "people": 3}
+
+
+@attrs.define
+class Outcome:
+    """What was seen."""
+
+    scenario: Scenario | None = None
+    kills: int = 0
+    exits: list[int] = attrs.field(factory=list[int])
+    rows_left: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
+
+
+async def soak_nodes(server: PostgresServer, folder: Path, count: int, seconds: float, bar: Progress) -> Outcome:
+    """Load for so long, with a kill every 20 s; then calm, and the end."""
+    async with open_link(server.url("prepared"), "prepared") as link:
+        await migrate_schema(link, "prepared")
+    found = Outcome()
+    names = tuple(f"node-{number}" for number in range(count))
+    task = bar.add_task(f"{count} nodes under load", total=int(seconds))
+    choice = random.Random(1)
+    async with chaos(server, folder, f"soak with {count} nodes", names=names, clients=CLIENTS) as scenario:
+        found.scenario = scenario
+        cluster = scenario.cluster
+        until = trio.current_time() + seconds
+        while (now := trio.current_time()) < until:
+            await trio.sleep(min(KILL_SECONDS, until - now))
+            bar.update(task, completed=int(seconds - max(0.0, until - trio.current_time())))
+            if trio.current_time() < until:
+                await _kill_one(scenario, choice)
+                found.kills += 1
+        scenario.at_calm = lambda: _end(cluster, found)
+    return found
+
+
+async def _kill_one(scenario: Scenario, choice: random.Random) -> None:
+    cluster = scenario.cluster
+    victim = choice.choice(cluster.nodes)
+    before = (await cluster.incarnations()).get(victim.name, [])
+    starts = victim.output.count("listens on")
+    since = trio.current_time()
+    await victim.kill()
+    for incarnation in before:
+        scenario.takeovers.append(await cluster.until_gone(incarnation, since))
+    victim.start()
+    await victim.wait_ready(starts + 1)
+
+
+async def _end(cluster: Cluster, found: Outcome) -> None:
+    """SIGTERM to all nodes, when all is calm."""
+    for node in cluster.nodes:
+        node.signal(signal.SIGTERM)
+    found.exits = [await node.wait_ended() for node in cluster.nodes]
+    found.rows_left = await cluster.rows(
+        "SELECT name FROM hermes_trio.nodes UNION ALL SELECT name FROM hermes_trio.leases"
+    )
+
+
+def main(count: int, seconds: float, report: Report) -> int:
+    """Run it; 1 if something is left or was lost."""
+    with (
+        progress() as bar,
+        tempfile.TemporaryDirectory(prefix="hermes-trio-soak-") as folder,
+        postgres_server() as server,
+    ):
+        server.execute("CREATE DATABASE prepared OWNER keeper")
+        found = trio.run(soak_nodes, server, Path(folder), count, seconds, bar)
+    scenario = found.scenario
+    assert scenario is not None
+    ledger = scenario.load.ledger
+    print(scenario.report())
+    for violation in scenario.violations[:20]:
+        print(f"violation: {violation}")
+    report.figures |= {
+        "seconds": seconds,
+        "kills": found.kills,
+        "takeovers": [round(one, 2) for one in scenario.takeovers],
+        "answered": len(ledger.answered),
+        "runs": len(ledger.runs),
+        "written_to_the_bot": len(ledger.written),
+        "violations": len(scenario.violations),
+        "exits": found.exits,
+    }
+    promised = len(ledger.answered) + len(ledger.runs) + len(ledger.written)
+    report.bound(f"{found.kills} nodes killed, {len(scenario.takeovers)} taken over", bool(found.kills))
+    report.bound(
+        f"{promised:,} promises, {len(scenario.violations)} not kept", promised > 0 and not scenario.violations
+    )
+    report.bound(f"SIGTERM: exits {found.exits}", found.exits == [0] * count)
+    report.bound(f"{len(found.rows_left)} rows of nodes and leases left", not found.rows_left)
+    return report.finish(strict=True)
