@@ -20,7 +20,7 @@ from hermes_trio.runtime.ids import Ids
 from hermes_trio.runtime.membership import Membership
 from hermes_trio.runtime.neighbours import Neighbours
 from hermes_trio.runtime.outcome import Cause, StopReceipt
-from hermes_trio.runtime.ports import KEY_TOPIC
+from hermes_trio.runtime.ports import KEY_TOPIC, NodeRequest
 from hermes_trio.runtime.stateless import StatelessEntry
 from hermes_trio.runtime.supervisor import Supervisor
 from hermes_trio.runtime.tree import Tree
@@ -169,6 +169,10 @@ class ApiServices(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_SERVICES: Final = ApiServices()
 
+SHOW_RESPONSE: Final = "response"
+SHOW_SECONDS: Final = 2.0
+"""How long another node may take to show a response that it is making."""
+
 
 class ApiCore:
     """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
@@ -210,6 +214,30 @@ class ApiCore:
         """Turns of one named conversation of responses take turns."""
         self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
         """Responses that are being made: tenant and body, by id."""
+        if self.shared:
+            self._shown = runtime.membership.answering(SHOW_RESPONSE, self._show_response)
+            self._shown.__enter__()  # for as long as the node is one
+
+    async def _show_response(self, asked: NodeRequest) -> Mapping[str, Any]:
+        """Answer another node that was asked for a response: its tenant and its body, if it is being made here."""
+        live = self.live_responses.get(asked.target)
+        return {} if live is None else {"tenant": live[0], "body": live[1]().decode()}
+
+    async def live_elsewhere(self, response_id: str) -> tuple[str, bytes] | None:
+        """The tenant and the body of a response that another node is making; None if none says so in time."""
+        found: list[tuple[str, bytes]] = []
+
+        async def ask(node: str) -> None:
+            answer = await self.runtime.membership.ask(node, SHOW_RESPONSE, response_id, seconds=SHOW_SECONDS)
+            if answer is not None and "body" in answer.value:
+                found.append((answer.value["tenant"], answer.value["body"].encode()))
+                nursery.cancel_scope.cancel()
+
+        others = [node.incarnation for node in await self.store.list_nodes() if node.incarnation != self.store.owner]
+        async with trio.open_nursery() as nursery:
+            for node in others:
+                nursery.start_soon(ask, node)
+        return found[0] if found else None
 
     @property
     def shared(self) -> bool:

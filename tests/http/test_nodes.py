@@ -180,3 +180,58 @@ async def test_the_stream_of_the_tree_tells_of_all_nodes() -> None:
         owner = turn.core.store.owner[:8]
         assert f'hermes_node_sessions{{incarnation="{owner}",node="node-{number}"}} 1.0' in metrics
         await gateway.http.post(f"/v1/runs/{run_id}/stop", params={"wait": "true"})
+
+
+async def test_a_response_that_is_being_made_is_read_on_every_node() -> None:
+    """A foreground response is `in_progress` with its text so far wherever it is asked for, to its own tenant alone."""
+
+    async def agent(turn: Turn) -> str:
+        turn.emit("message.delta", delta="half an ans")
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_gateway(agent) as gateway:
+        other = await gateway.key("responses", "chat", name="other")
+        body = {"input": "x", "stream": True}
+        async with gateway.events("/v1/responses", method="POST", json=body) as events:
+            response_id = ""
+            while (event := await events.next()) is not None and event.name != "response.output_text.delta":
+                if event.name == "response.created":
+                    response_id = event.data["response"]["id"]
+            for _ in range(3):
+                found = (await gateway.http.get(f"/v1/responses/{response_id}")).json()
+                assert (found["id"], found["status"]) == (response_id, "in_progress")
+                assert "half an ans" in str(found["output"])
+                foreign = await gateway.http.get(f"/v1/responses/{response_id}", headers=other)
+                assert foreign.status_code == 404
+                assert (await gateway.http.get("/v1/responses/resp_nobody")).status_code == 404
+
+
+async def test_turns_of_a_derived_session_wait_for_each_other_on_all_nodes() -> None:
+    """Two requests that continue the same conversation without naming a session, on two nodes: one session, one turn at a time."""
+    most = now = 0
+    sessions: set[str] = set()
+
+    async def agent(turn: Turn) -> str:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        sessions.add(turn.context.session_id)
+        await trio.sleep(0.05)
+        now -= 1
+        return "answered"
+
+    async with open_gateway(agent) as gateway:
+        said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answered"}]
+        messages = [*said, {"role": "user", "content": "and then?"}]
+        answers: list[int] = []
+
+        async def ask() -> None:
+            answer = await gateway.http.post("/v1/chat/completions", json={"messages": messages})
+            answers.append(answer.status_code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask)
+        assert answers == [200, 200]
+        assert (most, len(sessions)) == (1, 1)

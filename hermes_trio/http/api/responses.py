@@ -762,7 +762,13 @@ async def _body_of(request: Request, response_id: str) -> bytes:
     live = request.core.live_responses.get(response_id)
     if live is not None and request.caller.owns(live[0]):
         return live[1]()
-    stored = await find_response(request, response_id)
+    stored = await request.core.store.get_response(request.caller.sees, response_id)
+    if stored is None and request.core.shared and response_id.startswith("resp_"):
+        elsewhere = await request.core.live_elsewhere(response_id)
+        if elsewhere is not None and request.caller.owns(elsewhere[0]):
+            return elsewhere[1]
+    if stored is None:
+        stored = await find_response(request, response_id)  # it may have ended meanwhile
     if b'"status":"queued"' not in stored.body[:200]:
         return stored.body
     body: dict[str, Any] = msgspec.json.decode(stored.body)
