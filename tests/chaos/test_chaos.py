@@ -316,7 +316,9 @@ async def test_all_notifications_are_lost(postgres: PostgresServer, tmp_path: Pa
 async def test_without_the_fence_the_judge_finds_late_writes(postgres: PostgresServer, tmp_path: Path) -> None:
     """Without the fence a node that was paused past its lease writes after it was taken over."""
     async with chaos(postgres, tmp_path, "SABOTAGE: no fence", clients={"chats": 6, "runs": 6}) as scenario:
-        await scenario.cluster.sabotage("RAISE EXCEPTION 'the node % is gone', node USING ERRCODE = 'HT001'", "NULL")
+        # The marker of such a unit refers to the node's row, too.
+        named = "PERFORM set_config('application_name', 'hermes-trio ' || node, false); RETURN"
+        await scenario.cluster.sabotage("RAISE EXCEPTION 'the node % is gone', node USING ERRCODE = 'HT001'", named)
         for turn in range(8):
             node = scenario.cluster.nodes[turn % 2]
             incarnation = await incarnation_of(scenario.cluster, node)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ with postgres_server() as server:
 def test_the_server_of_the_tests_runs_as_an_ordinary_user() -> None:
     """It is made, started, stopped and started again by a user without rights, and what it kept is there."""
     nobody = pwd.getpwnam("nobody")
-    rights = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    rights: dict[str, Any] = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
     try:
         subprocess.run([_packaged() / "bin" / "initdb", "--version"], check=True, capture_output=True, **rights)
     except (OSError, subprocess.CalledProcessError):
