@@ -47,6 +47,23 @@ class Pool:
         with urlopen(Request(self.address + path, json.dumps(body).encode(), headers), timeout=20) as answer:
             return json.load(answer)
 
+    def ask(self, path: str, body: Any, more: dict[str, str]) -> str:
+        """Send JSON with more headers, on a connection of its own; the answer as text."""
+        headers = {"Authorization": f"Bearer {KEY}", "Connection": "close", "Content-Type": "application/json", **more}
+        with urlopen(Request(self.address + path, json.dumps(body).encode(), headers), timeout=60) as answer:
+            return answer.read().decode()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes, as one of them sees them."""
+        return self.get("/health/detailed")["nodes"]
+
+    def node_of(self, pid: int) -> str:
+        """The name of the node that a process is."""
+        while True:
+            found = self.get("/health/detailed")
+            if found["pid"] == pid:
+                return next(node["name"] for node in found["nodes"] if node["here"])
+
     def pids(self) -> set[int]:
         """The processes that answer."""
         return {self.get("/health/detailed")["pid"] for _ in range(30)}
@@ -94,6 +111,48 @@ def test_two_workers_share_an_address_a_store_and_an_end(tmp_path: Path, postgre
         assert pool.process.wait(30) == 0
         assert "2 workers drained in" in rest
         assert rest.count("drained in") == 1
+
+
+@pytest.mark.slow
+def test_a_shell_stays_on_its_worker_and_the_model_is_told_when_that_is_killed(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """Directory and variables of a session are there whichever worker a request reaches, plain and streamed, and a chat in the browser is handled once.
+
+    After the worker of the shell was killed, the next turn says what was lost, and the one after it does not.
+    """
+
+    def say(text: str, **more: Any) -> str:
+        message = {"messages": [{"role": "user", "content": text}], **more}
+        told = pool.ask("/v1/chat/completions", message, {"X-Hermes-Session-Id": "bound"})
+        if not more:
+            return json.loads(told)["choices"][0]["message"]["content"]
+        pieces = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+        assert "data: [DONE]" in told
+        return "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces)
+
+    with serving(tmp_path, postgres_url, 2) as pool:
+        eventually(lambda: len(pool.pids()) == 2, seconds=60)
+        say("!run cd / && export SHADE=blue")
+        for _ in range(8):
+            assert "/ blue" in say("!run echo $PWD $SHADE")
+            assert "/ blue" in say("!run echo $PWD $SHADE", stream=True)
+        for number in range(6):
+            sent = {"text": f"!run echo n$(({number}+40))", "id": str(number)}
+            assert pool.post("/v1/web/conversations/c/messages", sent)["receipt"] == "accepted"
+            assert pool.post("/v1/web/conversations/c/messages", sent)["receipt"] == "duplicate"
+
+        def answers() -> list[str]:
+            page = pool.get("/v1/web/conversations/c/messages?limit=100")["data"]
+            return [one["text"] for one in page if one["role"] == "assistant" and one["text"]]
+
+        eventually(lambda: [n for n in range(6) if any(f"n{n + 40}" in one for one in answers())] == list(range(6)), 60)
+        host = next(node for node in pool.get("/health/detailed")["nodes"] if node["sessions"])
+        victim = next(pid for pid in pool.pids() if pool.node_of(pid) == host["name"])
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: host["incarnation"] not in {one["incarnation"] for one in pool.nodes()}, seconds=60)
+        assert "Its shell is lost" in say("hello")
+        assert "Its shell is lost" not in say("hello again").split("hello again")[-1]
 
 
 def test_workers_need_a_store_that_can_be_shared(tmp_path: Path) -> None:

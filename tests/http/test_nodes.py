@@ -74,8 +74,11 @@ async def test_a_revoked_key_is_refused_by_every_node() -> None:
             assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 200
         [key] = await gateway.core.store.list_api_keys()
         assert await gateway.core.store.revoke_api_key(key.id)
-        for _ in range(3):
-            assert (await gateway.http.get("/v1/runs", headers=headers)).status_code == 401
+
+        async def refused() -> bool:
+            return [(await gateway.http.get("/v1/runs", headers=headers)).status_code for _ in range(3)] == [401] * 3
+
+        await eventually(refused)
 
 
 async def test_a_browser_signs_in_once_for_all_nodes() -> None:
