@@ -32,6 +32,7 @@ class Outcome:
     """What was seen."""
 
     scenario: Scenario | None = None
+    line: str = ""
     kills: int = 0
     exits: list[int] = attrs.field(factory=list[int])
     rows_left: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
@@ -56,6 +57,7 @@ async def soak_nodes(server: PostgresServer, folder: Path, count: int, seconds: 
                 await _kill_one(scenario, choice)
                 found.kills += 1
         scenario.at_calm = lambda: _end(cluster, found)
+    found.line = scenario.report()
     return found
 
 
@@ -94,7 +96,7 @@ def main(count: int, seconds: float, report: Report) -> int:
     scenario = found.scenario
     assert scenario is not None
     ledger = scenario.load.ledger
-    print(scenario.report())
+    print(found.line)
     for violation in scenario.violations[:20]:
         print(f"violation: {violation}")
     report.figures |= {
