@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -394,6 +394,15 @@ STUBBORN = (
     "!bg for i in 1 2; do (trap '' TERM HUP INT; setsid setsid sleep {name} & ) ; done; trap '' TERM; sleep {name}"
 )
 
+
+def kill_together(pids: list[int]) -> None:
+    """Stop all of them before the first one dies. One that is gone by then, like a template whose server is dead, needs no signal."""
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
 ENDS = [
     combination for size in (1, 2, 3) for combination in itertools.combinations(("server", "warden", "keeper"), size)
 ]
@@ -429,10 +438,7 @@ def test_nothing_survives(victims: tuple[str, ...], user: str) -> None:
             case _:
                 pids = {"server": [attacked.server.pid], "warden": [warden], "keeper": keepers}
                 doomed = [pid for victim in victims for pid in pids[victim]]
-                for pid in doomed:
-                    os.kill(pid, signal.SIGSTOP)
-                for pid in doomed:
-                    os.kill(pid, signal.SIGKILL)
+                kill_together(doomed)
         eventually(lambda: not running(f"sleep {name}"))
 
 
@@ -455,10 +461,7 @@ def test_every_child_that_the_server_did_not_start_is_ended(victims: tuple[str, 
         eventually(lambda: len(running(f"sleep {name}")) >= 3)
         warden, *keepers = attacked.children()
         doomed = [pid for victim in victims for pid in ([warden] if victim == "warden" else keepers)]
-        for pid in doomed:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in doomed:
-            os.kill(pid, signal.SIGKILL)
+        kill_together(doomed)
         eventually(lambda: not running(f"sleep {name}"))
         assert attacked.alive()
         assert "again" in attacked.run("echo again", session="t")
