@@ -8,7 +8,8 @@ import trio.testing
 from hermes_trio import Runtime, SessionContext, Turn, TurnSpec
 from hermes_trio.runtime.errors import MembershipLost
 from hermes_trio.runtime.membership import BEATS, MARGIN
-from hermes_trio.runtime.ports import RUN_TOPIC, NewRun, NodeRequest, TurnInput, TurnStart
+from hermes_trio.runtime.outcome import TurnState
+from hermes_trio.runtime.ports import RUN_TOPIC, Message, NewRun, NodeRequest, TurnFinish, TurnInput, TurnStart
 from hermes_trio.store import SqliteStore, open_store
 from hermes_trio.store.sqlite.nodes import remove_node
 from hermes_trio.testing.faults import StoreFaults
@@ -229,6 +230,27 @@ async def test_a_singleton_moves_at_once_when_its_node_stops_as_planned(virtual_
             assert (where, trio.current_time()) == (["a", "a stopped", "b"], stopped)
             assert len(at_once) == 1
             assert [node.name for node in await second.store.list_nodes()] == ["b"]
+
+
+async def test_the_end_of_a_run_is_written_once_although_another_node_has_used_its_session_since(
+    virtual_clock: object,
+) -> None:
+    """A node that did not hear of its commit writes the end again; a turn of another node may have come in between."""
+
+    def end_of(number: int) -> TurnFinish:
+        new = NewRun(run_id=f"run_{number}", session_id="s")
+        context = SessionContext(session_id="s")
+        begun = TurnStart(turn_id=f"turn_{number}", context=context, source="x", run=new, hold=True)
+        messages = (Message(role="user", content=f"ask {number}"), Message(role="assistant", content="done"))
+        return TurnFinish(start=begun, state=TurnState.COMPLETED, messages=messages, text="done")
+
+    async with open_nodes() as nodes, nodes.store.shared("one") as one, nodes.store.shared("two") as two:
+        for number, store in enumerate((one, two)):
+            await store.begin_turn(end_of(number).start)
+            await store.finish_turn(end_of(number))
+        await one.finish_turn(end_of(0))
+        said = [message.content for message in await nodes.store.load_history("s") if message.role == "user"]
+        assert said == ["ask 0", "ask 1"]
 
 
 async def test_a_run_that_waits_for_another_node_is_queued_for_everybody(virtual_clock: object) -> None:

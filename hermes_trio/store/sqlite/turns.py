@@ -167,6 +167,8 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
     reason = finish.end_session
     # Turn ids are unique for one owner. A turn that never had its session leaves no mark: another turn has it, and may have to write its end again.
     mark = "" if finish.waited else f"{owner}.{start.turn_id}"
+    if start.hold and _run_has_ended(db, start):
+        return False
     if finish.acknowledged or start.inbox_ids:
         if _is_written(db, start, mark) or _has_told(db, start):
             return False
@@ -241,6 +243,12 @@ def _has_told(db: Database, start: TurnStart) -> bool:
     """Whether what this turn took says that it has ended: so it is known for one that ended while it waited for the lock of its session."""
     sql = "SELECT 1 FROM inbox WHERE id = ? AND state = 'delivered' AND turn_id = ?"
     return bool(start.inbox_ids) and exists(db, sql, (start.inbox_ids[0], start.turn_id))
+
+
+def _run_has_ended(db: Database, start: TurnStart) -> bool:
+    """Whether the end of this turn is there already, by its run: where nodes share the store, a turn of another node may have come after it."""
+    sql = "SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NOT NULL"
+    return start.run is not None and exists(db, sql, (start.run.run_id,))
 
 
 class SqliteTurns(Verbs):
