@@ -34,6 +34,34 @@ STATES_SQL: Final = (
 """The states that rows are in at a moment."""
 
 
+FAULTS: Final = (
+    "store before",
+    "store after",
+    "store slow",
+    "store full",
+    "crash",
+    "telegram",
+    "model",
+    "clock",
+    "signal",
+    "receiver",
+    "pause",
+    "partition",
+)
+"""What may go wrong, by family: each must have been met in each state of a turn, a run, a job and a delivery, or `UNREACHABLE` says why not."""
+
+WANTED: Final = ("turn", "run", "job", "delivery")
+
+UNREACHABLE: Final[Mapping[tuple[str, str], str]] = {
+    ("*", "job starting"): "no row has this state: a job is written down as running, before its work begins",
+}
+"""Pairs of fault and state that no world can reach, with the reason; `*` stands for every fault."""
+
+
+def _family(fault: str) -> str:
+    return fault if fault in FAULTS else fault.partition(" ")[0]
+
+
 @attrs.define
 class Coverage:
     """Counts, over any number of worlds. `calls` are the calls of each verb."""
@@ -49,8 +77,27 @@ class Coverage:
         self.calls.update(other.calls)
 
     def table(self) -> str:
-        """Two tables for people: verbs by fault, and faults by state."""
-        return f"{self._verb_table()}\n\n{self._state_table()}"
+        """Two tables for people, verbs by fault and faults by state, and what is out of reach."""
+        return f"{self._verb_table()}\n\n{self._state_table()}\n\n{self._reasons()}"
+
+    def gaps(self) -> list[str]:
+        """Pairs of a fault and a state of a turn, a run, a job or a delivery that no world has met, and for which there is no reason."""
+        met = {(_family(fault), state) for (fault, state), count in self.states.items() if count}
+        return [
+            f"{fault} while there was {what} {state}"
+            for what in WANTED
+            for state in STATES[what]
+            for fault in FAULTS
+            if (fault, f"{what} {state}") not in met and not _reason(fault, f"{what} {state}")
+        ]
+
+    def _reasons(self) -> str:
+        rows = [
+            [state, "every fault" if fault == "*" else fault, reason] for (fault, state), reason in UNREACHABLE.items()
+        ]
+        widths = [max(len(row[index]) for row in rows) for index in range(2)]
+        lines = [f"  {state.ljust(widths[0])}  {fault.ljust(widths[1])}  {reason}" for state, fault, reason in rows]
+        return "\n".join(["out of reach (shown as -):", *lines])
 
     def missing(self) -> list[str]:
         """Verbs that were called and never failed, by kind of fault; and verbs that were never called."""
@@ -62,6 +109,9 @@ class Coverage:
             if never:
                 found.append(f"never {kind}: {', '.join(never)}")
         idle = [verb for verb in sorted(STORE_VERBS) if not self.calls[verb]]
+        gaps = self.gaps()
+        if gaps:
+            found.append(f"gaps, neither met nor explained: {'; '.join(gaps)}")
         if idle:
             found.append(f"never called by these worlds: {', '.join(idle)}")
         return found
@@ -80,10 +130,15 @@ class Coverage:
         return str(self.verbs[verb, kind] or ".")
 
     def _state_table(self) -> str:
-        faults = sorted({fault for fault, _ in self.states})
+        met: Counter[tuple[str, str]] = Counter()
+        for (fault, state), count in self.states.items():
+            met[_family(fault), state] += count
         columns = [f"{what} {state}" for what, states in STATES.items() for state in states]
-        rows = [[column, *(str(self.states[fault, column] or ".") for fault in faults)] for column in columns]
-        return _table(["while there was", *faults], rows)
+        rows = [
+            [state, *(str(met[fault, state] or ("-" if _reason(fault, state) else ".")) for fault in FAULTS)]
+            for state in columns
+        ]
+        return _table(["while there was", *FAULTS], rows)
 
     def picture(self) -> str:
         """The same as an SVG: one field for each pair, the darker the more often."""
@@ -100,6 +155,10 @@ class Coverage:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="10">'
             f'<rect width="100%" height="100%" fill="white"/>{left}{right}</svg>\n'
         )
+
+
+def _reason(fault: str, state: str) -> str:
+    return UNREACHABLE.get((fault, state)) or UNREACHABLE.get(("*", state), "")
 
 
 def _grid(title: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]], x: int) -> str:

@@ -35,7 +35,7 @@ _WEIGHTS: Final = {
 
 STORE_FAULTS: Final = ("before", "after", "busy", "full", "slow")
 CRASH_POINTS: Final = ("now", "before", "after")
-TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat")
+TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat", "block")
 MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
 OTHER_DEVICE: Final = 50
 """What is added to the number of a step for what the same person does elsewhere."""
@@ -162,7 +162,7 @@ def _action(dice: random.Random, at: float, number: int) -> Step:
         return Step(at, "chat", tenant, number, f"{_write(dice)} {dice.choice(('', 'leave=3', 'stream=1'))}".strip())
     if chance < 0.94:
         return Step(at, "webhook", who, number, f"{_write(dice)} {dice.choice(('', 'repeat=1', 'repeat=2'))}".strip())
-    return Step(at, dice.choice(("press", "restart")), who, number)
+    return Step(at, dice.choice(("press", "restart", "restart")), who, number)
 
 
 def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) -> Step:

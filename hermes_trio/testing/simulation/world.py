@@ -52,6 +52,8 @@ DRAIN_SECONDS: Final = 60.0
 HOT_REFUSALS: Final = 50
 """So many refused calls in one instant of virtual time are a loop without a pause."""
 
+BLOCKED_SECONDS: Final = 40.0
+
 STORE_MEMORY: Final = 120.0
 """For so long after a fault of the store a process may end with something that it could not write."""
 
@@ -68,7 +70,7 @@ LIMITED_MARK: Final = "m9002"
 class WorldSettings:
     """What is not left to the seed."""
 
-    calm_seconds: float = 900.0
+    calm_seconds: float = 600.0
     """Virtual seconds after the last fault within which everything must have settled."""
     concurrent_turns: int = 4
     narrow_turns: int = 2
@@ -371,6 +373,8 @@ class World:
             case "telegram":
                 if words[1] == "repeat":
                     self._repeat_update()
+                elif words[1] == "block":
+                    self._nursery.start_soon(self._block, FIRST_PERSON + step.number % PEOPLE)
                 else:
                     self.telegram.fail(words[0], _PLATFORM_FAULTS[words[1]], times=int(options.get("times", 1)))
             case "model":
@@ -457,6 +461,12 @@ class World:
                 self.faults.fail(*verbs, times=times, skip=skip, chance=chance, error=_busy)
             case _:
                 self.faults.fail(*verbs, times=times, skip=skip, chance=chance, after_commit=how == "after")
+
+    async def _block(self, chat: int) -> None:
+        """Somebody blocks the bot, and thinks better of it: what is sent meanwhile is refused for good."""
+        self.telegram.forbid(chat)
+        await trio.sleep(BLOCKED_SECONDS)
+        self.telegram._chats[chat].forbidden = None
 
     def _repeat_update(self) -> None:
         """The platform gives an update out again that was confirmed before, as a new poll after a broken one may."""
