@@ -250,7 +250,11 @@ def make_program(
         times = [step.at for step in steps]
         for number in range(dice.choice((0, 1, 2, 3, 4, 6, 8, 12))):
             at = dice.choice(times) + dice.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
-            steps.append(_fault(dice, round(min(max(at, 0.0), seconds), 2), number, faults))
+            at = round(min(max(at, 0.0), seconds), 2)
+            steps.append(_fault(dice, at, number, faults))
+            if "telegram" in faults and dice.random() < 0.2:
+                # What goes wrong while a message is on its way, which otherwise takes no time.
+                steps.append(Step(round(max(at - 10.0, 0.0), 2), "telegram", 0, number, "sendMessage delay times=3"))
     if count > 1:
         steps = [_several(dice, step, count) for step in steps]
         steps += [_on_another_device(dice, step) for step in steps if step.kind == "run" and dice.random() < 0.3]

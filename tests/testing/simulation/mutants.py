@@ -320,8 +320,7 @@ def _tries_without_a_pause(real: Any) -> Any:
     async def failed(self: Lanes, lane: Any, delivery: Any, rows: Any, error: Exception, failures: int) -> None:
         await trio.lowlevel.checkpoint()
         if rows:
-            ids = [row.id for row in rows]
-            await self._core.ends.put(End("a claim", lambda: self._core.store.release_inbox(ids)))
+            await self._core.ends.put(End("a claim", lambda: self._core.store.release_inbox(rows)))
 
     return failed
 
