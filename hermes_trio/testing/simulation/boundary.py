@@ -41,6 +41,9 @@ __all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
 EPOCH: Final = 1_790_000_000.0
 """When every world begins, in seconds since 1970: a Monday in September 2026."""
 
+MOST_BATCHES: Final = 50_000
+"""So many rounds of the scheduler in one instant of virtual time are a loop that never ends: the world breaks."""
+
 _CLOCKS: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _REAL: Final = {name: getattr(time, name) for name in _CLOCKS}
 
@@ -108,7 +111,7 @@ class Boundary:
         self._outside = outside
         # Streams of their own: a draw of the code under test must not change the order of the scheduler.
         self._bytes = random.Random(f"{seed} bytes")
-        self._order = _Order(f"{seed} order")
+        self._order = _Order(f"{seed} order", clock)
         self._global = f"{seed} global"
         self._stack = ExitStack()
 
@@ -119,6 +122,10 @@ class Boundary:
     def store_wall(self) -> float:
         """The time of day, as the database has it."""
         return self.clock.current_time() + self.offset
+
+    def end_by(self, until: float) -> None:
+        """Break the simulation off at this time, whatever waits or is shielded: a defect must not make it last for ever."""
+        self._order.until = until
 
     def hold(self, is_held: Callable[[trio.lowlevel.Task], bool] | None) -> None:
         """Run none of these tasks until this is called again: what wakes them meanwhile is not lost, and deadlines pass. None holds nothing."""
@@ -221,14 +228,26 @@ class Boundary:
 class _Order(random.Random):
     """Decides in which order the tasks of a batch run, and which do not run at all for a while."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, clock: MockClock) -> None:
         super().__init__(seed)
+        self._clock = clock
+        self._instant = (0.0, 0)
+        self.until = float("inf")
         self.is_held: Callable[[trio.lowlevel.Task], bool] | None = None
         self.held: list[trio.lowlevel.Task] = []
 
     def shuffle(self, x: Any) -> None:
         """Called by the scheduler with the tasks that it is about to run, last one first."""
         super().shuffle(x)
+        at, count = self._instant
+        now = self._clock.current_time()
+        self._instant = (now, count + 1 if now == at else 0)
+        if now > self.until:
+            raise SimulationBreach("the world does not end")
+        if count > MOST_BATCHES:
+            raise SimulationBreach(
+                f"{count} rounds of the scheduler in one instant: something goes round without a pause"
+            )
         if self.is_held is not None:
             self.held += [task for task in x if self.is_held(task)]
             x[:] = [task for task in x if not self.is_held(task)]

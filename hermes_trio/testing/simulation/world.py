@@ -138,6 +138,7 @@ class World:
         self.started_at = EPOCH
         self.calm_until = program.seconds + self.settings.calm_seconds
         """When the world has to have settled, in seconds since it began."""
+        self.boundary.end_by(EPOCH + self.calm_until + 3600)
         self.held: list[str] = []
         """What was still held at the end of the calm, before the drain."""
         self.late: list[str] = []
