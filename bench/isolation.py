@@ -212,14 +212,14 @@ class Hosted:
         settings = RuntimeSettings(max_turns=self.work.sessions, watchdog_seconds=0)
         async with (
             Runtime(agent=self.agent, settings=settings, stages=[self.open_warden], seed=self.work.seed) as runtime,
-            runtime.delivering(Conversations(self.ended)) as delivery,
+            runtime.delivering(Conversations(self.ended)) as inbox,
             trio.open_nursery() as reading,
         ):
             reading.start_soon(self.read_completions, runtime)
             async with trio.open_nursery() as sessions:
                 for session in range(self.work.sessions):
                     if session % 2:
-                        sessions.start_soon(self.converse, delivery, session)
+                        sessions.start_soon(self.converse, inbox, session)
                     else:
                         sessions.start_soon(self.embed, runtime, session)
             await self.all_told()
@@ -231,12 +231,12 @@ class Hosted:
         async with open_warden() as self.warden:
             yield
 
-    async def converse(self, delivery: Inbox, session: int) -> None:
+    async def converse(self, inbox: Inbox, session: int) -> None:
         """A session of the front: one message after the other."""
         for number in range(self.work.turns):
             step = self.work.step(session, number)
             answered = self.answers[step.identity.message] = trio.Event()
-            await delivery.accept(
+            await inbox.accept(
                 NewMessage(
                     inbox="bench",
                     session_key=step.identity.key,

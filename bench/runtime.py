@@ -175,8 +175,8 @@ async def works() -> AsyncIterator[dict[str, Work]]:
     """Everything that is timed."""
     interface, where, said = Answers(), session(0), TurnInput(text="hello")
     message = NewMessage(inbox="bench", session_key=where.session_key, routing=where, text="hello")
-    async with open_runtime() as runtime, runtime.delivering(interface) as delivery:
-        core, channel, owner = runtime.core, delivery.channel, runtime.owner(where)
+    async with open_runtime() as runtime, runtime.delivering(interface) as inbox:
+        core, channel, owner = runtime.core, inbox.channel, runtime.owner(where)
 
         async def bare(times: int) -> None:
             for _ in range(times):
@@ -213,7 +213,7 @@ async def works() -> AsyncIterator[dict[str, Work]]:
         async def lane(times: int) -> None:
             for _ in range(times):
                 interface.ended = trio.Event()
-                await delivery.accept(message)
+                await inbox.accept(message)
                 await interface.ended.wait()
 
         async def job(times: int) -> None:

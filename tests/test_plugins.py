@@ -141,7 +141,7 @@ def test_an_installed_plugin_that_nobody_asked_for_is_not_loaded(
         name = group.rpartition(".")[2]
         install(tmp_path, monkeypatch, group, name, "raise SystemExit('it was loaded')")
     assert build_routes({}).names == ("demo",)
-    assert build_assembly({}, environment={}, host=None).directory.platforms == ()
+    assert build_assembly({}, environment={}, host=None).platforms.names == ()
     assert load_tools([], Tool) == []
 
 

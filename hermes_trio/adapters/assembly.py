@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
 
-__all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_member"]
+__all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_platform"]
 
 
 _PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
@@ -57,7 +57,7 @@ class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints.get(path)
 
 
-def github_member(environment: Mapping[str, str]) -> Platform | None:
+def github_platform(environment: Mapping[str, str]) -> Platform | None:
     """The place for comments on GitHub, where a token for it is set."""
     token = environment.get("GITHUB_TOKEN") or environment.get("GH_TOKEN")
     if not token:
@@ -73,7 +73,7 @@ class AdapterAssembly:
 
     def __init__(
         self,
-        members: Iterable[Platform],
+        platforms: Iterable[Platform],
         *,
         webhook: WebhookSettings | None = None,
         cron: CronSettings | None = None,
@@ -82,8 +82,8 @@ class AdapterAssembly:
         environment: Mapping[str, str] | None = None,
         home: Path | None = None,
     ) -> None:
-        self.directory = Platforms(members)
-        self.senders = Senders([member.adapter for member in self.directory.members], outbox)
+        self.platforms = Platforms(platforms)
+        self.senders = Senders([platform.adapter for platform in self.platforms], outbox)
         self._webhook = webhook
         self._cron = cron
         self._host = host
@@ -103,11 +103,11 @@ class AdapterAssembly:
 
         `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
         """
-        for member in self.directory.members:
-            if hasattr(member.adapter, "mounts"):
+        for platform in self.platforms:
+            if hasattr(platform.adapter, "mounts"):
                 # What was said is read from the store; everything that happens goes through the hub.
-                cast("Any", member.adapter).store = runtime.store
-        gateway = MessageHub(runtime, self.directory, self.senders, approvals, ends=ends)
+                cast("Any", platform.adapter).store = runtime.store
+        gateway = MessageHub(runtime, self.platforms, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gateway.open())
             webhook: WebhookReceiver | None = None
@@ -127,14 +127,14 @@ class AdapterAssembly:
             )
 
     def _mounts(self) -> list[Mount]:
-        return [mount for member in self.directory.members for mount in getattr(member.adapter, "mounts", ())]
+        return [mount for platform in self.platforms for mount in getattr(platform.adapter, "mounts", ())]
 
     def _endpoints(self) -> dict[str, CallbackEndpoint]:
         found: dict[str, CallbackEndpoint] = {}
-        for member in self.directory.members:
-            path = getattr(member.adapter, "endpoint", "")
+        for platform in self.platforms:
+            path = getattr(platform.adapter, "endpoint", "")
             if path:
-                found[path] = cast("CallbackEndpoint", member.adapter)
+                found[path] = cast("CallbackEndpoint", platform.adapter)
         return found
 
 
@@ -144,24 +144,24 @@ def build_assembly(
     environment: Mapping[str, str],
     host: str | None,
     home: Path | None = None,
-    members: Iterable[Platform] = (),
+    platforms: Iterable[Platform] = (),
 ) -> AdapterAssembly:
     """The assembly that a configuration asks for: `tables` are its sections by name, `plugins` those of the adapters that packages bring.
 
-    `members` come in addition.
+    `platforms` come in addition.
     """
-    built = list(members)
+    built = list(platforms)
     for name, table in tables.get("plugins", {}).items():
         where = f"plugins.adapters.{name}"
         built.append(build_plugin(ADAPTERS, name, where, (table, environment), Platform))
     for name, variable in _PLATFORMS.items():
         table = tables.get(name, {})
         if table or environment.get(variable):
-            build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_member")
-            member: Platform | None = build(table, environment)
-            if member is not None:
-                built.append(member)
-    comments = github_member(environment)
+            build = getattr(import_module(f".{name}.adapter", __package__), f"{name}_platform")
+            platform: Platform | None = build(table, environment)
+            if platform is not None:
+                built.append(platform)
+    comments = github_platform(environment)
     if comments is not None:
         built.append(comments)
     return AdapterAssembly(

@@ -90,7 +90,7 @@ class _JobsInStore:
         tables = {name: cast("Mapping[str, Any]", getattr(config, name)) for name in SECTIONS}
         tables["plugins"] = config.plugins.adapters
         assembly = build_assembly(tables, environment=config.environment, host=config.server.host)
-        self._platforms = assembly.directory.platforms
+        self._platforms = assembly.platforms.names
 
     async def list(self) -> list[dict[str, Any]]:
         return [await self.get(row.id) for row in await self._store.list_cron_jobs()]

@@ -134,11 +134,11 @@ async def chat(
     )
     chosen = trio.Event()
     adapter = ChatAdapter(screen, prompt or PipedLines(), interactive=interactive, ready=chosen)
-    member = Platform(adapter, PlatformSettings(allow_all=True, busy=own.busy))
-    assembly = AdapterAssembly([member], environment=settings.environment, home=settings.home)
+    platform = Platform(adapter, PlatformSettings(allow_all=True, busy=own.busy))
+    assembly = AdapterAssembly([platform], environment=settings.environment, home=settings.home)
     left = ""
     async with _prompting(prompt), open_gateway(settings, assembly, database=database, directives=(CLI,)) as gateway:
-        adapter.delivery = lambda: gateway.adapters.hub.messaging.deliveries[CLI]
+        adapter.inbox = lambda: gateway.adapters.hub.messaging.inboxes[CLI]
         adapter.running = lambda: len(gateway.runtime.supervisor)
         adapter.models = gateway.routes.names
         if prompt is not None:
@@ -173,7 +173,7 @@ async def chat(
                 if not interactive:
                     await _settled(gateway)
                 nursery.cancel_scope.cancel()
-        left = await end_session(gateway.runtime, adapter.delivery())
+        left = await end_session(gateway.runtime, adapter.inbox())
     if interactive and left:
         screen.note(f"Take it up again with: hermes-trio chat --resume {left}")
 

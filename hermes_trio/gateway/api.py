@@ -12,7 +12,7 @@ import msgspec
 
 from hermes_trio import __version__
 from hermes_trio.adapters.assembly import OpenAdapters, build_assembly
-from hermes_trio.adapters.web.adapter import web_member
+from hermes_trio.adapters.web.adapter import web_platform
 from hermes_trio.config import Config
 from hermes_trio.console.routes import console_routes
 from hermes_trio.http.app import make_app
@@ -71,7 +71,7 @@ async def open_api_gateway(
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
     tables["plugins"] = config.plugins.adapters
     assembly = build_assembly(
-        tables, environment=config.environment, host=config.server.host, home=config.home, members=[web_member()]
+        tables, environment=config.environment, host=config.server.host, home=config.home, platforms=[web_platform()]
     )
     async with open_gateway(config, assembly, agent=agent, in_memory=in_memory, store=store) as gateway:
         api = ApiCore(

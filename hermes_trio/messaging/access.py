@@ -38,7 +38,7 @@ class Access(Enum):
 class AccessDecision(msgspec.Struct, frozen=True):
     """Whether somebody may come in, and the code that was made for them."""
 
-    admittance: Access
+    access: Access
     code: str = ""
 
 
@@ -66,7 +66,7 @@ class AccessControl:
                 return True
         return False
 
-    async def knock(self, source: Source, settings: PlatformSettings) -> AccessDecision:
+    async def decide(self, source: Source, settings: PlatformSettings) -> AccessDecision:
         """Decide whether `source` may talk to the agent. May create a pairing code, which is shown once: a user with an open code gets no further answer."""
         if await self.allows(source, settings):
             return AccessDecision(Access.ALLOWED)

@@ -112,10 +112,10 @@ class Commands:
 
     def _limits(self, source: Source) -> Callable[[ApprovalRow], bool] | None:
         """Which requests a person may answer; None for all of them."""
-        member = self._messaging.directory.find(source.platform)
-        if source.chat_type == "dm" or member is None:
+        platform = self._messaging.platforms.find(source.platform)
+        if source.chat_type == "dm" or platform is None:
             return None
-        admins = member.settings.approval_admins
+        admins = platform.settings.approval_admins
         if "*" in admins or (source.user_id or "") in admins:
             return None
         return lambda row: row.asker == source.user_id if row.asker else not admins
@@ -124,8 +124,8 @@ class Commands:
 
     async def _help(self, caller: CommandContext, command: Command) -> str:
         lines = [f"{caller.prefix}{entry.usage}: {entry.help}" for entry in self._entries.values()]
-        member = self._messaging.directory.find(caller.platform)
-        own = () if member is None else member.adapter.own_commands
+        platform = self._messaging.platforms.find(caller.platform)
+        own = () if platform is None else platform.adapter.own_commands
         lines += [f"{caller.prefix}{usage}: {told}" for usage, told in own]
         return "\n".join(["Whatever is not a command is for the agent.", "", *lines])
 
@@ -135,7 +135,7 @@ class Commands:
             return f"{caller.prefix}stop knows no {command.arguments!r}; write {caller.prefix}stop or {caller.prefix}stop all."
         cause = Cause(CancelCause.STOP, f"{caller.prefix}stop")
         queued = await self._queued(caller)
-        receipt = await self._messaging.deliveries[caller.platform].stop_turn(caller.session_key, cause)
+        receipt = await self._messaging.inboxes[caller.platform].stop_turn(caller.session_key, cause)
         said = [receipt_text(receipt)] if receipt is not None else ["Nothing was running."]
         session = await self._session(caller)
         jobs = 0 if session is None else await self._job_count(session.id)
@@ -151,7 +151,7 @@ class Commands:
     async def _new(self, caller: CommandContext, command: Command) -> str:
         messaging, key = self._messaging, caller.session_key
         old = await self._session(caller)
-        turn = messaging.deliveries[caller.platform].current_turn(key)
+        turn = messaging.inboxes[caller.platform].current_turn(key)
         cause = Cause(CancelCause.SESSION_ENDED, f"{caller.prefix}new")
         # All of it or none: a new session that keeps what the old one was allowed would be the worst of both. And before the stopping, which may take
         # seconds: a question of the new conversation must not be refused for the old one's sake.
@@ -176,7 +176,7 @@ class Commands:
     async def _status(self, caller: CommandContext, command: Command) -> str:
         messaging, key = self._messaging, caller.session_key
         session = await self._session(caller)
-        turn = messaging.deliveries[caller.platform].current_turn(key)
+        turn = messaging.inboxes[caller.platform].current_turn(key)
         lines: list[str] = []
         if session is None:
             lines.append("No conversation has begun here yet.")

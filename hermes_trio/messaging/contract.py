@@ -92,7 +92,7 @@ class Disposition(Enum):
 class Received(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `HubPort.receive`."""
 
-    receipt: Disposition
+    disposition: Disposition
     session_key: str = ""
     text: str = ""
 

@@ -67,11 +67,11 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
 class ChatInterface(Interface):
     """One for each adapter; registered with the runtime for as long as the gateway is open."""
 
-    def __init__(self, messaging: MessagingCore, member: Platform, previews: Previews, prompts: Prompts) -> None:
-        self.platform = member.platform
-        self.interactive = member.adapter.interactive
+    def __init__(self, messaging: MessagingCore, platform: Platform, previews: Previews, prompts: Prompts) -> None:
+        self.platform = platform.name
+        self.interactive = platform.adapter.interactive
         self._messaging = messaging
-        self._member = member
+        self._platform = platform
         self._previews = previews
         self._prompts = prompts
         self._turns: dict[str, Turn] = {}
@@ -83,20 +83,20 @@ class ChatInterface(Interface):
         note = self._told_model.get(rows[0].session_key, "")
         content: Any = given.payload.get("content", "")
         return msgspec.structs.replace(
-            given, instructions=note, content=content or "", model=self._member.adapter.model
+            given, instructions=note, content=content or "", model=self._platform.adapter.model
         )
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
-        seconds = self._member.settings.deadline
+        seconds = self._platform.settings.deadline
         return None if seconds is None else Budget(seconds=seconds)
 
     def sink(self, context: SessionContext) -> EventSink | None:
-        return TurnFeed(self._messaging, self._member, context, self._previews, self._prompts)
+        return TurnFeed(self._messaging, self._platform, context, self._previews, self._prompts)
 
     async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
         """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
         key = context.session_key
-        policy = policy_for(self._member.settings, _chat_type(key))
+        policy = policy_for(self._platform.settings, _chat_type(key))
         if policy.mode != "none":
             found = await self._messaging.store.session_of(key)
             if found is not None and found.ended_at is None:
@@ -120,23 +120,23 @@ class ChatInterface(Interface):
         text = reply_text(turn, outcome)
         reset = self._told_user.pop(outcome.session_key, "")
         text = "\n\n".join(part for part in (reset, text) if part)
-        payload: dict[str, Any] = {"reply_to": self._member.adapter.anchor(turn.context), "turn": turn.id}
+        payload: dict[str, Any] = {"reply_to": self._platform.adapter.anchor(turn.context), "turn": turn.id}
         if feed.preview is not None:
             feed.preview.close()
             payload |= {"preview": turn.id, "edits": feed.preview.message_id}
-        return self._messaging.directory.compose(feed.address, text, payload) if text else ()
+        return self._messaging.platforms.compose(feed.address, text, payload) if text else ()
 
     def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
         where = rows[-1].routing
         address = Address(self.platform, where.chat_id or where.user_id, where.thread_id or None)
-        return self._messaging.directory.compose(address, REFUSED, {"reply_to": self._member.adapter.anchor(where)})
+        return self._messaging.platforms.compose(address, REFUSED, {"reply_to": self._platform.adapter.anchor(where)})
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
         feed = turn.sink
         assert isinstance(feed, TurnFeed)
         feed.start(turn.id)
-        await self._member.adapter.on_turn_start(turn)
+        await self._platform.adapter.on_turn_start(turn)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         turn = self._turns.pop(outcome.turn_id)
@@ -148,7 +148,7 @@ class ChatInterface(Interface):
         await self._settle_steering(turn)
         if feed.preview is not None and not reply_text(turn, outcome):
             self._previews.forget(turn.id)
-        await self._member.adapter.on_turn_end(outcome)
+        await self._platform.adapter.on_turn_end(outcome)
 
     async def _settle_steering(self, turn: Turn) -> None:
         """What the turn took up has been told; what it did not take up stays in the inbox and is a turn of its own."""

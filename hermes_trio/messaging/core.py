@@ -49,17 +49,17 @@ class MessagingCore:
     def __init__(
         self,
         runtime: Runtime,
-        directory: Platforms,
+        platforms: Platforms,
         senders: Senders,
         approvals: Approvals | None,
         ends: ConversationEnd | None = None,
     ) -> None:
         self.runtime = runtime
-        self.directory = directory
+        self.platforms = platforms
         self.senders = senders
         self.approvals = approvals
         self._ends = ends
-        self.deliveries: dict[str, Inbox] = {}
+        self.inboxes: dict[str, Inbox] = {}
         self.steered: dict[str, list[tuple[int, str]]] = {}
         """Inbox rows that were handed to a running turn, by the turn's id, oldest first."""
         self.scope: trio.Nursery | None = None
@@ -110,6 +110,6 @@ class MessagingCore:
 
     async def post(self, address: Address, text: str, payload: Mapping[str, Any] | None = None) -> None:
         """Say something in a chat, outside any turn: committed when this returns, then sent in the chat's order."""
-        entries = self.directory.compose(address, text, payload)
+        entries = self.platforms.compose(address, text, payload)
         if entries:
             await self.store.add_outbox(entries)

@@ -79,5 +79,5 @@ class LanesElsewhere:
         return {"interrupted": True}
 
     def _turn(self, request: NodeRequest) -> Turn | None:
-        inbox = self._messaging.deliveries.get(str(request.payload.get("platform", "")))
+        inbox = self._messaging.inboxes.get(str(request.payload.get("platform", "")))
         return None if inbox is None else inbox.current_turn(request.target)

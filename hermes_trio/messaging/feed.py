@@ -36,8 +36,8 @@ COMMAND_LONGEST: Final = 12_000
 class Preview:
     """An answer that is shown while it is being written. `done` is set when nothing of it is under way any more."""
 
-    def __init__(self, member: Platform, address: Address, reply_to: str) -> None:
-        self._member = member
+    def __init__(self, platform: Platform, address: Address, reply_to: str) -> None:
+        self._platform = platform
         self._address = address
         self._reply_to = reply_to
         self._changed = trio.Event()
@@ -81,7 +81,7 @@ class Preview:
             self.done.set()
 
     async def _put(self, text: str) -> bool:
-        adapter, address = self._member.adapter, self._address
+        adapter, address = self._platform.adapter, self._address
         pieces = adapter.split(f"{text} …")
         piece = pieces[0] if pieces else "…"
         chat, thread = address.chat_id or "", address.thread_id or ""
@@ -151,31 +151,36 @@ class TurnFeed:
     """See the module. Called with each event of the turn."""
 
     def __init__(
-        self, messaging: MessagingCore, member: Platform, context: SessionContext, previews: Previews, prompts: Prompts
+        self,
+        messaging: MessagingCore,
+        platform: Platform,
+        context: SessionContext,
+        previews: Previews,
+        prompts: Prompts,
     ) -> None:
         self._messaging = messaging
-        self._member = member
+        self._platform = platform
         self._context = context
         self._previews = previews
         self._prompts = prompts
-        self._reply_to = member.adapter.anchor(context)
+        self._reply_to = platform.adapter.anchor(context)
         self._questions: list[Mapping[str, Any]] = []
         self._asking = False
         self._waiting = 0
         self._text: list[str] = []
         self._over = trio.Event()
-        self.address = Address(member.platform, context.chat_id, context.thread_id or None)
+        self.address = Address(platform.name, context.chat_id, context.thread_id or None)
         self.preview: Preview | None = None
         self.turn_id = ""
 
     def start(self, turn_id: str) -> None:
         """The turn begins."""
         self.turn_id = turn_id
-        adapter, settings = self._member.adapter, self._member.settings
+        adapter, settings = self._platform.adapter, self._platform.settings
         if settings.typing and adapter.typing_seconds is not None:
             self._messaging.spawn(self._type, adapter.typing_seconds)
         if settings.stream and adapter.supports_edit:
-            preview = Preview(self._member, self.address, self._reply_to)
+            preview = Preview(self._platform, self.address, self._reply_to)
             if self._messaging.spawn(preview.run):
                 self.preview = preview
                 self._previews.put(turn_id, preview)
@@ -186,7 +191,7 @@ class TurnFeed:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         name = event.get("event")
-        self._member.adapter.on_event(self._context, event)
+        self._platform.adapter.on_event(self._context, event)
         if name == "message.delta" and self.preview is not None:
             self._text.append(str(event.get("delta", "")))
             self.preview.show("".join(self._text))
@@ -199,7 +204,7 @@ class TurnFeed:
                 self._asking = self._messaging.spawn(self._ask)
 
     async def _type(self, seconds: float) -> None:
-        adapter, chat, thread = self._member.adapter, self.address.chat_id or "", self.address.thread_id or ""
+        adapter, chat, thread = self._platform.adapter, self.address.chat_id or "", self.address.thread_id or ""
         with working("typing", f"{adapter.platform}:{chat}"):
             while not self._over.is_set():
                 # While a person is asked something, it is not the agent who is expected to write.
@@ -226,7 +231,7 @@ class TurnFeed:
                             await self._messaging.post(self.address, fenced_command(event), shown)
                         await self._messaging.post(
                             self.address,
-                            question_text(event, self._member.adapter.command_prefix),
+                            question_text(event, self._platform.adapter.command_prefix),
                             {
                                 "reply_to": self._reply_to,
                                 "approval_id": event["approval_id"],
@@ -253,7 +258,7 @@ class TurnFeed:
         """Say at the question what became of it."""
         result = settled_text(event)
         place = self._prompts.settle(str(event["approval_id"]))
-        adapter = self._member.adapter
+        adapter = self._platform.adapter
         if place is not None and adapter.supports_edit:
             address, message_id, text = place
             try:

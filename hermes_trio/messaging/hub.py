@@ -39,24 +39,24 @@ class MessageHub:
     def __init__(
         self,
         runtime: Runtime,
-        directory: Platforms,
+        platforms: Platforms,
         senders: Senders,
         approvals: Approvals | None = None,
         *,
         ends: ConversationEnd | None = None,
     ) -> None:
-        for member in directory.members:
-            for policy in (member.settings.reset, *member.settings.reset_by_chat_type.values()):
-                check_reset(policy, member.platform)
+        for platform in platforms:
+            for policy in (platform.settings.reset, *platform.settings.reset_by_chat_type.values()):
+                check_reset(policy, platform.name)
         self.runtime = runtime
-        self.directory = directory
-        self.messaging = MessagingCore(runtime, directory, senders, approvals, ends)
+        self.platforms = platforms
+        self.messaging = MessagingCore(runtime, platforms, senders, approvals, ends)
         self.commands = Commands(self.messaging)
-        self.door = AccessControl(self.messaging.store)
+        self.access = AccessControl(self.messaging.store)
         self.supervised: dict[str, Supervised] = {
-            member.platform: Supervised(member.adapter, runtime.core.clock) for member in directory.members
+            platform.name: Supervised(platform.adapter, runtime.core.clock) for platform in platforms
         }
-        self._pipeline = Inbound(self.messaging, self.door, self.commands)
+        self._pipeline = Inbound(self.messaging, self.access, self.commands)
         self._previews = Previews()
         self._prompts = Prompts()
         senders.hooks = self
@@ -65,10 +65,10 @@ class MessageHub:
     async def open(self) -> AsyncIterator[MessageHub]:
         """Everything is registered and running for the body of the `async with`; leaving it stops receiving, and nothing else."""
         async with AsyncExitStack() as interfaces:
-            for member in self.directory.members:
-                member.adapter.gateway = self
-                interface = ChatInterface(self.messaging, member, self._previews, self._prompts)
-                self.messaging.deliveries[member.platform] = await interfaces.enter_async_context(
+            for platform in self.platforms:
+                platform.adapter.gateway = self
+                interface = ChatInterface(self.messaging, platform, self._previews, self._prompts)
+                self.messaging.inboxes[platform.name] = await interfaces.enter_async_context(
                     self.runtime.delivering(interface)
                 )
             interfaces.enter_context(self.messaging.elsewhere.answering())

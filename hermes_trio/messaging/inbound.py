@@ -42,67 +42,67 @@ ACK_SECONDS: Final = 30.0
 class Inbound:
     """See the module. It owns no task."""
 
-    def __init__(self, messaging: MessagingCore, door: AccessControl, commands: Commands) -> None:
+    def __init__(self, messaging: MessagingCore, access: AccessControl, commands: Commands) -> None:
         self._messaging = messaging
-        self._door = door
+        self._access = access
         self._commands = commands
         self._seen: dict[str, OrderedDict[str, None]] = {}
         self._acknowledged: OrderedDict[str, float] = OrderedDict()
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
         """See `GatewayPort.receive`."""
-        member = self._messaging.directory.find(adapter.platform)
-        if member is None:
+        platform = self._messaging.platforms.find(adapter.platform)
+        if platform is None:
             raise LookupError(f"the adapter {adapter.platform!r} is not one of this gateway's")
-        source, settings = incoming.source, member.settings
+        source, settings = incoming.source, platform.settings
         if not incoming.addressed or (source.is_bot and not settings.allow_bots):
-            return Received(receipt=Disposition.IGNORED)
-        seen = self._seen.setdefault(member.platform, OrderedDict())
+            return Received(disposition=Disposition.IGNORED)
+        seen = self._seen.setdefault(platform.name, OrderedDict())
         if incoming.event_id and incoming.event_id in seen:
-            return Received(receipt=Disposition.DUPLICATE)
+            return Received(disposition=Disposition.DUPLICATE)
         try:
             key = session_key(source, settings.isolation)
         except SessionKeyError:
-            return Received(receipt=Disposition.IGNORED)
+            return Received(disposition=Disposition.IGNORED)
         # Claimed before the first await, so that a redelivery that overlaps is a duplicate; given back if this attempt fails.
         if incoming.event_id:
             seen[incoming.event_id] = None
         try:
-            reception = await self._judge(member, incoming, key)
+            received = await self._judge(platform, incoming, key)
         except BaseException:
             seen.pop(incoming.event_id, None)
             raise
         while len(seen) > REMEMBERED:
             seen.popitem(last=False)
-        return reception
+        return received
 
     async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """See `GatewayPort.approval_clicked`."""
-        member = self._messaging.directory.find(adapter.platform)
-        if member is None or not await self._door.allows(source, member.settings):
+        platform = self._messaging.platforms.find(adapter.platform)
+        if platform is None or not await self._access.allows(source, platform.settings):
             return "You are not allowed to answer this."
         approval = await self._messaging.store.get_approval(approval_id)
-        if approval is None or not _same_chat(approval.session_key, source, member):
+        if approval is None or not _same_chat(approval.session_key, source, platform):
             return "Nothing waits for approval here (any more)."
         answer = ApprovalAnswer(choice)
         return answered_text(await self._commands.answer(source, approval.scope, answer, approval_id), answer)
 
     # -- one message -----------------------------------------------------------------------------------------------------------------
 
-    async def _judge(self, member: Platform, incoming: Incoming, key: str) -> Received:
+    async def _judge(self, platform: Platform, incoming: Incoming, key: str) -> Received:
         source = incoming.source
-        verdict = await self._door.knock(source, member.settings)
-        if verdict.admittance is Access.OFFERED:
-            await self._say(incoming, pairing_text(member.platform, verdict.code))
-            return Received(receipt=Disposition.PAIRING, session_key=key)
-        if verdict.admittance is Access.IGNORED:
-            return Received(receipt=Disposition.UNAUTHORISED, session_key=key)
-        adapter = member.adapter
+        decision = await self._access.decide(source, platform.settings)
+        if decision.access is Access.OFFERED:
+            await self._say(incoming, pairing_text(platform.name, decision.code))
+            return Received(disposition=Disposition.PAIRING, session_key=key)
+        if decision.access is Access.IGNORED:
+            return Received(disposition=Disposition.UNAUTHORISED, session_key=key)
+        adapter = platform.adapter
         command = parse_command(incoming.text, prefix=adapter.command_prefix)
         if command is not None:
             if command.addressee and adapter.bot_name and command.addressee.lower() != adapter.bot_name.lower():
-                return Received(receipt=Disposition.IGNORED, session_key=key)
-            return await self._command(member, incoming, key, command)
+                return Received(disposition=Disposition.IGNORED, session_key=key)
+            return await self._command(platform, incoming, key, command)
         answer = bare_answer(incoming.text, waiting=True)
         if answer is not None and self._messaging.approvals is not None:
             answered = await self._commands.answer(source, key, answer)
@@ -110,25 +110,25 @@ class Inbound:
                 said = answered_text(answered, answer)
                 if answered is None or not adapter.supports_edit:
                     await self._say(incoming, said)
-                return Received(receipt=Disposition.ANSWERED, session_key=key, text=said)
+                return Received(disposition=Disposition.ANSWERED, session_key=key, text=said)
         if not incoming.plain_text.strip() and "content" not in incoming.payload:
-            return Received(receipt=Disposition.IGNORED, session_key=key)
-        return await self._accept(member, incoming, key)
+            return Received(disposition=Disposition.IGNORED, session_key=key)
+        return await self._accept(platform, incoming, key)
 
-    async def _command(self, member: Platform, incoming: Incoming, key: str, command: Command) -> Received:
+    async def _command(self, platform: Platform, incoming: Incoming, key: str, command: Command) -> Received:
         caller = CommandContext(
-            platform=member.platform, session_key=key, source=incoming.source, prefix=member.adapter.command_prefix
+            platform=platform.name, session_key=key, source=incoming.source, prefix=platform.adapter.command_prefix
         )
         said = await self._commands.run(caller, command)
         await self._say(incoming, said)
-        return Received(receipt=Disposition.COMMAND, session_key=key, text=said)
+        return Received(disposition=Disposition.COMMAND, session_key=key, text=said)
 
-    async def _accept(self, member: Platform, incoming: Incoming, key: str) -> Received:
-        messaging, settings = self._messaging, member.settings
-        message = self._message(member, incoming, key)
-        delivery = messaging.deliveries[member.platform]
-        turn = delivery.current_turn(key)
-        node = "" if turn is not None else await messaging.elsewhere.node_of(member.platform, key)
+    async def _accept(self, platform: Platform, incoming: Incoming, key: str) -> Received:
+        messaging, settings = self._messaging, platform.settings
+        message = self._message(platform, incoming, key)
+        inbox = messaging.inboxes[platform.name]
+        turn = inbox.current_turn(key)
+        node = "" if turn is not None else await messaging.elsewhere.node_of(platform.name, key)
         try:
             if messaging.runtime.draining:
                 raise Draining
@@ -136,9 +136,9 @@ class Inbound:
                 # Steering takes text up; files, and what no person typed, are a turn of their own.
                 typed = not isinstance(incoming.text, LiteralText) and "content" not in incoming.payload
                 if (turn is not None or node) and settings.busy == "steer" and typed:
-                    return await self._steer(delivery, turn, message, node)
-                if not await delivery.accept(message):
-                    return Received(receipt=Disposition.DUPLICATE, session_key=key)
+                    return await self._steer(inbox, turn, message, node)
+                if not await inbox.accept(message):
+                    return Received(disposition=Disposition.DUPLICATE, session_key=key)
             if bound.cancelled_caught:
                 raise StoreBusy(
                     "the message could not be written down in time; it is taken when the platform brings it again"
@@ -146,41 +146,41 @@ class Inbound:
         except Draining:
             # Not refused: it is written down, and the next start begins a turn with it (SC-9).
             if await messaging.store.accept_message(message) is None:
-                return Received(receipt=Disposition.DUPLICATE, session_key=key)
+                return Received(disposition=Disposition.DUPLICATE, session_key=key)
             await self._say(incoming, "I am being restarted. Your message is kept, and answered afterwards.")
-            return Received(receipt=Disposition.ACCEPTED, session_key=key)
+            return Received(disposition=Disposition.ACCEPTED, session_key=key)
         except MailboxFull as error:
             await self._say(incoming, f"That was too much at once: {error}.")
-            return Received(receipt=Disposition.REFUSED, session_key=key)
+            return Received(disposition=Disposition.REFUSED, session_key=key)
         if turn is not None or node:
             if node and settings.busy == "interrupt":
-                await messaging.elsewhere.interrupt(node, member.platform, key)
+                await messaging.elsewhere.interrupt(node, platform.name, key)
             elif turn is not None and settings.busy == "interrupt" and not has_children(turn):
                 turn.cancel(NEWER_MESSAGE)
             elif settings.busy_ack and self._may_acknowledge(key):
                 await self._say(incoming, "I am still working; your message waits and comes next.")
-        return Received(receipt=Disposition.ACCEPTED, session_key=key)
+        return Received(disposition=Disposition.ACCEPTED, session_key=key)
 
-    async def _steer(self, delivery: Inbox, turn: Turn | None, message: NewMessage, node: str) -> Received:
+    async def _steer(self, inbox: Inbox, turn: Turn | None, message: NewMessage, node: str) -> Received:
         """Hand a message to the running turn, here or on another node. It is in the inbox all the same, until that turn has ended and took it up."""
         key = message.session_key
         number = await self._messaging.store.accept_message(message)
         if number is None:
-            return Received(receipt=Disposition.DUPLICATE, session_key=key)
+            return Received(disposition=Disposition.DUPLICATE, session_key=key)
         if node and await self._messaging.elsewhere.steer(node, message.inbox, key, number, message.text):
-            return Received(receipt=Disposition.STEERED, session_key=key)
-        if turn is None or delivery.current_turn(key) is not turn or turn.node.closed_at is not None:
-            return Received(receipt=Disposition.ACCEPTED, session_key=key)
+            return Received(disposition=Disposition.STEERED, session_key=key)
+        if turn is None or inbox.current_turn(key) is not turn or turn.node.closed_at is not None:
+            return Received(disposition=Disposition.ACCEPTED, session_key=key)
         self._messaging.steer(turn, number, message.text)
-        return Received(receipt=Disposition.STEERED, session_key=key)
+        return Received(disposition=Disposition.STEERED, session_key=key)
 
-    def _message(self, member: Platform, incoming: Incoming, key: str) -> NewMessage:
+    def _message(self, platform: Platform, incoming: Incoming, key: str) -> NewMessage:
         source = incoming.source
-        text = attributed_text(source, incoming.plain_text, member.settings.isolation)
+        text = attributed_text(source, incoming.plain_text, platform.settings.isolation)
         anchor = source.message_id if incoming.anchor is None else incoming.anchor
         routing = SessionContext(
-            platform=member.platform,
-            source=member.platform,
+            platform=platform.name,
+            source=platform.name,
             chat_id=source.chat_id or "",
             chat_name=_one_line(source.chat_name),
             thread_id=source.thread_id or "",
@@ -192,7 +192,7 @@ class Inbound:
             key_id=source.key_id or "",
         )
         return NewMessage(
-            inbox=member.platform,
+            inbox=platform.name,
             session_key=key,
             routing=routing,
             text=text,
@@ -225,10 +225,10 @@ def pairing_text(platform: str, code: str) -> str:
     )
 
 
-def _same_chat(key: str, source: Source, member: Platform) -> bool:
+def _same_chat(key: str, source: Source, platform: Platform) -> bool:
     """Whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
-    own = session_key(source, member.settings.isolation)
-    place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), member.settings.isolation)
+    own = session_key(source, platform.settings.isolation)
+    place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), platform.settings.isolation)
     return key in (own, place) or key.startswith(place + ":")
 
 

@@ -67,7 +67,7 @@ class OneShotInterface(Interface):
     def __init__(self, messaging: MessagingCore, platform: str, reason: str) -> None:
         self.platform = platform
         self.one_shot = reason
-        self.delivery: Inbox
+        self.inbox: Inbox
         self._messaging = messaging
         self._turns: dict[str, Turn] = {}
         self._owed: set[str] = set()
@@ -100,14 +100,14 @@ class OneShotInterface(Interface):
         for place in self.places(turn):
             text = "" if place.platform == LOG else self.told(turn, outcome, place)
             if text:
-                entries += self._messaging.directory.compose(place, text)
+                entries += self._messaging.platforms.compose(place, text)
         return entries
 
     def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
         place = delivery_address(rows[-1].routing)
         if place is None or place.platform == LOG:
             return ()
-        return self._messaging.directory.compose(place, f"[{self.title(rows[-1].routing)}: {REFUSED}]")
+        return self._messaging.platforms.compose(place, f"[{self.title(rows[-1].routing)}: {REFUSED}]")
 
     async def on_turn_start(self, turn: Turn) -> None:
         self._turns[turn.id] = turn

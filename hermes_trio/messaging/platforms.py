@@ -1,8 +1,8 @@
-"""Which platforms there are, what each of them can take, and where its home is. Made once at start; everybody who delivers asks here."""
+"""The configured platforms: an adapter each, with its settings and its home channel. Built once at start; every sender composes its rows here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -24,47 +24,42 @@ class Platform(msgspec.Struct, frozen=True):
     settings: PlatformSettings = msgspec.field(default_factory=PlatformSettings)
 
     @property
-    def platform(self) -> str:
-        """The name that keys, rows and targets use."""
+    def name(self) -> str:
+        """The name in session keys, rows and delivery targets."""
         return self.adapter.platform
 
 
 class Platforms:
-    """All members, by platform."""
+    """All configured platforms, by name, in the order of the configuration. Raises `ValueError` for an empty name or a second platform of a name."""
 
-    def __init__(self, members: Iterable[Platform]) -> None:
-        self._members: dict[str, Platform] = {}
-        for member in members:
-            if not member.platform:
-                raise ValueError(f"{type(member.adapter).__name__}.platform is empty; it must name the platform")
-            if member.platform in self._members:
-                raise ValueError(f"two adapters are called {member.platform!r}; each platform has one")
-            self._members[member.platform] = member
+    def __init__(self, platforms: Iterable[Platform]) -> None:
+        self._platforms: dict[str, Platform] = {}
+        for platform in platforms:
+            if not platform.name:
+                raise ValueError(f"{type(platform.adapter).__name__}.platform is empty; it must name the platform")
+            if platform.name in self._platforms:
+                raise ValueError(f"two adapters are called {platform.name!r}; each platform has one")
+            self._platforms[platform.name] = platform
 
-    def __iter__(self) -> Iterable[Platform]:
-        return iter(self._members.values())
-
-    @property
-    def members(self) -> tuple[Platform, ...]:
-        """All of them, in the order of the configuration."""
-        return tuple(self._members.values())
+    def __iter__(self) -> Iterator[Platform]:
+        return iter(self._platforms.values())
 
     @property
-    def platforms(self) -> tuple[str, ...]:
-        """What a delivery target may name."""
-        return tuple(self._members)
+    def names(self) -> tuple[str, ...]:
+        """The names that a delivery target may use."""
+        return tuple(self._platforms)
 
     @property
     def homes(self) -> Mapping[str, Address]:
-        """The home channels that there are."""
-        found = {name: member.settings.home_address(name) for name, member in self._members.items()}
+        """The configured home channels, by platform."""
+        found = {name: platform.settings.home_address(name) for name, platform in self._platforms.items()}
         return {name: home for name, home in found.items() if home is not None}
 
-    def find(self, platform: str) -> Platform | None:
-        """The member of this platform, or None."""
-        return self._members.get(platform)
+    def find(self, name: str) -> Platform | None:
+        """Return the platform of this name, or None."""
+        return self._platforms.get(name)
 
     def compose(self, address: Address, text: str, payload: Mapping[str, Any] | None = None) -> list[NewReply]:
-        """The outbox rows that bring `text` to an address."""
-        member = self._members.get(address.platform)
-        return compose_entries(None if member is None else member.adapter, address, text, payload)
+        """Return the outbox rows that deliver `text` to an address, split as its platform needs."""
+        platform = self._platforms.get(address.platform)
+        return compose_entries(None if platform is None else platform.adapter, address, text, payload)

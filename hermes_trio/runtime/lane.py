@@ -76,21 +76,21 @@ class Lanes:
         self._nursery = nursery
         self._lanes: dict[tuple[str, str], Lane] = {}
         """By inbox and session key: equal keys in two inboxes are two conversations."""
-        self._deliveries: dict[str, Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def register(self, delivery: Inbox) -> None:
+    def register(self, inbox: Inbox) -> None:
         """A front is there: its inbox can be worked on."""
-        platform = delivery.interface.platform
-        if platform in self._deliveries:
+        platform = inbox.interface.platform
+        if platform in self._inboxes:
             raise ValueError(f"a delivering front for {platform!r} is registered already")
-        self._deliveries[platform] = delivery
+        self._inboxes[platform] = inbox
 
-    def unregister(self, delivery: Inbox) -> None:
+    def unregister(self, inbox: Inbox) -> None:
         """The front is gone; what waits for it keeps waiting."""
-        del self._deliveries[delivery.interface.platform]
+        del self._inboxes[inbox.interface.platform]
 
     def current(self, inbox: str, session_key: str) -> Turn | None:
         """The turn that the lane of this key runs now."""
@@ -110,7 +110,7 @@ class Lanes:
             lane.wake.set()
             if lane.current is not None:
                 lane.node.note = MORE_WAITS
-        elif inbox in self._deliveries and nursery is not None and not self._core.draining:
+        elif inbox in self._inboxes and nursery is not None and not self._core.draining:
             lane = Lane(session_key, inbox, self._core.turns_node.open("lane", session_key, owner=session_key))
             self._lanes[inbox, session_key] = lane
             self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
@@ -132,26 +132,26 @@ class Lanes:
         try:
             while True:
                 lane.flag = False
-                delivery = self._deliveries.get(lane.inbox)
+                inbox = self._inboxes.get(lane.inbox)
                 rows: Sequence[InboxRow] = ()
                 try:
-                    if delivery is not None and not self._core.draining:
+                    if inbox is not None and not self._core.draining:
                         rows = await self._core.store.take_inbox(lane.inbox, lane.key)
                         if rows:
                             more = await self._core.store.inbox_waiting(inbox=lane.inbox, session_key=lane.key)
                             lane.node.note = MORE_WAITS if more else ""
-                            await self._run(lane, delivery, rows)
+                            await self._run(lane, inbox, rows)
                         elif lane.session:
-                            await self._end_or_linger(lane, delivery.interface)
+                            await self._end_or_linger(lane, inbox.interface)
                     failures = 0
                 except Exception as error:
                     failures += 1
-                    await self._failed(lane, delivery, rows, error, failures)
+                    await self._failed(lane, inbox, rows, error, failures)
                     continue
                 if not rows and not lane.flag and not lane.session:
                     how = "finished"
                     return
-                if self._core.draining or delivery is None:
+                if self._core.draining or inbox is None:
                     how = "finished"
                     return
         finally:
@@ -159,7 +159,7 @@ class Lanes:
             lane.node.close(how)
 
     async def _failed(
-        self, lane: Lane, delivery: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
+        self, lane: Lane, inbox: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
     ) -> None:
         """A turn could not be begun: its rows wait again. Those that fail by themselves become dead letters after too many attempts."""
         core = self._core
@@ -171,12 +171,12 @@ class Lanes:
         elif rows and not core.draining and await self._hopeless(rows, error):
             ids = [row.id for row in rows]
             logger.error("%s of %s cannot be handled and are dead letters: %s", ids, lane.key, reason, exc_info=error)
-            replies = _told(delivery, rows, reason)
+            replies = _told(inbox, rows, reason)
             await core.ends.put(
                 End(f"inbox rows {ids}", lambda: core.store.bury_inbox(rows, reason=reason, replies=replies))
             )
-            if delivery is not None:
-                await _call(delivery.interface.on_refused(rows, reason), f"the hook for dead letters of {lane.key}")
+            if inbox is not None:
+                await _call(inbox.interface.on_refused(rows, reason), f"the hook for dead letters of {lane.key}")
             seconds = 0.0
         else:
             logger.error("a turn of %s could not be begun, the next attempt is in %g s: %s", lane.key, seconds, reason)
@@ -197,9 +197,9 @@ class Lanes:
             return rows[0].attempts >= bound
         return rows[0].attempts >= STORE_PATIENCE * bound and await self._core.ends.works()
 
-    async def _run(self, lane: Lane, delivery: Inbox, rows: Sequence[InboxRow]) -> None:
+    async def _run(self, lane: Lane, inbox: Inbox, rows: Sequence[InboxRow]) -> None:
         """Run one turn with claimed rows. Raises if it could not be begun; how a turn ends that has begun is written in its rows."""
-        core, interface = self._core, delivery.interface
+        core, interface = self._core, inbox.interface
         session_id = await self._session(interface, rows)
         routing = rows[-1].routing
         lane.node.tenant = routing.tenant
@@ -237,7 +237,7 @@ class Lanes:
             await core.store.release_inbox(rows)
             return
         try:
-            turn = lane.current = core.make_turn(spec, delivery.channel, origin, root=root, below=lane.node)
+            turn = lane.current = core.make_turn(spec, inbox.channel, origin, root=root, below=lane.node)
             if interface.one_shot:
                 lane.session, lane.context = session_id, context
             try:
@@ -306,10 +306,10 @@ async def _call(hook: Awaitable[None], name: str) -> None:
         logger.exception("%s failed", name)
 
 
-def _told(delivery: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
+def _told(inbox: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
     """What the senders of dead letters are told; nothing if the interface cannot say it."""
     try:
-        return () if delivery is None else tuple(delivery.interface.refusal(rows, reason))
+        return () if inbox is None else tuple(inbox.interface.refusal(rows, reason))
     except Exception:
         logger.exception("what the senders of dead letters are told could not be composed")
         return ()

@@ -342,17 +342,17 @@ class Runtime:
         """Register a delivering front for the body of the `async with`. Entering sweeps its inbox."""
         check_id(interface.platform, "Interface.platform", 64)
         self.stateless.check()
-        delivery = Inbox(self.core, self._lanes, interface)
-        self._lanes.register(delivery)
+        inbox = Inbox(self.core, self._lanes, interface)
+        self._lanes.register(inbox)
         wakes = self.core.store.subscribe(
             inbox_topic(interface.platform), lambda key: self._lanes.wake(interface.platform, key)
         )
         try:
             with wakes:
-                await delivery.sweep()
-                yield delivery
+                await inbox.sweep()
+                yield inbox
         finally:
-            self._lanes.unregister(delivery)
+            self._lanes.unregister(inbox)
 
     def start_receiver(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
         """Run something that brings work in (an adapter, the HTTP server) in the innermost scope: it is stopped first."""

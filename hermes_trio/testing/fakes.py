@@ -71,12 +71,12 @@ class FakeAdapter(Interface):
         self.started: list[Turn] = []
         self._turns: dict[str, Turn] = {}
         self._changed = trio.Event()
-        self.delivery: Inbox
+        self.inbox: Inbox
 
     @asynccontextmanager
     async def connect(self, runtime: Runtime) -> AsyncIterator[FakeAdapter]:
         """Register with a runtime for the body of the `async with`."""
-        async with runtime.delivering(self) as self.delivery:
+        async with runtime.delivering(self) as self.inbox:
             yield self
 
     def key(self, chat: str) -> str:
@@ -86,7 +86,7 @@ class FakeAdapter(Interface):
     async def say(self, text: str, *, chat: str = "1", dedupe_key: str = "", **fields: Any) -> bool:
         """A user writes: the message is durable when this returns."""
         context = SessionContext(platform=self.platform, chat_id=chat, session_key=self.key(chat), **fields)
-        return await self.delivery.accept(
+        return await self.inbox.accept(
             NewMessage(
                 inbox=self.platform, session_key=self.key(chat), routing=context, text=text, dedupe_key=dedupe_key
             )

@@ -29,21 +29,21 @@ QUICK = OutboxSettings(first_delay=0.02, longest_delay=0.1, flush_seconds=1.0)
 
 
 @asynccontextmanager
-async def open_bench(member: Platform, agent: Agent | None = None) -> AsyncIterator[World]:
+async def open_bench(platform: Platform, agent: Agent | None = None) -> AsyncIterator[World]:
     """A gateway that is connected to one platform, in real time, for the body of the `async with`.
 
     While `node_mode.NODES` is more than one it is so many gateways on one store, each with an adapter of its own, of which the first is connected; what it
     brings goes to one gateway after the other.
     """
     several = node_mode.NODES > 1
-    members = [member, *(deepcopy(member) for _ in range(node_mode.NODES - 1))]
+    platforms = [platform, *(deepcopy(platform) for _ in range(node_mode.NODES - 1))]
     async with AsyncExitStack() as stack:
         opened: list[Any] = [open_store(None, runner=Runner.INLINE)]
         if several:
             base = await stack.enter_async_context(opened[0])
             opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
         worlds: list[World] = []
-        for own, one in zip(members, opened, strict=True):
+        for own, one in zip(platforms, opened, strict=True):
             senders = Senders([own.adapter], QUICK)
             runtime = Runtime(
                 agent=agent or scripted(),
@@ -56,13 +56,13 @@ async def open_bench(member: Platform, agent: Agent | None = None) -> AsyncItera
             approvals = Approvals(store)
             gateway = MessageHub(runtime, Platforms([own]), senders, approvals)
             await stack.enter_async_context(gateway.open())
-            if own is member:
+            if own is platform:
                 with trio.fail_after(10):
-                    while gateway.supervised[member.platform].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
+                    while gateway.supervised[platform.name].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
                         await trio.sleep(0.01)
             worlds.append(World(runtime, store, gateway, senders, approvals, worlds if several else ()))
         if several:
-            member.adapter.gateway = RotatingHub([world.gateway for world in worlds], [one.adapter for one in members])
+            platform.adapter.gateway = RotatingHub([world.gateway for world in worlds], [one.adapter for one in platforms])
         yield worlds[0]
 
 
@@ -94,7 +94,7 @@ class Gate:
         self.received.append(incoming)
         self.arrived.set()
         await self.opened.wait()
-        return Received(receipt=Disposition.ACCEPTED)
+        return Received(disposition=Disposition.ACCEPTED)
 
     async def approval_clicked(self, adapter: Adapter, source: Any, approval_id: str, choice: Any) -> str:
         return ""

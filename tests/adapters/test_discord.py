@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
+from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_platform
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
 from hermes_trio.messaging.menu import MENU
@@ -31,7 +31,7 @@ async def fake() -> AsyncIterator[FakeDiscord]:
 
 def member(fake: FakeDiscord, **more: Any) -> Platform:
     """The adapter for it."""
-    made = discord_member({"token": fake.token, "base_url": fake.base_url, "allow_all": True, **more}, {})
+    made = discord_platform({"token": fake.token, "base_url": fake.base_url, "allow_all": True, **more}, {})
     assert made is not None
     return made
 
@@ -52,16 +52,16 @@ def adapter_of(made: Platform) -> DiscordAdapter:
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
     """Whoever reads the error knows what to change."""
     with pytest.raises(SettingsError) as raised:
-        discord_member(table, {})
+        discord_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
 
 
 def test_the_environment_is_enough() -> None:
     """A token in the environment makes an adapter; without one there is none."""
-    made = discord_member({}, {"DISCORD_BOT_TOKEN": "from-env", "DISCORD_ALLOWED_USERS": "7"})
+    made = discord_platform({}, {"DISCORD_BOT_TOKEN": "from-env", "DISCORD_ALLOWED_USERS": "7"})
     assert made is not None
     assert (adapter_of(made).settings.token, made.settings.allowed_users) == ("from-env", ["7"])
-    assert discord_member({}, {}) is None
+    assert discord_platform({}, {}) is None
 
 
 def test_every_table_on_the_page_is_accepted() -> None:
@@ -69,7 +69,7 @@ def test_every_table_on_the_page_is_accepted() -> None:
     tables = tables_of("discord.md")
     assert len(tables) >= 3
     for table in tables:
-        assert discord_member(table["discord"], {}) is not None
+        assert discord_platform(table["discord"], {}) is not None
 
 
 async def test_in_a_channel_only_what_is_meant_for_the_agent_is_answered(fake: FakeDiscord) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.slack.adapter import SlackAdapter, slack_member
+from hermes_trio.adapters.slack.adapter import SlackAdapter, slack_platform
 from hermes_trio.adapters.slack.events import plain_text
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.contract import Outgoing
@@ -33,7 +33,7 @@ async def fake() -> AsyncIterator[FakeSlack]:
 def member(fake: FakeSlack, **more: Any) -> Platform:
     """The adapter for it."""
     table = {"token": fake.token, "app_token": fake.app_token, "base_url": fake.base_url, "allow_all": True, **more}
-    made = slack_member(table, {})
+    made = slack_platform(table, {})
     assert made is not None
     return made
 
@@ -56,17 +56,17 @@ def adapter_of(made: Platform) -> SlackAdapter:
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
     """Whoever reads the error knows what to change, and no token is quoted."""
     with pytest.raises(SettingsError) as raised:
-        slack_member(table, {})
+        slack_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
     assert "xoxb-1" not in str(raised.value)
 
 
 def test_the_environment_is_enough() -> None:
     """Two tokens in the environment make an adapter; without them there is none."""
-    made = slack_member({}, {"SLACK_BOT_TOKEN": "xoxb-e", "SLACK_APP_TOKEN": "xapp-e"})
+    made = slack_platform({}, {"SLACK_BOT_TOKEN": "xoxb-e", "SLACK_APP_TOKEN": "xapp-e"})
     assert made is not None
     assert (adapter_of(made).settings.token, adapter_of(made).settings.app_token) == ("xoxb-e", "xapp-e")
-    assert slack_member({}, {}) is None
+    assert slack_platform({}, {}) is None
 
 
 def test_every_table_on_the_page_is_accepted() -> None:
@@ -74,7 +74,7 @@ def test_every_table_on_the_page_is_accepted() -> None:
     tables = tables_of("slack.md")
     assert len(tables) >= 3
     for table in tables:
-        assert slack_member(table["slack"], {}) is not None
+        assert slack_platform(table["slack"], {}) is not None
 
 
 @pytest.mark.parametrize(

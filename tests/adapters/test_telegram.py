@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.telegram.adapter import TelegramAdapter, telegram_member
+from hermes_trio.adapters.telegram.adapter import TelegramAdapter, telegram_platform
 from hermes_trio.adapters.wire.backoff import Backoff
 from hermes_trio.base.settings import SettingsError
 from hermes_trio.messaging.contract import Outgoing
@@ -35,7 +35,7 @@ async def fake() -> AsyncIterator[FakeTelegram]:
 def member(fake: FakeTelegram, **more: Any) -> Platform:
     """The adapter for it."""
     table = {"token": fake.token, "base_url": fake.base_url, "allow_all": True, "poll_seconds": 5, **more}
-    made = telegram_member(table, {})
+    made = telegram_platform(table, {})
     assert made is not None
     return made
 
@@ -65,7 +65,7 @@ def adapter_of(made: Platform) -> TelegramAdapter:
 def test_a_mistake_in_the_table_names_the_key_and_what_is_accepted(table: dict[str, Any], words: list[str]) -> None:
     """Whoever reads the error knows what to change, and no token is quoted."""
     with pytest.raises(SettingsError) as raised:
-        telegram_member(table, {})
+        telegram_platform(table, {})
     assert all(word in str(raised.value) for word in words), raised.value
     assert "1:a" not in str(raised.value)
 
@@ -78,19 +78,19 @@ def test_the_environment_completes_the_table_and_the_file_decides() -> None:
         "TELEGRAM_HOME_CHANNEL": "42",
         "TELEGRAM_HOME_CHANNEL_THREAD_ID": "5",
     }
-    made = telegram_member({}, environment)
+    made = telegram_platform({}, environment)
     assert made is not None
     assert adapter_of(made).settings.token == "1:env"
     assert made.settings.allowed_users == ["7", "8"]
     assert made.settings.home is not None
     assert (made.settings.home.chat_id, made.settings.home.thread_id) == ("42", "5")
-    made = telegram_member({"token": "1:file", "allowed_users": [9], "home": {"chat_id": -100}}, environment)
+    made = telegram_platform({"token": "1:file", "allowed_users": [9], "home": {"chat_id": -100}}, environment)
     assert made is not None
     assert (adapter_of(made).settings.token, made.settings.allowed_users) == ("1:file", ["9"])
     assert made.settings.home is not None
     assert made.settings.home.chat_id == "-100"
-    assert telegram_member({}, {}) is None
-    assert telegram_member({"enabled": False}, environment) is None
+    assert telegram_platform({}, {}) is None
+    assert telegram_platform({"enabled": False}, environment) is None
     assert "1:file" not in repr(adapter_of(made).settings)
 
 
@@ -99,7 +99,7 @@ def test_every_table_on_the_page_is_accepted() -> None:
     tables = tables_of("telegram.md")
     assert len(tables) >= 3
     for table in tables:
-        assert telegram_member(table["telegram"], {}) is not None
+        assert telegram_platform(table["telegram"], {}) is not None
 
 
 # -- who is meant -----------------------------------------------------------------------------------------------------------------

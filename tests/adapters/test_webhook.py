@@ -227,7 +227,7 @@ async def test_a_stop_ends_the_session_too() -> None:
         await hooked.post("a", {}, delivery="x")
         await trio.sleep(1)
         key = "agent:main:webhook:webhook:webhook:a:x:webhook:a"
-        turn = next(turn for one in hooked.doors if (turn := one.interface.delivery.current_turn(key)) is not None)
+        turn = next(turn for one in hooked.doors if (turn := one.interface.inbox.current_turn(key)) is not None)
         receipt = await turn.stop()
         assert receipt.ok
         await hooked.world.idle()
@@ -301,7 +301,7 @@ async def test_a_delivery_that_was_accepted_and_not_begun_begins_after_a_restart
         await hooked.post("a", {"n": 0}, delivery="x0")
         await trio.sleep(1)
         # Committed, and the server is gone before the lane is woken.
-        hooked.door.interface.delivery.channel = SimpleNamespace(wake=lambda key: None)  # type: ignore[assignment]
+        hooked.door.interface.inbox.channel = SimpleNamespace(wake=lambda key: None)  # type: ignore[assignment]
         await hooked.post("a", {"n": 1}, delivery="x1")
     assert hooked.chat.texts() == [
         "[webhook/a: interrupted. The server was stopped before this was finished; it is not started again by itself.]"

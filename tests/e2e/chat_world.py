@@ -16,9 +16,9 @@ import attrs
 import trio
 
 from hermes_trio import Runtime, RuntimeSettings
-from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_member
-from hermes_trio.adapters.slack.adapter import slack_member
-from hermes_trio.adapters.telegram.adapter import telegram_member
+from hermes_trio.adapters.discord.adapter import DiscordAdapter, discord_platform
+from hermes_trio.adapters.slack.adapter import slack_platform
+from hermes_trio.adapters.telegram.adapter import telegram_platform
 from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import ModelAgent
@@ -87,7 +87,7 @@ class ChatWorld:
 
 def members_of(tables: Tables) -> list[Platform]:
     """The adapters of these tables, by the same functions that the product uses."""
-    makers = {"telegram": telegram_member, "discord": discord_member, "slack": slack_member}
+    makers = {"telegram": telegram_platform, "discord": discord_platform, "slack": slack_platform}
     found = [makers[name](table, {}) for name, table in tables.items()]
     for member in found:
         if member is not None and isinstance(member.adapter, DiscordAdapter):

@@ -24,7 +24,7 @@ async def test_a_message_becomes_a_turn_and_its_reply_goes_to_the_chat_and_threa
     async with open_world(scripted(), chat):
         reception = await chat.say("hello", chat="42", thread="7")
         (reply,) = await chat.wait_sent(1)
-    assert reception.receipt is Disposition.ACCEPTED
+    assert reception.disposition is Disposition.ACCEPTED
     assert (reply.text, reply.chat, reply.thread, reply.reply_to) == ("echo: hello", "42", "7", "in-1")
 
 
@@ -158,7 +158,7 @@ async def test_a_message_that_comes_while_draining_is_kept_for_the_next_start(tm
     async with open_world(scripted(), chat, path=path) as world:
         await world.runtime.drain(0)
         reception = await chat.say("are you there?")
-        assert reception.receipt is Disposition.ACCEPTED
+        assert reception.disposition is Disposition.ACCEPTED
         await chat.wait_sent(1)
         assert "kept" in chat.sent[0].text
     again = MemoryPlatform()

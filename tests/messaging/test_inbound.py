@@ -34,12 +34,12 @@ async def test_a_stranger_in_a_direct_chat_is_offered_a_code_once_and_let_in_by_
     """Before that nothing of what they write reaches the agent."""
     chat, agent = MemoryPlatform(), scripted()
     async with open_world(agent, member(chat, allow_all=False)) as world:
-        assert (await chat.say("let me in")).receipt is Disposition.PAIRING
-        assert (await chat.say("hello?")).receipt is Disposition.UNAUTHORISED
+        assert (await chat.say("let me in")).disposition is Disposition.PAIRING
+        assert (await chat.say("hello?")).disposition is Disposition.UNAUTHORISED
         (offer,) = await chat.wait_sent(1)
         code = offer.text.split("`")[1]
         assert await world.store.redeem_pairing("memory", code) is not None
-        assert (await chat.say("thanks")).receipt is Disposition.ACCEPTED
+        assert (await chat.say("thanks")).disposition is Disposition.ACCEPTED
         await chat.wait_sent(2)
     assert [turn.input.text for turn in agent.turns] == ["thanks"]
 
@@ -51,7 +51,7 @@ async def test_strangers_in_groups_get_no_answer_and_their_commands_do_nothing()
         await chat.say("work", kind="group", user="friend")
         await trio.sleep(1)
         for text in ("hello", "/stop", "yes"):
-            assert (await chat.say(text, kind="group", user="stranger")).receipt is Disposition.UNAUTHORISED
+            assert (await chat.say(text, kind="group", user="stranger")).disposition is Disposition.UNAUTHORISED
         await chat.wait_sent(1)
     assert chat.texts("1") == ["worked"]
 
@@ -60,7 +60,7 @@ async def test_an_ignored_stranger_gets_no_code() -> None:
     """`unknown_dm = "ignore"` is silence."""
     chat = MemoryPlatform()
     async with open_world(scripted(), member(chat, allow_all=False, unknown_dm="ignore")):
-        assert (await chat.say("hello")).receipt is Disposition.UNAUTHORISED
+        assert (await chat.say("hello")).disposition is Disposition.UNAUTHORISED
     assert chat.sent == []
 
 
@@ -69,9 +69,11 @@ async def test_bots_and_talk_among_others_are_ignored() -> None:
     chat, agent = MemoryPlatform(), scripted()
     async with open_world(agent, member(chat)):
         source = Source(platform="memory", chat_type="dm", chat_id="1", user_id="b", is_bot=True)
-        assert (await chat.gateway.receive(chat, Incoming(source=source, text="beep"))).receipt is Disposition.IGNORED
-        assert (await chat.say("lunch?", kind="group", addressed=False)).receipt is Disposition.IGNORED
-        assert (await chat.say("   ")).receipt is Disposition.IGNORED
+        assert (
+            await chat.gateway.receive(chat, Incoming(source=source, text="beep"))
+        ).disposition is Disposition.IGNORED
+        assert (await chat.say("lunch?", kind="group", addressed=False)).disposition is Disposition.IGNORED
+        assert (await chat.say("   ")).disposition is Disposition.IGNORED
     assert agent.turns == []
 
 
@@ -83,14 +85,14 @@ async def test_an_event_that_is_delivered_twice_is_done_once(tmp_path: Path) -> 
     path, agent = tmp_path / "state.db", scripted()
     chat = MemoryPlatform()
     async with open_world(agent, chat, path=path) as world:
-        assert (await chat.say("a", event_id="1")).receipt is Disposition.ACCEPTED
-        assert (await chat.say("a", event_id="1")).receipt is Disposition.DUPLICATE
-        assert (await chat.say("/status", event_id="2")).receipt is Disposition.COMMAND
-        assert (await chat.say("/status", event_id="2")).receipt is Disposition.DUPLICATE
+        assert (await chat.say("a", event_id="1")).disposition is Disposition.ACCEPTED
+        assert (await chat.say("a", event_id="1")).disposition is Disposition.DUPLICATE
+        assert (await chat.say("/status", event_id="2")).disposition is Disposition.COMMAND
+        assert (await chat.say("/status", event_id="2")).disposition is Disposition.DUPLICATE
         await world.idle()
     again = MemoryPlatform()
     async with open_world(agent, again, path=path) as world:
-        assert (await again.say("a", event_id="1")).receipt is Disposition.DUPLICATE
+        assert (await again.say("a", event_id="1")).disposition is Disposition.DUPLICATE
         await world.idle()
     assert len(agent.turns) == 1
 
@@ -203,7 +205,7 @@ async def test_steer_hands_the_text_to_the_running_turn_and_does_not_repeat_it()
     async with open_world(agent, member(chat, busy="steer")) as world:
         await chat.say("go")
         await trio.sleep(1)
-        assert (await chat.say("and faster")).receipt is Disposition.STEERED
+        assert (await chat.say("and faster")).disposition is Disposition.STEERED
         await chat.wait_sent(1)
         await world.idle()
     assert chat.texts() == ["heard ['and faster']"]
@@ -216,7 +218,7 @@ async def test_what_a_turn_did_not_take_up_becomes_the_next_turn() -> None:
     async with open_world(agent, member(chat, busy="steer")) as world:
         await chat.say("go")
         await trio.sleep(1)
-        assert (await chat.say("and this")).receipt is Disposition.STEERED
+        assert (await chat.say("and this")).disposition is Disposition.STEERED
         await chat.wait_sent(2)
         await world.idle()
     assert chat.texts() == ["worked", "echo: and this"]
@@ -308,9 +310,9 @@ async def test_unknown_commands_are_answered_and_other_bots_commands_are_not() -
     chat.bot_name = "hermes"
     async with open_world(agent, chat) as world:
         assert "no command /dance" in (await chat.say("/dance")).text
-        assert (await chat.say("/stop@other")).receipt is Disposition.IGNORED
-        assert (await chat.say("/help@Hermes")).receipt is Disposition.COMMAND
-        assert (await chat.say("/etc/hosts is what?")).receipt is Disposition.ACCEPTED
+        assert (await chat.say("/stop@other")).disposition is Disposition.IGNORED
+        assert (await chat.say("/help@Hermes")).disposition is Disposition.COMMAND
+        assert (await chat.say("/etc/hosts is what?")).disposition is Disposition.ACCEPTED
         await world.idle()
     assert len(agent.turns) == 1
 
@@ -324,7 +326,7 @@ async def test_literal_text_is_never_a_command_nor_an_answer() -> None:
         await chat.say("go")
         await chat.wait_sent(1)
         for text in ("/stop", "yes", "/approve all always"):
-            assert (await chat.say(LiteralText(text))).receipt is Disposition.ACCEPTED
+            assert (await chat.say(LiteralText(text))).disposition is Disposition.ACCEPTED
         assert len(await world.approvals.pending("agent:main:memory:dm:1")) == 1
 
 
@@ -348,10 +350,10 @@ async def test_an_approval_is_answered_by_a_word_or_a_command(said: str, outcome
         await chat.say("delete it")
         (question,) = await chat.wait_sent(1)
         assert "rm -rf x" in question.text
-        assert (await chat.say(said)).receipt in (Disposition.ANSWERED, Disposition.COMMAND)
+        assert (await chat.say(said)).disposition in (Disposition.ANSWERED, Disposition.COMMAND)
         await world.idle()
         assert chat.texts()[-1] == outcome
-        assert (await chat.say("yes")).receipt is Disposition.ACCEPTED
+        assert (await chat.say("yes")).disposition is Disposition.ACCEPTED
 
 
 async def test_an_approval_is_answered_by_its_button_and_settled_in_place() -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from hermes_trio import Turn
-from hermes_trio.adapters.telegram.adapter import telegram_member
+from hermes_trio.adapters.telegram.adapter import telegram_platform
 from hermes_trio.agent.approvals import ApprovalResult, Question
 from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
 from hermes_trio.store.records import ApprovalState
@@ -130,7 +130,7 @@ async def test_whoever_blocks_the_bot_does_not_keep_its_turn_waiting() -> None:
             return "done"
 
         table = {"token": fake.token, "base_url": fake.base_url, "poll_seconds": 1, "allow_all": True}
-        member = telegram_member(table, {})
+        member = telegram_platform(table, {})
         assert member is not None
         async with open_bench(member, agent) as world:
             worlds.append(world)

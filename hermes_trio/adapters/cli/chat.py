@@ -72,7 +72,7 @@ class ChatAdapter(Adapter):
     def __init__(self, screen: Screen, lines: Lines, *, interactive: bool, ready: trio.Event | None = None) -> None:
         self.limit = Limit(1_000_000_000)
         self.left = trio.Event()
-        self.delivery: Callable[[], Inbox]
+        self.inbox: Callable[[], Inbox]
         self.running: Callable[[], int] = int
         """How many jobs run in the background."""
         self.on_idle: Callable[[], None] = _nothing
@@ -121,7 +121,7 @@ class ChatAdapter(Adapter):
 
     def status(self) -> str:
         """What the agent is doing and for how long, in one line; empty when it is idle."""
-        turn = self.delivery().current_turn(CLI_KEY)
+        turn = self.inbox().current_turn(CLI_KEY)
         if turn is None or turn.node.closed_at is not None:
             return ""
         waits = ""
@@ -142,7 +142,7 @@ class ChatAdapter(Adapter):
     async def interrupt(self) -> None:
         """Ctrl-C: stop the turn, and show the receipt."""
         over = self._over
-        receipt = await self.delivery().stop_turn(CLI_KEY, Cause(CancelCause.STOP, "Ctrl-C"))
+        receipt = await self.inbox().stop_turn(CLI_KEY, Cause(CancelCause.STOP, "Ctrl-C"))
         if receipt is not None:
             with trio.move_on_after(END_SECONDS):
                 await over.wait()
@@ -266,11 +266,11 @@ async def show_history(store: Store, screen: Screen, session: SessionRow) -> Non
         screen.note(f"{'›' if message.role == 'user' else '‹'} {text}")
 
 
-async def end_session(runtime: Runtime, delivery: Inbox) -> str:
+async def end_session(runtime: Runtime, inbox: Inbox) -> str:
     """The person has left: what runs is stopped and the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
     cause = Cause(CancelCause.SESSION_ENDED, "the person has left")
     store = cast("Store", runtime.store)
-    turn = delivery.current_turn(CLI_KEY)
+    turn = inbox.current_turn(CLI_KEY)
     if turn is not None:
         await turn.stop(cause)
     found = await store.session_of(CLI_KEY)

@@ -144,10 +144,10 @@ class CronInterface(OneShotInterface):
 def resolve(messaging: MessagingCore, job: ScheduledJob) -> Resolution:
     """Where a job's answers go now; what cannot be resolved is a problem, and never silence."""
     try:
-        targets = job.targets(messaging.directory.platforms)
+        targets = job.targets(messaging.platforms.names)
     except TargetError as error:
         return Resolution((), True, (str(error),))
-    return resolve_targets(targets, origin=job.origin, homes=messaging.directory.homes)
+    return resolve_targets(targets, origin=job.origin, homes=messaging.platforms.homes)
 
 
 class CronScheduler:
@@ -180,7 +180,7 @@ class CronScheduler:
                 # Where nodes share the store, what was handed over and not begun is begun by another one.
                 await self._tell_unbegun()
             async with (
-                runtime.delivering(self.interface) as self.interface.delivery,
+                runtime.delivering(self.interface) as self.interface.inbox,
                 receiving(runtime, CRON, lambda: runtime.core.membership.run_alone(CRON, self._run)),
             ):
                 yield self
@@ -346,7 +346,7 @@ class CronScheduler:
         )
         self._live.add(row.id)
         try:
-            await self._written(lambda: self.interface.delivery.accept(message))
+            await self._written(lambda: self.interface.inbox.accept(message))
         except RuntimeProblem as error:
             await self.interface.end_slot(row.id, slot, CronState.FAILED, "", str(error))
         except BaseException:
@@ -380,7 +380,7 @@ class CronScheduler:
             tenant=tenant,
             now=self._clock(),
             timezone=self.settings.timezone,
-            platforms=self._messaging.directory.platforms,
+            platforms=self._messaging.platforms.names,
         )
         return await self._put(row)
 
@@ -400,7 +400,7 @@ class CronScheduler:
                 fields,
                 now=self._clock(),
                 timezone=self.settings.timezone,
-                platforms=self._messaging.directory.platforms,
+                platforms=self._messaging.platforms.names,
             )
             return await self._put(changed)
 

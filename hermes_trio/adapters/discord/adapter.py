@@ -38,7 +38,7 @@ from .client import Channel, DiscordClient, Interaction, InteractionResponse, Me
 from .events import PLATFORM, DiscordSettings, command_text, incoming_of, slash_commands, source_of
 from .gateway import Dispatch, open_discord_gateway
 
-__all__ = ["DiscordAdapter", "DiscordSettings", "discord_member"]
+__all__ = ["DiscordAdapter", "DiscordSettings", "discord_platform"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.discord.adapter")
 
@@ -62,7 +62,7 @@ ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
 }
 
 
-def discord_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
+def discord_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[discord]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
@@ -188,8 +188,8 @@ class DiscordAdapter(Adapter):
         incoming = incoming_of(message, channel, self._bot, self.settings, takes_part=takes_part)
         if incoming is None:
             return
-        reception = await hand_over(self, incoming)
-        if incoming.source.thread_id and reception.receipt in HEARD:
+        received = await hand_over(self, incoming)
+        if incoming.source.thread_id and received.disposition in HEARD:
             await self._threads.enter(incoming.source.thread_id)
 
     # -- commands and buttons ----------------------------------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ class DiscordAdapter(Adapter):
             return
         await self._respond(interaction, InteractionResponse.REPLY_LATER)
         incoming = Incoming(source=source, text=text, event_id=interaction.id, anchor="")
-        reception = await hand_over(self, incoming)
+        received = await hand_over(self, incoming)
         try:
             await self._client.edit_response(
-                interaction, ACKNOWLEDGED.get(reception.receipt, f"`{text[:100]}` is answered here.")
+                interaction, ACKNOWLEDGED.get(received.disposition, f"`{text[:100]}` is answered here.")
             )
         except PlatformError as error:
             logger.info("a slash command could not be acknowledged: %s", error)

@@ -39,7 +39,7 @@ from .signing import is_signed_by_slack
 from .socket import Envelope, SlackSocket, SocketStatus, open_slack_socket
 from .text import SLACK_LIMIT, UPDATE_CHARACTERS, button_blocks, escape, posted, shortened
 
-__all__ = ["SlackAdapter", "SlackSettings", "slack_member"]
+__all__ = ["SlackAdapter", "SlackSettings", "slack_platform"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.slack.adapter")
 
@@ -57,7 +57,7 @@ ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
 }
 
 
-def slack_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
+def slack_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[slack]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
@@ -170,9 +170,9 @@ class SlackAdapter(Adapter):
         incoming = incoming_of(event, identity, self.settings, takes_part=takes_part)
         if incoming is None:
             return
-        reception = await hand_over(self, await self._named(incoming))
+        received = await hand_over(self, await self._named(incoming))
         source = incoming.source
-        if source.thread_id and not source.is_direct and reception.receipt in HEARD:
+        if source.thread_id and not source.is_direct and received.disposition in HEARD:
             await self._threads.enter(f"{source.chat_id}/{source.thread_id}")
 
     async def _named(self, incoming: Incoming) -> Incoming:
@@ -198,8 +198,8 @@ class SlackAdapter(Adapter):
         incoming = command_incoming(command)
         if not self.settings.concerns(incoming.source):
             return "This agent does not work in this channel."
-        reception = await hand_over(self, incoming)
-        return ACKNOWLEDGED.get(reception.receipt, f"`{incoming.plain_text[:100]}` is answered here.")
+        received = await hand_over(self, incoming)
+        return ACKNOWLEDGED.get(received.disposition, f"`{incoming.plain_text[:100]}` is answered here.")
 
     async def _tell(self, response_url: str, said: str) -> None:
         """Show something to the person who pressed a button."""

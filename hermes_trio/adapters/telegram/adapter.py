@@ -39,7 +39,7 @@ from hermes_trio.store.errors import StoreError
 from .client import CallbackQuery, TelegramClient, TelegramPoller, Update, User, parse_update
 from .events import PLATFORM, TelegramSettings, incoming_of, source_of
 
-__all__ = ["TelegramAdapter", "TelegramSettings", "telegram_member"]
+__all__ = ["TelegramAdapter", "TelegramSettings", "telegram_platform"]
 
 logger: Final = logging.getLogger("hermes_trio.adapters.telegram.adapter")
 
@@ -57,7 +57,7 @@ TOAST_LENGTH: Final = 200
 BUTTONS_A_ROW: Final = 2
 
 
-def telegram_member(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
+def telegram_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
     """The adapter that `[telegram]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None

@@ -45,7 +45,7 @@ from hermes_trio.store.records import ApprovalChoice, ApprovalRow, OutboxRow, Se
 
 from .attachments import WebAttachment, attached_files, compose_content, file_of, said_text
 
-__all__ = ["WebAdapter", "web_member"]
+__all__ = ["WebAdapter", "web_platform"]
 
 FEED_LENGTH: Final = 2000
 """Events of one owner that are kept for pages that come back."""
@@ -391,11 +391,11 @@ class WebAdapter(Adapter):
         received = await self.gateway.receive(
             self, Incoming(source=source, text=said.text, event_id=event_id, payload=payload)
         )
-        if received.receipt is Disposition.REFUSED:
+        if received.disposition is Disposition.REFUSED:
             raise MountProblem(429, "mailbox_full", "Too many messages wait in this conversation.")
-        if received.receipt is Disposition.ACCEPTED and not self._began(chat, id):
+        if received.disposition is Disposition.ACCEPTED and not self._began(chat, id):
             self._tell(chat, {"event": "said", **_said(said.text, id, content)})
-        return MountResponse({"object": "hermes.web.received", "receipt": received.receipt.value}, 202)
+        return MountResponse({"object": "hermes.web.received", "receipt": received.disposition.value}, 202)
 
     def _began(self, chat: str, id: str) -> bool:
         """Whether the turn of a message has begun already: it has told what was said."""
@@ -558,6 +558,6 @@ def _message(row: StoredMessage, place: int) -> dict[str, Any]:
     }
 
 
-def web_member() -> Platform:
+def web_platform() -> Platform:
     """The chat in the browser. The server has let its people in: each holds a key."""
     return Platform(WebAdapter(), PlatformSettings(allow_all=True, unknown_dm="ignore"))

@@ -113,7 +113,7 @@ class WebhookReceiver:
     ) -> None:
         self.settings = settings
         self.routes: dict[str, WebhookRoute] = build_routes(
-            settings, messaging.directory, host=host, environment=environment or {}
+            settings, messaging.platforms, host=host, environment=environment or {}
         )
         self.interface = WebhookInterface(messaging, self.routes)
         self._messaging = messaging
@@ -134,7 +134,7 @@ class WebhookReceiver:
         """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
         async with self.interface.settling():
             self.interface.pending.update(await self._messaging.store.waiting_sessions(WEBHOOK))
-            async with self._messaging.runtime.delivering(self.interface) as self.interface.delivery:
+            async with self._messaging.runtime.delivering(self.interface) as self.interface.inbox:
                 yield self
 
     @property
@@ -311,13 +311,13 @@ class WebhookReceiver:
         self, route: WebhookRoute, delivery: DeliveryId, place: Address, text: str
     ) -> CallbackResponse:
         """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
-        member = self._messaging.directory.find(place.platform)
-        assert member is not None, "checked when the route was made"
+        platform = self._messaging.platforms.find(place.platform)
+        assert platform is not None, "checked when the route was made"
         result = SendResult(success=False, error="there was nothing to say")
         with trio.move_on_after(DIRECT_SECONDS) as bound:
-            for piece in member.adapter.split(text):
+            for piece in platform.adapter.split(text):
                 message = Outgoing(chat_id=place.chat_id or "", thread_id=place.thread_id or "", text=piece)
-                result = await _send_once(member.adapter.send, message)
+                result = await _send_once(platform.adapter.send, message)
                 if not result.success:
                     break
         if bound.cancelled_caught or not result.success:

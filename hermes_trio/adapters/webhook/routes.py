@@ -49,7 +49,7 @@ class WebhookRoute:
     secrets: tuple[str, ...] = attrs.field(repr=False)
     filters: Filters
     insecure: bool
-    directory: Platforms = attrs.field(repr=False)
+    platforms: Platforms = attrs.field(repr=False)
 
     def authenticate(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> Verified | Rejected | None:
         """How a request is signed, or why it is not authentic; None where the route asks for no authentication."""
@@ -81,14 +81,14 @@ class WebhookRoute:
         if chat:
             thread = extra.get("thread_id") or extra.get("message_thread_id")
             return Address(deliver, str(chat), str(thread) if thread else None)
-        home = self.directory.homes.get(deliver)
+        home = self.platforms.homes.get(deliver)
         if home is None:
             raise UnknownAddress(f"{deliver} has no home channel, and the route gives no deliver_extra.chat_id")
         return home
 
 
 def build_routes(
-    settings: WebhookSettings, directory: Platforms, *, host: str | None, environment: Mapping[str, str]
+    settings: WebhookSettings, platforms: Platforms, *, host: str | None, environment: Mapping[str, str]
 ) -> dict[str, WebhookRoute]:
     """All routes by name; `SettingsError` for one that must not be served."""
     routes: dict[str, WebhookRoute] = {}
@@ -109,7 +109,7 @@ def build_routes(
         filters = parse_filters(route.filters, f"{where}.filters")
         if filters.problems:
             raise SettingsError("; ".join(filters.problems))
-        _check_place(route, directory, where)
+        _check_place(route, platforms, where)
         insecure = any(insecure_allowed(secret, host) for secret in secrets)
         routes[name] = WebhookRoute(
             name=name,
@@ -117,7 +117,7 @@ def build_routes(
             secrets=tuple(secret for secret in secrets if secret != INSECURE_NO_AUTH),
             filters=filters,
             insecure=insecure,
-            directory=directory,
+            platforms=platforms,
         )
     return routes
 
@@ -131,21 +131,21 @@ def _secrets(written: str | list[str], variable: str, environment: Mapping[str, 
     return tuple(secret for secret in ([written] if isinstance(written, str) else written) if secret)
 
 
-def _check_place(route: RouteSettings, directory: Platforms, where: str) -> None:
+def _check_place(route: RouteSettings, platforms: Platforms, where: str) -> None:
     deliver = route.deliver
     if deliver == LOG:
         if route.deliver_only:
             raise SettingsError(f"[{where}]: deliver_only needs a place; set deliver to a platform or {GITHUB_COMMENT}")
         return
-    if directory.find(deliver) is None:
-        known = ", ".join(sorted({LOG, GITHUB_COMMENT, *directory.platforms}))
+    if platforms.find(deliver) is None:
+        known = ", ".join(sorted({LOG, GITHUB_COMMENT, *platforms.names}))
         missing = "; it needs a token (GITHUB_TOKEN)" if deliver == GITHUB_COMMENT else ""
         raise SettingsError(f"[{where}]: deliver is {deliver!r}, which is not set up{missing}; known are {known}")
     if deliver == GITHUB_COMMENT:
         for key in ("repo", "pr_number"):
             if key not in route.deliver_extra:
                 raise SettingsError(f"[{where}]: deliver_extra.{key} is missing; {GITHUB_COMMENT} needs it")
-    elif not route.deliver_extra.get("chat_id") and deliver not in directory.homes:
+    elif not route.deliver_extra.get("chat_id") and deliver not in platforms.homes:
         raise SettingsError(
             f"[{where}]: deliver is {deliver!r}, which has no home channel; set deliver_extra.chat_id or [{deliver}.home]"
         )

@@ -60,7 +60,7 @@ class RecordingHub:
             self.failures -= 1
             raise StoreError("the message could not be written down")
         self.received.append(incoming)
-        return Received(receipt=Disposition.ACCEPTED)
+        return Received(disposition=Disposition.ACCEPTED)
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
         """There are no approvals here."""
