@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .contracts.store import StoreContract
     from .fakes import FakeAdapter, ScriptedAgent, Sent, fake_job
     from .faults import InjectedFault, StoreFaultKind, StoreFaults
+    from .gateway import GatewayOptions, OpenTestGateway, eventually, open_test_gateway
     from .memory_platform import Delivered, MemoryPlatform
     from .model_server import ModelServer, ScriptedAnswer, ScriptedRefusal
 
@@ -20,10 +21,12 @@ __all__ = [
     "AdapterContract",
     "Delivered",
     "FakeAdapter",
+    "GatewayOptions",
     "GatewayStoreContract",
     "InjectedFault",
     "MemoryPlatform",
     "ModelServer",
+    "OpenTestGateway",
     "RecordingHub",
     "ScriptedAgent",
     "ScriptedAnswer",
@@ -32,7 +35,9 @@ __all__ = [
     "StoreContract",
     "StoreFaultKind",
     "StoreFaults",
+    "eventually",
     "fake_job",
+    "open_test_gateway",
 ]
 
 __getattr__ = lazy_attributes(
@@ -43,6 +48,7 @@ __getattr__ = lazy_attributes(
         ".contracts.store": ["StoreContract"],
         ".fakes": ["FakeAdapter", "ScriptedAgent", "Sent", "fake_job"],
         ".faults": ["InjectedFault", "StoreFaultKind", "StoreFaults"],
+        ".gateway": ["GatewayOptions", "OpenTestGateway", "eventually", "open_test_gateway"],
         ".memory_platform": ["Delivered", "MemoryPlatform"],
         ".model_server": ["ModelServer", "ScriptedAnswer", "ScriptedRefusal"],
     },

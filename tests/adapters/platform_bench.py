@@ -8,19 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import attrs
 import trio
 
-from hermes_trio import Agent, Runtime, RuntimeSettings
-from hermes_trio.agent.approvals import Approvals
+from hermes_trio import Agent
 from hermes_trio.messaging.callbacks import CallbackEndpoint
-from hermes_trio.messaging.contract import Adapter, AdapterState, Disposition, Incoming, Received
-from hermes_trio.messaging.hub import MessageHub
-from hermes_trio.messaging.platforms import Platform, Platforms
-from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.contract import Adapter, Disposition, Incoming, Received
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import OutboxSettings
-from hermes_trio.store import Runner, Store, open_store
+from hermes_trio.store import Runner, open_store
+from hermes_trio.testing.gateway import GatewayOptions, open_test_gateway
 from hermes_trio.testing.platforms.server import FakeReply, FakeRequest, LoopbackServer, open_loopback_server
 from tests import node_mode
 from tests.messaging.harness import RotatingHub, World, scripted
@@ -43,26 +42,16 @@ async def open_bench(platform: Platform, agent: Agent | None = None) -> AsyncIte
             base = await stack.enter_async_context(opened[0])
             opened = [base.shared(f"node-{number}") for number in range(node_mode.NODES)]
         worlds: list[World] = []
-        for own, one in zip(platforms, opened, strict=True):
-            senders = Senders([own.adapter], QUICK)
-            runtime = Runtime(
-                agent=agent or scripted(),
-                store=one,
-                settings=RuntimeSettings(watchdog_seconds=0),
-                stages=[senders.stage],
+        for own, store in zip(platforms, opened, strict=True):
+            options = GatewayOptions(outbox=QUICK)
+            world = await stack.enter_async_context(
+                open_test_gateway(agent or scripted(), own, store=store, options=options)
             )
-            await stack.enter_async_context(runtime)
-            store = cast("Store", runtime.store)
-            approvals = Approvals(store)
-            gateway = MessageHub(runtime, Platforms([own]), senders, approvals)
-            await stack.enter_async_context(gateway.open())
             if own is platform:
-                with trio.fail_after(10):
-                    while gateway.supervised[platform.name].state is not AdapterState.CONNECTED:  # noqa: ASYNC110
-                        await trio.sleep(0.01)
-            worlds.append(World(runtime, store, gateway, senders, approvals, worlds if several else ()))
+                await world.connected(platform.name)
+            worlds.append(attrs.evolve(world, nodes=worlds))
         if several:
-            platform.adapter.gateway = RotatingHub([world.gateway for world in worlds], [one.adapter for one in platforms])
+            platform.adapter.gateway = RotatingHub([world.hub for world in worlds], [one.adapter for one in platforms])
         yield worlds[0]
 
 

@@ -118,7 +118,7 @@ async def test_an_answer_that_was_streamed_is_not_shown_again(virtual_clock: obj
     screen, file = plain_screen()
     chat = ChatAdapter(screen, Typed("hi"), interactive=False)
     async with open_world(scripted(writes), chat) as world:
-        chat.inbox = lambda: world.gateway.messaging.inboxes[CLI]
+        chat.inbox = lambda: world.hub.messaging.inboxes[CLI]
         await chat.left.wait()
         await world.idle()
     assert file.getvalue() == "hello there\n"
@@ -142,7 +142,7 @@ async def test_stopping_by_key_shows_the_receipt(virtual_clock: object) -> None:
     lines = Typed("work")
     chat = ChatAdapter(screen, lines, interactive=False)
     async with open_world(scripted(works(1000)), chat) as world:
-        chat.inbox = lambda: world.gateway.messaging.inboxes[CLI]
+        chat.inbox = lambda: world.hub.messaging.inboxes[CLI]
         await trio.sleep(1)
         await chat.interrupt()
         assert "nothing of it runs any more" in file.getvalue()
@@ -163,7 +163,7 @@ async def test_what_was_cut_off_is_marked_before_the_receipt(virtual_clock: obje
     screen, file = plain_screen()
     chat = ChatAdapter(screen, Typed("work"), interactive=False)
     async with open_world(scripted(writes), chat) as world:
-        chat.inbox = lambda: world.gateway.messaging.inboxes[CLI]
+        chat.inbox = lambda: world.hub.messaging.inboxes[CLI]
         await trio.sleep(1)
         assert chat.status().startswith("… working for 1 s")
         await chat.interrupt()
@@ -185,7 +185,7 @@ async def test_models_are_chosen_by_name(virtual_clock: object) -> None:
     chat = ChatAdapter(screen, lines, interactive=False)
     chat.models = ("small", "big")
     async with open_world(scripted(names, names), chat) as world:
-        chat.inbox = lambda: world.gateway.messaging.inboxes[CLI]
+        chat.inbox = lambda: world.hub.messaging.inboxes[CLI]
         await chat.left.wait()
         await world.idle()
     shown = file.getvalue()
@@ -211,7 +211,7 @@ async def test_sessions_begin_resume_and_end(virtual_clock: object) -> None:
     """A new one each time, the last one or any by its id; one in which nothing was said is forgotten."""
     screen, _ = plain_screen()
     async with open_world(scripted(), ChatAdapter(screen, Typed(), interactive=False)) as world:
-        store, inbox = world.store, world.gateway.messaging.inboxes[CLI]
+        store, inbox = world.store, world.hub.messaging.inboxes[CLI]
 
         async def leave() -> str:
             return await end_session(world.runtime, inbox)

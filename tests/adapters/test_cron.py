@@ -110,8 +110,8 @@ async def open_cron(
         AsyncExitStack() as stack,
     ):
         schedulers: list[CronScheduler] = []
-        for one in world.all:
-            scheduler = CronScheduler(one.gateway.messaging, CronSettings(**settings), check_seconds=check_seconds)
+        for one in world.nodes:
+            scheduler = CronScheduler(one.hub.messaging, CronSettings(**settings), check_seconds=check_seconds)
             await stack.enter_async_context(scheduler.open())
             schedulers.append(scheduler)
         yield Scheduled(world, schedulers, chat)

@@ -306,7 +306,7 @@ async def test_an_answer_is_shown_while_it_is_written(fake: FakeTelegram) -> Non
 async def test_the_menu_is_what_the_gateway_understands(fake: FakeTelegram) -> None:
     """Every command is in Telegram's menu, and every entry of the menu is a command."""
     async with open_bench(member(fake)) as world:
-        assert [name for name, _ in world.gateway.commands.names] == [entry.name for entry in MENU]
+        assert [name for name, _ in world.hub.commands.names] == [entry.name for entry in MENU]
         assert [one["command"] for one in fake.commands] == [entry.name for entry in MENU]
 
 

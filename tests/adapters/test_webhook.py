@@ -81,8 +81,8 @@ async def open_hooks(
         AsyncExitStack() as stack,
     ):
         doors: list[WebhookReceiver] = []
-        for one in world.all:
-            door = WebhookReceiver(one.gateway.messaging, settings, host=host, home=path.parent if path else None)
+        for one in world.nodes:
+            door = WebhookReceiver(one.hub.messaging, settings, host=host, home=path.parent if path else None)
             doors.append(await stack.enter_async_context(door.open()))
         yield Hooked(world, doors, chat)
 
@@ -258,11 +258,11 @@ async def test_a_session_lingers_no_longer_than_its_route_says() -> None:
         by_route = {session.session_key.rpartition(":")[2]: session for session in await hooked.sessions()}
         assert by_route["a"].end_reason == WEBHOOK_COMPLETE
         assert by_route["b"].ended_at is None
-        assert sum(len(one.runtime.supervisor) for one in hooked.world.all) == 1
+        assert sum(len(one.runtime.supervisor) for one in hooked.world.nodes) == 1
         await trio.sleep(5000)
         assert {session.end_reason for session in await hooked.sessions()} == {WEBHOOK_COMPLETE}
         await hooked.world.idle()
-        assert sum(len(one.runtime.supervisor) for one in hooked.world.all) == 0
+        assert sum(len(one.runtime.supervisor) for one in hooked.world.nodes) == 0
 
 
 async def test_nobody_can_be_asked_so_an_approval_is_refused_with_the_reason() -> None:

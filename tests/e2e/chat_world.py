@@ -23,14 +23,13 @@ from hermes_trio.agent.approvals import Approvals
 from hermes_trio.agent.command_policy import ApprovalSettings
 from hermes_trio.agent.loop import ModelAgent
 from hermes_trio.messaging.contract import AdapterState
-from hermes_trio.messaging.hub import MessageHub
-from hermes_trio.messaging.platforms import Platform, Platforms
-from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.providers.routes import build_routes
 from hermes_trio.runtime.turn import Turn
 from hermes_trio.store import open_store
 from hermes_trio.store.ports import Store
+from hermes_trio.testing.gateway import GatewayOptions, OpenTestGateway, eventually, open_test_gateway
 from hermes_trio.testing.platforms import FakeDiscord, FakeSlack, FakeTelegram
 from hermes_trio.tools.settings import TerminalSettings, ToolSettings
 from hermes_trio.tools.toolbox import CommandReview, open_toolbox
@@ -46,54 +45,43 @@ PATIENCE = 20.0
 """Seconds for something to arrive on a busy machine."""
 
 
-@attrs.frozen
 class ChatWorld:
     """What a test looks at."""
 
-    runtime: Runtime
-    store: Store
-    gateway: MessageHub
-
-    async def connected(self, *platforms: str) -> None:
-        """Wait until these platforms (or all) are connected."""
-        wanted = platforms or tuple(self.gateway.supervised)
-        with trio.fail_after(PATIENCE):
-            while any(self.gateway.supervised[name].state is not AdapterState.CONNECTED for name in wanted):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+    def __init__(self, opened: OpenTestGateway) -> None:
+        self._opened = opened
+        self.runtime = opened.runtime
+        self.store = opened.store
+        self.hub = opened.hub
+        self.connected = opened.connected
 
     async def idle(self) -> None:
         """Wait until nothing runs and nothing waits to be sent."""
-        with trio.fail_after(60):
-            while self.runtime.lanes or self.jobs or await self.store.outbox_unsent():  # noqa: ASYNC110
-                await trio.sleep(0.02)
+        await self._opened.idle(jobs=True, seconds=60)
 
     async def fatal(self, platform: str) -> None:
         """Wait until a platform has been given up."""
-        with trio.fail_after(PATIENCE):
-            while self.gateway.supervised[platform].state is not AdapterState.FATAL:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await eventually(lambda: self.hub.supervised[platform].state is AdapterState.FATAL, seconds=PATIENCE)
 
     async def running(self, kind: str) -> None:
         """Wait until something of this kind is in the tree."""
-        with trio.fail_after(PATIENCE):
-            while not any(node.kind == kind for node in self.runtime.tree.root.walk()):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await eventually(lambda: any(node.kind == kind for node in self.runtime.tree.root.walk()), seconds=PATIENCE)
 
     @property
     def jobs(self) -> int:
         """Background jobs that run."""
-        return sum(node.kind in ("process", "delegation") for node in self.runtime.tree.root.walk())
+        return self._opened.jobs
 
 
-def members_of(tables: Tables) -> list[Platform]:
+def platforms_of(tables: Tables) -> list[Platform]:
     """The adapters of these tables, by the same functions that the product uses."""
     makers = {"telegram": telegram_platform, "discord": discord_platform, "slack": slack_platform}
     found = [makers[name](table, {}) for name, table in tables.items()]
-    for member in found:
-        if member is not None and isinstance(member.adapter, DiscordAdapter):
+    for platform in found:
+        if platform is not None and isinstance(platform.adapter, DiscordAdapter):
             # The fake does not insist on five seconds between two sessions.
-            member.adapter._identify_interval = 0.0
-    return [member for member in found if member is not None]
+            platform.adapter._identify_interval = 0.0
+    return [platform for platform in found if platform is not None]
 
 
 @asynccontextmanager
@@ -107,10 +95,7 @@ async def open_gateway_with(
     processes: int = 256,
 ) -> AsyncIterator[ChatWorld]:
     """The gateway for the body of the `async with`."""
-    members = members_of(tables)
-    senders = Senders(
-        [member.adapter for member in members], OutboxSettings(first_delay=0.05, longest_delay=0.5, flush_seconds=2.0)
-    )
+    platforms = platforms_of(tables)
     routes = build_routes()
     brokers: list[Approvals] = []
     tools = ToolSettings(terminal=TerminalSettings(cwd=str(directory or ""), kill_grace=0.3, max_processes=processes))
@@ -130,16 +115,14 @@ async def open_gateway_with(
             runtime.core.agent = ModelAgent(routes, box, history=store, directives=lambda turn: True)
             yield
 
-    runtime = Runtime(
-        agent=_nobody,
-        store=open_store(database),
-        settings=settings or RuntimeSettings(watchdog_seconds=0),
-        stages=[assemble, senders.stage],
+    options = GatewayOptions(
+        outbox=OutboxSettings(first_delay=0.05, longest_delay=0.5, flush_seconds=2.0),
+        runtime=settings or RuntimeSettings(watchdog_seconds=0),
+        approvals=lambda: brokers[0],
     )
-    async with runtime:
-        gateway = MessageHub(runtime, Platforms(members), senders, brokers[0])
-        async with gateway.open():
-            yield ChatWorld(runtime, cast("Store", runtime.store), gateway)
+    store = open_store(database)
+    async with open_test_gateway(_nobody, *platforms, store=store, stages=[assemble], options=options) as opened:
+        yield ChatWorld(opened)
 
 
 async def _nobody(turn: Turn) -> str:

@@ -147,7 +147,7 @@ async def test_one_bad_token_disturbs_nobody(tmp_path: Path) -> None:
                     drivers[name].say(place, "!bg sleep 0.1; echo through")
                     await drivers[name].next(place, "Background process started")
                     await drivers[name].next(place, "through")
-                health = world.gateway.health()
+                health = world.hub.health()
                 assert health["status"] == "degraded"
                 line = health["platforms"][bad]
                 assert (line["state"], line["error_code"], line["attempts"]) == ("fatal", "unauthorized", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -11,50 +11,25 @@ from typing import Any
 import attrs
 import trio
 
-from hermes_trio import Agent, Runtime, RuntimeSettings, Turn
+from hermes_trio import Agent, RuntimeSettings, Turn
 from hermes_trio.agent.approvals import Approvals, Question
 from hermes_trio.messaging.contract import Adapter, Incoming, Received
 from hermes_trio.messaging.core import ConversationEnd
 from hermes_trio.messaging.hub import MessageHub
-from hermes_trio.messaging.platforms import Platform, Platforms
-from hermes_trio.messaging.senders import Senders
+from hermes_trio.messaging.platforms import Platform
 from hermes_trio.messaging.session_keys import Source
 from hermes_trio.messaging.settings import OutboxSettings, PlatformSettings
 from hermes_trio.runtime.turn import DeliveringTurn
-from hermes_trio.store import Runner, Store, open_store
 from hermes_trio.store.records import ApprovalChoice
 from hermes_trio.testing.fakes import ScriptedAgent, fake_job
 from hermes_trio.testing.faults import StoreFaults
+from hermes_trio.testing.gateway import GatewayOptions, OpenTestGateway, memory_store, open_test_gateway
 from hermes_trio.testing.memory_platform import MemoryPlatform
 from tests import node_mode
 
 OPEN = PlatformSettings(allow_all=True)
 
-
-@attrs.frozen
-class World:
-    """Everything that a test of the gateway looks at."""
-
-    runtime: Runtime
-    store: Store
-    gateway: MessageHub
-    senders: Senders
-    approvals: Approvals
-    all: Sequence[World] = ()
-    """The worlds of all nodes, this one among them."""
-
-    async def idle(self) -> None:
-        """Wait until no lane lives and nothing waits in the outbox."""
-        nodes = self.all or (self,)
-        while any(node.runtime.lanes for node in nodes) or await self.store.outbox_unsent():  # noqa: ASYNC110 - two things that end in other tasks
-            await trio.sleep(0.01)
-
-
-def memory_store(
-    path: Path | None = None, clock: Callable[[], float] | None = None
-) -> AbstractAsyncContextManager[Store]:
-    """A store whose clock is the loop's, or another one."""
-    return open_store(path, runner=Runner.INLINE, clock=clock or trio.current_time, maintenance=False)
+World = OpenTestGateway
 
 
 @asynccontextmanager
@@ -76,8 +51,7 @@ async def open_world(
     While `node_mode.NODES` is more than one it is so many runtimes on one store, and what the platforms bring goes to one after the other. The world shows
     the first of them.
     """
-    members = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
-    directory = Platforms(members)
+    configured = [one if isinstance(one, Platform) else Platform(one, settings) for one in platforms]
     async with AsyncExitStack() as stack:
         several = node_mode.NODES > 1 and path is None
         opened = [memory_store(path, clock)]
@@ -86,24 +60,20 @@ async def open_world(
             opened = [base.shared(f"node-{number}", lease_seconds=node_mode.LEASE) for number in range(node_mode.NODES)]
         worlds: list[World] = []
         for number, one in enumerate(opened):
-            senders = Senders([member.adapter for member in members], outbox or OutboxSettings(look_seconds=86_400))
-            runtime = Runtime(
-                agent=agent,
-                store=one if faults is None else faults.around(one),
-                settings=runtime_settings or RuntimeSettings(watchdog_seconds=0),
-                stages=[senders.stage],
+            options = GatewayOptions(
+                runtime=runtime_settings or RuntimeSettings(watchdog_seconds=0),
+                outbox=outbox or OutboxSettings(look_seconds=86_400),
+                approval_seconds=approval_seconds,
                 seed=seed + number,
                 clock=clock,
+                ends=ends,
             )
-            await stack.enter_async_context(runtime)
-            store: Any = runtime.store
-            approvals = Approvals(store, seconds=approval_seconds)
-            gateway = MessageHub(runtime, directory, senders, approvals, ends=None if ends is None else ends(approvals))
-            await stack.enter_async_context(gateway.open())
-            worlds.append(World(runtime, store, gateway, senders, approvals, worlds))
+            store = one if faults is None else faults.around(one)
+            world = await stack.enter_async_context(open_test_gateway(agent, *configured, store=store, options=options))
+            worlds.append(attrs.evolve(world, nodes=worlds))
         if several:
-            for member in members:
-                member.adapter.gateway = RotatingHub([world.gateway for world in worlds])
+            for platform in configured:
+                platform.adapter.gateway = RotatingHub([world.hub for world in worlds])
         yield worlds[0]
 
 

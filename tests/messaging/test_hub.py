@@ -46,15 +46,15 @@ async def test_an_adapter_that_cannot_connect_backs_off_alone_and_is_visible() -
     async with open_world(scripted(), broken, healthy) as world:
         await broken.until(lambda: broken.connects == 7)
         await trio.sleep(1)
-        line = world.gateway.health()["platforms"]["broken"]
+        line = world.hub.health()["platforms"]["broken"]
         assert (line["state"], line["error_code"]) == ("retrying", "transient")
-        assert world.gateway.health()["status"] == "degraded"
+        assert world.hub.health()["status"] == "degraded"
         node = next(node for node in world.runtime.tree.root.walk() if (node.kind, node.id) == ("adapter", "broken"))
         assert "no route" in node.waits_on
         await healthy.say("hi")
         assert (await healthy.wait_sent(1))[0].text == "echo: hi"
-        await broken.until(lambda: world.gateway.supervised["broken"].state is AdapterState.CONNECTED)
-        assert world.gateway.health()["status"] == "ok"
+        await broken.until(lambda: world.hub.supervised["broken"].state is AdapterState.CONNECTED)
+        assert world.hub.health()["status"] == "ok"
     waits = [later - earlier for earlier, later in itertools.pairwise(broken.connect_times)]
     assert waits == [30, 60, 120, 240, 300, 300, 300]
 
@@ -66,7 +66,7 @@ async def test_a_permanent_error_is_said_and_not_tried_again() -> None:
     async with open_world(scripted(), broken, healthy) as world:
         await trio.sleep(7 * 86400)
         assert broken.connects == 1
-        line = world.gateway.health()["platforms"]["broken"]
+        line = world.hub.health()["platforms"]["broken"]
         assert (line["state"], line["error_code"]) == ("fatal", "unauthorized")
         assert "the token is not valid" in line["error"]
         node = next(node for node in world.runtime.tree.root.walk() if (node.kind, node.id) == ("adapter", "broken"))
@@ -81,7 +81,7 @@ async def test_a_crash_of_an_adapter_shows_its_kind_and_not_its_text() -> None:
     chat.connect_faults.append(RuntimeError("secret-token-123"))
     async with open_world(scripted(), chat) as world:
         await trio.sleep(1)
-        line = world.gateway.health()["platforms"]["memory"]
+        line = world.hub.health()["platforms"]["memory"]
         assert line["state"] == "retrying"
         assert "RuntimeError" in line["error"]
         assert "secret" not in line["error"]

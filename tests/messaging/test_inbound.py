@@ -103,7 +103,7 @@ async def test_two_redeliveries_at_the_same_moment_are_one_message() -> None:
     receipts: list[Disposition] = []
 
     async def deliver() -> None:
-        receipts.append((await chat.say("a", event_id="1")).receipt)
+        receipts.append((await chat.say("a", event_id="1")).disposition)
 
     async with open_world(agent, chat) as world:
         async with trio.open_nursery() as nursery:
@@ -156,7 +156,7 @@ async def test_a_full_mailbox_is_said_and_nothing_is_lost_silently() -> None:
     async with open_world(agent, chat, runtime_settings=RuntimeSettings(mailbox=2, watchdog_seconds=0)):
         receipts: list[Disposition] = []
         for number in range(5):
-            receipts.append((await chat.say(str(number))).receipt)
+            receipts.append((await chat.say(str(number))).disposition)
             await trio.sleep(0.1)
         assert receipts.count(Disposition.REFUSED) == 2
         await chat.wait_sent(5)

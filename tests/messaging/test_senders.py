@@ -209,8 +209,8 @@ async def test_on_the_way_out_what_the_last_turns_left_is_sent() -> None:
     hangs, works_well = MemoryPlatform("hangs"), MemoryPlatform("well")
     hangs.gate = trio.Event()
     async with open_world(scripted(), hangs, works_well) as world:
-        await world.gateway.messaging.post(Address("hangs", "1"), "bye")
-        await world.gateway.messaging.post(Address("well", "1"), "bye")
+        await world.hub.messaging.post(Address("hangs", "1"), "bye")
+        await world.hub.messaging.post(Address("well", "1"), "bye")
         began = trio.current_time()
     assert trio.current_time() - began <= 6
     assert works_well.texts() == ["bye"]
@@ -247,7 +247,7 @@ async def test_a_platform_whose_client_cannot_be_opened_takes_nothing_else_with_
 
     shut, chat = Shut("shut"), MemoryPlatform()
     async with open_world(scripted(), shut, chat) as world:
-        await world.gateway.messaging.post(Address("shut", "1"), "hello")
+        await world.hub.messaging.post(Address("shut", "1"), "hello")
         await chat.say("hi")
         await chat.wait_sent(1)
         assert trio.current_time() < 1

@@ -243,9 +243,9 @@ async def test_a_message_without_a_conversation_is_refused(fake_adapter: FakeAda
 
     routing = SessionContext(platform="fake")
     with pytest.raises(RuntimeProblem, match="session_key is empty"):
-        await fake_adapter.delivery.accept(NewMessage(inbox="fake", session_key="", routing=routing, text="x"))
+        await fake_adapter.inbox.accept(NewMessage(inbox="fake", session_key="", routing=routing, text="x"))
     with pytest.raises(RuntimeProblem, match="session_key contains a NUL"):
-        await fake_adapter.delivery.accept(NewMessage(inbox="fake", session_key="a\0", routing=routing, text="x"))
+        await fake_adapter.inbox.accept(NewMessage(inbox="fake", session_key="a\0", routing=routing, text="x"))
 
 
 async def test_keys_that_were_used_once_leave_nothing_behind(fake_adapter: FakeAdapter, runtime: Runtime):

@@ -206,7 +206,7 @@ class Program:
 
     async def stop(self, runtime: Runtime, chat: str) -> None:
         try:
-            await self.chat.delivery.stop_turn(self.chat.key(chat), Cause(CancelCause.STOP))
+            await self.chat.inbox.stop_turn(self.chat.key(chat), Cause(CancelCause.STOP))
             session = await self.plain.session_of(self.chat.key(chat))
             if session is not None and self.dice.random() < 0.5:
                 await runtime.supervisor.stop_session(session.id, Cause(CancelCause.STOP))

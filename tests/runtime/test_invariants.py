@@ -132,7 +132,7 @@ class World:
                     case Say(chat=chat):
                         await self.adapter.say(str(index), chat=chat)
                     case StopTurn(chat=chat):
-                        await self.adapter.delivery.stop_turn(self.adapter.key(chat), Cause(CancelCause.STOP))
+                        await self.adapter.inbox.stop_turn(self.adapter.key(chat), Cause(CancelCause.STOP))
                     case StopJobs(chat=chat):
                         await runtime.supervisor.stop_session(self.sessions.get(chat, ""), Cause(CancelCause.STOP))
                     case EndSession(chat=chat):

@@ -124,7 +124,7 @@ async def test_a_one_shot_session_never_becomes_a_ghost(virtual_clock, end: str)
             await adapter.say("event")
             await trio.testing.wait_all_tasks_blocked()
             if end == "stop":
-                await adapter.delivery.stop_turn(adapter.key("1"), Cause(CancelCause.STOP))
+                await adapter.inbox.stop_turn(adapter.key("1"), Cause(CancelCause.STOP))
             if end != "drain":
                 await adapter.wait_for(1)
                 await trio.testing.wait_all_tasks_blocked()

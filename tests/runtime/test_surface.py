@@ -34,9 +34,13 @@ def test_public_names_are_exactly_these():
 def test_public_names_of_testing_are_exactly_these():
     """A test suite imports from `hermes_trio.testing`."""
     assert set(hermes_trio.testing.__all__) == {
-        "AdapterBench", "AdapterContract", "Delivered", "FakeAdapter", "GatewayStoreContract", "InjectedFault", "MemoryPlatform", "ModelServer",
+        "AdapterBench", "AdapterContract", "Delivered", "FakeAdapter", "GatewayOptions",
+        "GatewayStoreContract", "InjectedFault", "MemoryPlatform", "ModelServer",
+        "OpenTestGateway",
         "RecordingHub", "ScriptedAgent", "ScriptedAnswer", "ScriptedRefusal", "Sent", "StoreContract", "StoreFaultKind",
-        "StoreFaults", "fake_job",
+        "StoreFaults", "eventually",
+        "fake_job",
+        "open_test_gateway",
     }  # fmt: skip
 
 

@@ -44,11 +44,11 @@ async def test_a_stop_does_not_throw_away_what_waits() -> None:
         (job,) = bench.runtime.supervisor.jobs()
         await adapter.say("!sleep 60")
         key = adapter.key("1")
-        await until(lambda: (turn := adapter.delivery.current_turn(key)) and "!sleep" in turn.input.text)
+        await until(lambda: (turn := adapter.inbox.current_turn(key)) and "!sleep" in turn.input.text)
         with trio.fail_after(10):
             await job.wait()
         await adapter.say("a plain message")
-        receipt = await adapter.delivery.stop_turn(key, Cause(CancelCause.STOP))
+        receipt = await adapter.inbox.stop_turn(key, Cause(CancelCause.STOP))
         assert receipt is not None
         assert receipt.ok
         replies = await adapter.wait_for(4)

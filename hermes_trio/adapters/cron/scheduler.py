@@ -1,9 +1,8 @@
 """The scheduler: every slot of every job gets exactly one execution row, and at most one run.
 
-A slot is claimed by its row, in the transaction that moves the job on, so that neither a restart nor a clock that jumps can run it twice. Slots that
-passed while nobody was there are recorded as missed and collapse into one run; a slot that finds the last run still going is skipped. Each run is a
-session of its own that ends as `cron_complete` on every path. Jobs share nothing: the places that an answer goes to travel with its session, by
-value.
+A slot is claimed by its row, in the transaction that advances the job, so that neither a restart nor a clock that jumps can run it twice. Slots that
+passed while the server was off are recorded as missed and collapse into one run; a slot whose previous run has not ended is skipped. Each run is a
+session of its own that ends as `cron_complete` on every path. The addresses of an answer are part of its session, by value.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ logger: Final = logging.getLogger("hermes_trio.adapters.cron.scheduler")
 CRON: Final = "cron"
 CRON_COMPLETE: Final = "cron_complete"
 CHECK_SECONDS: Final = 60.0
-"""How often the scheduler looks whether the clock was moved."""
+"""How often the scheduler checks whether the clock was changed."""
 
 JUMP_SECONDS: Final = 2.0
 STORE_SECONDS: Final = 5.0
 MOST_RUNNING: Final = 1000
-"""Executions that are looked at to find those that run on other nodes."""
+"""The maximum of executions that are read to find those that run on other nodes."""
 
 MISSED_ROWS: Final = 1000
-"""Missed slots that get a row of their own after one absence; for more of them only the newest do, and one of them says how many there were."""
+"""The maximum of missed slots with a row of their own after one absence; of more only the newest get one, and one of them has the count."""
 
 INSTRUCTIONS: Final = (
     "You are running as the scheduled job {name!r}. Nobody is waiting for questions. Answer with what should be delivered;"
@@ -64,7 +63,7 @@ UNBEGUN: Final = "The server was stopped before this run had begun"
 
 
 class CronInterface(OneShotInterface):
-    """The slots' side of the runtime."""
+    """The interface of cron slots."""
 
     def __init__(self, messaging: MessagingCore, settings: CronSettings, ended: Callable[[str], None]) -> None:
         super().__init__(messaging, CRON, CRON_COMPLETE)
@@ -91,7 +90,7 @@ class CronInterface(OneShotInterface):
         return self._places.get(turn.id, super().places(turn))
 
     def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
-        """A marker of silence anywhere that it counts for a job means silence; a failure is always told (GW-153)."""
+        """Return the text to deliver. A marker of silence counts anywhere that it counts for a job; a failure is always delivered (GW-153)."""
         if outcome.state is TurnState.COMPLETED:
             if is_silent_job_reply(outcome.text) or not outcome.text.strip():
                 return ""
@@ -113,7 +112,7 @@ class CronInterface(OneShotInterface):
         await super().on_turn_start(turn)
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
-        """The slot's row gets its end with the end of its own turn; background work may still report later."""
+        """Store the end of the slot with the end of its own turn; background work may still report later."""
         self._places.pop(turn.id, None)
         if "slot" not in turn.input.payload or not outcome.begun:
             return
@@ -124,13 +123,13 @@ class CronInterface(OneShotInterface):
         await self.end_slot(turn.context.chat_id, float(turn.input.payload["slot"]), state, outcome.text, error)
 
     async def on_refused(self, rows: Sequence[InboxRow], reason: str) -> None:
-        """A slot that could not be handed to an agent has failed."""
+        """Record a slot that could not be passed to an agent as failed."""
         for row in rows:
             if "slot" in row.payload:
                 await self.end_slot(row.routing.chat_id, float(row.payload["slot"]), CronState.FAILED, "", reason)
 
     async def end_slot(self, job_id: str, slot: float, state: CronState, output: str, error: str) -> None:
-        """Write the end of a slot. The next slot of the job can be run then."""
+        """Store the end of a slot, after which the next slot of the job can run."""
         store = self._messaging.store
         end = End(
             f"slot {slot} of cron job {job_id}",
@@ -142,7 +141,7 @@ class CronInterface(OneShotInterface):
 
 
 def resolve(messaging: MessagingCore, job: ScheduledJob) -> Resolution:
-    """Where a job's answers go now; what cannot be resolved is a problem, and never silence."""
+    """Return the present addresses of a job's answers; a target that cannot be resolved is reported as a problem."""
     try:
         targets = job.targets(messaging.platforms.names)
     except TargetError as error:
@@ -151,7 +150,7 @@ def resolve(messaging: MessagingCore, job: ScheduledJob) -> Resolution:
 
 
 class CronScheduler:
-    """See the module. It is the `CronPort` of the HTTP front end."""
+    """See the module. It is the `CronPort` of the HTTP API."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class CronScheduler:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CronScheduler]:
-        """Slots are run for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
+        """Run slots for the body of the `async with`. Leaving it stops the scheduler; runs end in the runtime's order."""
         runtime = self._messaging.runtime
         async with self.interface.settling():
             if not runtime.core.shared:
@@ -199,7 +198,7 @@ class CronScheduler:
                 await self._sleep_until(soonest)
 
     async def _sleep_until(self, when: float | None) -> None:
-        """Until the wall clock says `when`, a job was changed, or the wall clock was moved."""
+        """Sleep until the wall clock reaches `when`, a job was changed, or the wall clock was changed."""
         began, wall_began = trio.current_time(), self._clock()
         with waiting("the next slot" if when is not None else "a job"):
             while not self._changed.is_set():
@@ -212,7 +211,7 @@ class CronScheduler:
                     await self._changed.wait()
 
     async def _tick(self) -> float | None:
-        """Fire what is due; returns when something is due next."""
+        """Run what is due; return the next due time."""
         soonest: float | None = None
         for row in await self._messaging.store.list_cron_jobs():
             if not row.enabled or row.next_at is None:
@@ -232,7 +231,7 @@ class CronScheduler:
         return most is not None and len(await self._running()) >= most
 
     async def _running(self) -> set[str]:
-        """The jobs whose slot has been started and whose turn has not ended, on whichever node."""
+        """Return the jobs whose slot has been started and whose turn has not ended, on any node."""
         if not self._messaging.runtime.core.shared:
             return self._live
         found = await self._messaging.store.list_cron_executions(page=Page(MOST_RUNNING))
@@ -245,7 +244,7 @@ class CronScheduler:
     # -- one job -----------------------------------------------------------------------------------------------------------------------
 
     async def _fire(self, job_id: str) -> float | None:
-        """Account for everything of one job that is due, and start one run of it if there is one to start. Returns when it is due next."""
+        """Account for all due slots of one job, and start at most one run. Return its next due time."""
         store = self._messaging.store
         row = await store.get_cron_job(job_id)
         now = self._clock()
@@ -254,7 +253,7 @@ class CronScheduler:
         try:
             job = ScheduledJob.read(row)
         except (ScheduleError, KeyError, TypeError, ValueError) as error:
-            logger.error("cron job %s (%s) cannot be read and is switched off: %s", row.name, row.id, error)
+            logger.error("could not read cron job %s (%s); it is disabled: %s", row.name, row.id, error)
             await store.put_cron_job(msgspec.structs.replace(row, enabled=False))
             return None
         present = datetime.fromtimestamp(now, UTC)
@@ -288,7 +287,7 @@ class CronScheduler:
         return following
 
     async def _written(self, write: Callable[[], Awaitable[object]]) -> bool:
-        """Repeat a write until the store has answered it, so that nothing is claimed by nobody. A write whose answer was lost counts as made."""
+        """Retry a write until the store has answered, so that no claim is lost. A write whose answer was lost counts as made."""
         unknown = False
         while True:
             try:
@@ -302,7 +301,7 @@ class CronScheduler:
     async def _account(
         self, row: CronJob, slot: datetime, state: CronState, error: str, following: float | None
     ) -> bool:
-        """Give a slot its row, and move the job on. False if somebody else gave it one."""
+        """Write the row of a slot, and advance the job. Return False if another scheduler has written it."""
         store, at = self._messaging.store, slot.timestamp()
         claimed = await self._written(
             lambda: store.claim_cron_slot(row.id, at, state=state, error=error, next_at=following)
@@ -313,7 +312,7 @@ class CronScheduler:
         return claimed
 
     async def _start(self, job: ScheduledJob, slot: float, *, manual: bool = False) -> None:
-        """Hand a claimed slot to its lane; the message's dedupe key lets it be handed over again. If it is refused the slot has failed, and says why."""
+        """Pass a claimed slot to its lane; the message's dedupe key makes that repeatable. If it is refused, the slot has failed with the reason."""
         row = job.row
         resolution = resolve(self._messaging, job)
         key = f"agent:main:cron:cron:{row.id}:{slot:.3f}"
@@ -354,7 +353,7 @@ class CronScheduler:
             raise
 
     async def _tell_unbegun(self) -> None:
-        """A slot that was handed over and not begun when the server died counts as failed; it is not begun now, and its owner is told."""
+        """Record a slot that was passed on and not begun when the server died as failed, and report that. It is not begun now."""
         store = self._messaging.store
         for key in await store.waiting_sessions(CRON):
             for row in await store.take_inbox(CRON, key):
@@ -362,18 +361,18 @@ class CronScheduler:
                     continue
                 text = f"[{row.routing.chat_name}: interrupted. {UNBEGUN}; it is not made up for.]"
                 places = [Address(*place) for place in row.payload.get("places", ())]
-                told = [reply for place in places for reply in self._messaging.directory.compose(place, text)]
+                told = [reply for place in places for reply in self._messaging.platforms.compose(place, text)]
                 await store.bury_inbox([row], reason=UNBEGUN, replies=told)
 
     # -- the port of the HTTP front end and the command line ---------------------------------------------------------------------------
 
     async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]:
-        """The jobs of a tenant, or of all."""
+        """Return the jobs of a tenant, or of all."""
         rows = await self._messaging.store.list_cron_jobs(tenant=tenant)
         return [await self._view(row) for row in rows if row.enabled or include_disabled]
 
     async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a job; `ValueError` says which field is wrong."""
+        """Create a job. Raises `ValueError` for a wrong field."""
         row = new_job(
             fields,
             id=self._messaging.runtime.core.ids.hex(12),
@@ -385,12 +384,12 @@ class CronScheduler:
         return await self._put(row)
 
     async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
-        """One job."""
+        """Return one job, or None."""
         row = await self._find(tenant, job_id)
         return None if row is None else await self._view(row)
 
     async def update_job(self, tenant: str | None, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Change a job; None if there is none, `ValueError` for a field that is wrong."""
+        """Change a job; return None if there is none. Raises `ValueError` for a wrong field."""
         async with self._lock:
             row = await self._find(tenant, job_id)
             if row is None:
@@ -405,21 +404,21 @@ class CronScheduler:
             return await self._put(changed)
 
     async def delete_job(self, tenant: str | None, job_id: str) -> bool:
-        """Forget a job; a run that is under way goes on."""
+        """Delete a job. Its run in progress continues."""
         async with self._lock:
             row = await self._find(tenant, job_id)
             return row is not None and await self._messaging.store.delete_cron_job(row.id)
 
     async def pause_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
-        """No slot of the job is run until it is resumed."""
+        """Pause a job: its slots are skipped until it is resumed."""
         return await self.update_job(tenant, job_id, {"enabled": False})
 
     async def resume_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
-        """Go on with the next slot; what passed meanwhile is not made up for."""
+        """Resume a job with its next slot. Missed slots are not caught up."""
         return await self.update_job(tenant, job_id, {"enabled": True})
 
     async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None:
-        """Run a job now, whatever its schedule says, in a slot of its own; a job that is running is left alone."""
+        """Run a job now, in a slot of its own, unless it is running."""
         async with self._lock:
             row = await self._find(tenant, job_id)
             if row is None:
@@ -431,7 +430,7 @@ class CronScheduler:
             return await self._view(row)
 
     async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
-        """The newest slots of a job; None if there is no such job."""
+        """Return the newest slots of a job; None if there is no such job."""
         row = await self._find(tenant, job_id)
         if row is None:
             return None
@@ -451,7 +450,7 @@ class CronScheduler:
 
 
 def _between(job: ScheduledJob, first: datetime, last: datetime) -> list[datetime]:
-    """The slots from `first` on that come before `last`."""
+    """Return the slots from `first` on that come before `last`."""
     found: list[datetime] = []
     for slot in slots(job.schedule, first - timedelta(microseconds=1)):
         if slot >= last:
