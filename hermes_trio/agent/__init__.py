@@ -1,1 +1,1 @@
-"""The model-tool loop, the models it talks to, and the approvals it asks for."""
+"""The model-tool loop, the port to models, and approvals."""

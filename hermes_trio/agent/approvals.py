@@ -1,7 +1,7 @@
-"""Asking a person: each request has an id and a row, belongs to a run or a conversation, and ends in exactly one way.
+"""Asks a person for approval. Each request has an id and a row, belongs to a run or a conversation, and ends exactly once.
 
-The row decides. An answer and a time-out that race each other are two transactions, and the second one finds the first: nobody is told "approved" for a
-command that was blocked. Where no person can be reached the answer is no, at once, with the reason.
+The row decides: an answer and a time-out that race are two transactions, and the second one fails, so that a blocked command is never reported as
+approved. Where no person can be reached, the request is refused at once, with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_SECONDS: Final = 60.0
 REASON_LENGTH: Final = 280
 
 RETRY_SECONDS: Final = 1.0
-"""How long is waited before a row that could not be read is read again."""
+"""The delay before a row that could not be read is read again."""
 
 MOST_PER_SCOPE: Final = 20
 """How many questions of one run or conversation wait at a time: one answer of a model can hold any number of calls."""
@@ -48,12 +48,12 @@ _INVISIBLE: Final = re.compile(
 
 
 def visible(command: str) -> str:
-    """The command with each control, bidirectional and invisible character as its escape, so that no screen shows less, or other, than what runs."""
+    """Escape each control, bidirectional and invisible character of a command, so that a screen shows exactly what runs."""
     return _INVISIBLE.sub(lambda match: match.group().encode("unicode_escape").decode(), command)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked. `shown` is the command as it may be displayed; the original is never stored."""
+    """A question to a person. `shown` is the command as it may be displayed; the original is never stored."""
 
     shown: str
     description: str
@@ -63,7 +63,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a question. `reason` is for the model: why not, or the words of whoever refused. Without `asked`, nobody has seen it."""
+    """The result of a question. `reason` is for the model: why it was refused, or the person's words. `asked` is False if no person saw the question."""
 
     allowed: bool
     choice: ApprovalChoice | None = None
@@ -74,18 +74,18 @@ class ApprovalResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approval_scope(turn: Turn) -> str:
-    """Who may answer for a turn: its run, or its conversation. Children ask through whoever owns them."""
+    """Return who may answer for a turn: its run, or its conversation. Child turns use the scope of their root."""
     return turn.root.id if turn.root.id.startswith("run_") else turn.context.session_key
 
 
 def grantee_of(turn: Turn) -> str:
-    """To whom "always" is given when it is said about this turn: its tenant, else its platform (the operator's own, over HTTP)."""
+    """Return who receives a grant of "always" for this turn: its tenant, else its platform (the operator's own, over HTTP)."""
     tenant = turn.spec.tenant
     return tenant_grantee(tenant) if tenant else f"platform {turn.context.platform or turn.spec.source}"
 
 
 class Approvals:
-    """The broker. A waiter lives in the tool call that asks; answers come from any interface."""
+    """Creates requests and applies answers. The waiting task is the tool call that asks; answers come from any interface."""
 
     def __init__(self, store: ApprovalStore, *, seconds: float = DEFAULT_SECONDS) -> None:
         self._store = store
@@ -94,13 +94,13 @@ class Approvals:
         """How many questions wait, by scope and by tenant."""
 
     async def granted(self, turn: Turn) -> frozenset[str]:
-        """The categories that are allowed for a turn without asking."""
+        """Return the categories that are allowed for a turn without a question."""
         return await self._store.granted(approval_scope(turn), grantee=grantee_of(turn))
 
     async def ask(self, turn: Turn, question: Question) -> ApprovalResult:
         """Ask, and wait for the answer, the time-out, or the end of the turn, whichever is first.
 
-        Cancelling withdraws the question: it is written down as expired, and a late answer is a conflict.
+        Cancelling withdraws the question: it is stored as expired, and a later answer is a conflict.
         """
         tell = turn.spec.hooks.asks
         if tell is None:
@@ -140,21 +140,21 @@ class Approvals:
                         await self._read(id, waiter)
                 reason = "timeout"
             finally:
-                # The store does what it is told in order: this finds the row even if the wait for its creation was cut off.
+                # The store keeps the order of writes: this finds the row even if the wait for its creation was cancelled.
                 end = End(f"approval {id}", lambda: self._expire(id, waiter, reason))
                 await turn.core.ends.put(end)  # noqa: ASYNC102 - bounded by finish_seconds
             if end.over is not None:
-                # The row decides: until it is known what it says, nobody is told that the answer is no.
+                # The row decides: a refusal is reported only after the row was read.
                 await end.over.wait()
         return _answer(waiter, id, self._seconds)
 
     async def _read(self, id: str, waiter: _Waiter) -> None:
-        """See what the row of a request says, after it was signalled. While it cannot be read, it is read again."""
+        """Read the row of a request after a signal. Retry while it cannot be read."""
         waiter.woken = trio.Event()
         try:
             known = await self._store.get_approval(id)
         except Exception as error:
-            logger.error("approval %s cannot be read, trying again in %g s: %s", id, RETRY_SECONDS, error)
+            logger.error("could not read approval %s; retrying in %g s: %s", id, RETRY_SECONDS, error)
             await trio.sleep(RETRY_SECONDS)
             waiter.woken.set()
             return
@@ -179,7 +179,7 @@ class Approvals:
         )
 
     def _show(self, id: str, waiter: _Waiter, question: Question) -> bool:
-        """Put the question before a person; say whether that succeeded. If it fails there is nothing to wait for."""
+        """Show the question to a person, and return whether that succeeded. There is nothing to wait for if it failed."""
         try:
             waiter.tell(
                 {
@@ -197,11 +197,11 @@ class Approvals:
             )
             waiter.shown = True
         except Exception:
-            logger.exception("approval %s could not be shown to anybody", id)
+            logger.exception("could not show approval %s to a person; it is refused", id)
         return waiter.shown
 
     async def _expire(self, id: str, waiter: _Waiter, reason: str) -> None:
-        """End a question that has no answer. If somebody was faster, what the row says is what happened."""
+        """Expire a question without an answer. If an answer was committed first, that answer counts."""
         if waiter.row is not None:
             return
         await self._store.expire_approval(id, reason=reason)
@@ -219,9 +219,9 @@ class Approvals:
         reason: str = "",
         may: Callable[[ApprovalRow], bool] | None = None,
     ) -> list[ApprovalRow]:
-        """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending.
+        """Answer one request by its id, the oldest of a scope, or all of them; return those that were still pending.
 
-        With `may`, only requests of which it is true are looked at: the oldest is the oldest of those. What it says of a row must not change.
+        With `may`, only requests for which it returns true are considered. Its result for a row must not change.
         """
         said = reason[:REASON_LENGTH]
         answered: list[ApprovalRow] = []
@@ -243,38 +243,38 @@ class Approvals:
         return waiting if everything else waiting[:1]
 
     async def withdraw(self, approval_id: str, reason: str = "") -> bool:
-        """The question could not be shown to anybody: it is refused at once instead of waited for. Returns whether it was pending.
+        """Refuse a question that could not be shown, instead of waiting for it; return whether it was pending.
 
-        The reason is for the agent: nobody has said no, so that it must not be told that somebody did.
+        The reason is for the agent, which must not be told that a person refused.
         """
         return await self._store.expire_approval(approval_id, reason=reason or NOT_SHOWN, asked=False)
 
     async def pending(self, scope: str) -> Sequence[ApprovalRow]:
-        """What waits for an answer in a scope, oldest first."""
+        """Return the pending requests of a scope, oldest first."""
         return await self._store.list_approvals(scope=scope)
 
     async def end_scope(self, scope: str, reason: str) -> int:
-        """A run or a conversation is over: what waits is refused with the reason, what was granted to it is forgotten."""
+        """End a run's or conversation's scope: refuse pending requests with the reason, and delete its grants."""
         return await self._store.end_approval_scope(scope, reason=reason)
 
 
 class _Waiter:
-    """Somebody who waits for an answer. However it ends, whoever follows the turn is told once."""
+    """One task that waits for an answer. However the request ends, it emits one event for it."""
 
     def __init__(self, tell: EventSink) -> None:
         self.tell = tell
         self.woken = trio.Event()
         self.row: ApprovalRow | None = None
-        """The request, once it is answered or has expired."""
+        """The request, after it was answered or has expired."""
         self.timed_out = False
         self.shown = False
 
     def wake(self, approval_id: str) -> None:
-        """The row may say something new."""
+        """Wake the waiting task: the row may have changed."""
         self.woken.set()
 
     def take(self, row: ApprovalRow, *, timed_out: bool = False) -> None:
-        """The request has ended as its row says: tell it, if the question was told."""
+        """Take over the end that the row states, and emit it if the question was emitted."""
         self.row = row
         self.timed_out = timed_out
         if not self.shown:
@@ -292,11 +292,11 @@ class _Waiter:
         try:
             self.tell(event)
         except Exception:
-            logger.exception("how approval %s ended could not be told", row.id)
+            logger.exception("could not emit the end of approval %s", row.id)
 
 
 def _offered(approval: ApprovalRow, choice: ApprovalChoice) -> ApprovalChoice:
-    """`always` where it was not offered counts for the conversation, if that was."""
+    """Reduce `always` to the conversation where it was not offered, if that was."""
     if choice is ApprovalChoice.ALWAYS and choice not in approval.choices:
         return ApprovalChoice.SESSION if ApprovalChoice.SESSION in approval.choices else ApprovalChoice.ONCE
     return choice

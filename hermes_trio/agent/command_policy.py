@@ -1,7 +1,7 @@
-"""May this command run? From what the guard reads in it, over the operator's rules, to the person who has the last word.
+"""Decides whether a command may run, from the guard's findings, the operator's rules and a person's answer.
 
-The order: what can never run; what the operator forbids; a bypass; what was allowed before; a reviewing model, if there is one; a person. The first two cannot
-be overridden by any mode. Where nobody can be asked, a flagged command is refused at once, with the reason: silence and absence are never consent.
+Rules apply in this order: hard blocks; the operator's deny rules; a bypass; earlier grants; a reviewing model, if one is configured; a person. No
+mode overrides the first two. A flagged command is refused at once, with the reason, where no person can be asked: no answer is never consent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["ApprovalSettings", "CommandPolicy", "Decision", "Mode", "ModelReview
 logger: Final = logging.getLogger("hermes_trio.agent.command_policy")
 
 THREAD_ABOVE: Final = 4_000
-"""Characters of a command above which reading it is left to a worker thread."""
+"""Commands longer than this, in characters, are parsed in a worker thread."""
 
 MAX_SPELLINGS: Final = 64
-"""Spellings of one command that are compared with the operator's deny rules."""
+"""The maximum of spellings of one command that are compared with the operator's deny rules."""
 
 DO_NOT_INSIST: Final = (
     "Do not retry it, rephrase it, or reach the same end another way; say what you need it for and go on without it."
@@ -39,7 +39,7 @@ DO_NOT_INSIST: Final = (
 
 
 class Mode(Enum):
-    """Who decides about flagged commands: a person, a reviewing model first, or nobody."""
+    """Who decides about flagged commands: a person; a reviewing model, then a person; or no one, so that they run."""
 
     MANUAL = "manual"
     SMART = "smart"
@@ -47,7 +47,7 @@ class Mode(Enum):
 
 
 class Review(Enum):
-    """What a reviewing model says."""
+    """The answer of a reviewing model."""
 
     APPROVE = "approve"
     DENY = "deny"
@@ -55,27 +55,27 @@ class Review(Enum):
 
 
 class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[approvals]`. `allow` holds commands, globs and categories; `deny` holds globs, and is stronger than everything but a hard block."""
+    """`[approvals]`. `allow` lists commands, globs and categories; `deny` lists globs, and overrides everything but a hard block."""
 
     mode: Mode | bool = Mode.MANUAL
     timeout: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     unattended: tuple[str, ...] = ()
-    """Platforms without a person (such as `cron`) on which flagged commands may run all the same; elsewhere they are refused."""
+    """Platforms without a person (such as `cron`) on which flagged commands run anyway. On others they are refused."""
     sudo_password: bool = False
-    """Whether sudo has a password to read from standard input."""
+    """Whether `sudo` can read a password from standard input."""
 
     @property
     def effective_mode(self) -> Mode:
-        """The mode; `false` is off, `true` is manual."""
+        """Return the mode; `false` means off, `true` means manual."""
         if isinstance(self.mode, bool):
             return Mode.MANUAL if self.mode else Mode.OFF
         return self.mode
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a command may run. `approval` says how it came to be allowed, `error` and `status` what the model is told otherwise."""
+    """Whether a command may run. `approval` says by which rule, `error` and `status` tell the model why not."""
 
     allowed: bool
     approval: str = ""
@@ -85,7 +85,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     approval_id: str = ""
 
     def refusal(self) -> dict[str, Any]:
-        """The result of a command that did not run."""
+        """Return the tool result of a command that was refused."""
         result: dict[str, Any] = {"output": "", "exit_code": self.exit_code, "error": self.error}
         if self.status:
             result["status"] = self.status
@@ -98,13 +98,13 @@ ALLOWED: Final = Decision(allowed=True)
 
 
 class ModelReviewer:
-    """Lets a model look at a flagged command. Whatever is not a plain answer means that a person is asked."""
+    """Asks a model to review a flagged command. Any answer but a clear one means that a person is asked."""
 
     def __init__(self, model: Callable[[], Model]) -> None:
         self._model = model
 
     async def __call__(self, command: str, findings: Sequence[Finding]) -> Review:
-        """Ask the model; cancelling ends the call."""
+        """Ask the model. Cancelling ends the call."""
         reasons = "; ".join(finding.description for finding in findings)
         request = ModelRequest(
             messages=_review_messages(guard.strip_comments(command), reasons),
@@ -115,14 +115,16 @@ class ModelReviewer:
             async with self._model().stream(request) as stream:
                 said = (await collect(stream)).text.strip().lower()
         except ModelError as error:
-            logger.warning("a command could not be reviewed, so a person is asked: %s", error)
+            logger.warning("could not review a command with the model; asking a person: %s", error)
             return Review.ESCALATE
         return next((review for review in Review if said == review.value), Review.ESCALATE)
 
 
 class CommandPolicy:
-    """Decides about commands. `shown` makes a command displayable: without secrets. `home` is the home directory that commands run with,
-    `gateway_home` the gateway's own folder.
+    """Decides about commands.
+
+    `shown` makes a command displayable, without secrets. `home` is the home directory that commands run with, `gateway_home` the directory of the
+    gateway itself.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class CommandPolicy:
         self._bypassed: set[str] = set()
 
     def set_bypass(self, scope: str, on: bool) -> None:
-        """Let flagged commands of one conversation run without asking, or not any more. Hard blocks and deny rules hold."""
+        """Switch the bypass of one conversation on or off: with it, flagged commands run without a question. Hard blocks and deny rules still hold."""
         if on:
             self._bypassed.add(scope)
         else:
@@ -157,7 +159,7 @@ class CommandPolicy:
         return self._bypass or scope in self._bypassed
 
     async def end_scope(self, scope: str, reason: str) -> None:
-        """A conversation starts anew: its bypass and its grants end, what waits is refused."""
+        """End a conversation's bypass and grants, and refuse the requests that wait."""
         self._bypassed.discard(scope)
         if self._approvals is not None:
             await self._approvals.end_scope(scope, reason)
@@ -171,7 +173,7 @@ class CommandPolicy:
         remembered: guard.Remembered | None = None,
         confined: bool = False,
     ) -> Verdict:
-        """What the guard reads in the command, given what the session's shell remembers; a long one is read in a worker thread."""
+        """Return the guard's findings for a command, given the state of the session's shell. A long command is parsed in a worker thread."""
 
         def read() -> Verdict:
             return guard.inspect_command(
@@ -188,7 +190,7 @@ class CommandPolicy:
         return read() if turn is None or size < THREAD_ABOVE else await turn.run_sync(read, name="guard")
 
     def forbids(self, verdict: Verdict) -> Decision | None:
-        """A refusal that nothing overrides, or None."""
+        """Return a refusal that nothing overrides, or None."""
         if verdict.blocked is not None:
             return Decision(
                 allowed=False,
@@ -211,7 +213,7 @@ class CommandPolicy:
         return None
 
     async def decide(self, turn: Turn | None, verdict: Verdict) -> Decision:
-        """Whether the command may run, asking a person if it must. Cancelling withdraws the question."""
+        """Decide whether a command may run, and ask a person if necessary. Cancelling withdraws the question."""
         refused = self.forbids(verdict)
         if refused is not None:
             return refused
@@ -283,9 +285,9 @@ class CommandPolicy:
 
 
 def _spellings(text: str) -> list[str]:
-    """A command as written, and without options before and between its sub-commands: `git -C . push` is `git push`.
+    """Return the spellings of a command: as written, and without options before and between its sub-commands (`git -C . push` is `git push`).
 
-    Whether an option takes the next word is not known, so that both are tried.
+    Whether an option takes the next word as its value is not known, so both readings are returned.
     """
     words = text.split(" ")
     found = {tuple(words): None}

@@ -1,6 +1,6 @@
-"""When a conversation nearly fills the model's context, its older part becomes a summary. The session keeps its id.
+"""Replaces the older part of a conversation by a summary when it nearly fills the model's context window. The session keeps its id.
 
-The summary is made by the model itself; what it replaces stays in the store, archived.
+The model itself writes the summary. The replaced messages stay in the store, archived.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 logger: Final = logging.getLogger("hermes_trio.agent.compaction")
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Good enough to know when a window is nearly full; the model's own count is not known before the call."""
+"""An estimate, good enough to tell when a window is nearly full; the model's own count is not known before the call."""
 
 MESSAGE_OVERHEAD: Final = 4
 KEEP_SHARE: Final = 0.3
-"""How much of the window the newest messages may keep."""
+"""The share of the window that the newest messages may keep."""
 
 _INSTRUCTION: Final = (
     "Summarise the conversation so far for yourself, so that you can go on without it: the user's goals and wishes, decisions, facts and file names,"
@@ -42,10 +42,10 @@ _INSTRUCTION: Final = (
 )
 
 TRIMMED_RESULT: Final = 1_000
-"""Characters that are left of an older tool result when the turn itself has grown too long."""
+"""The length, in characters, to which older tool results are cut when the turn itself is too long."""
 
 RECENT_RESULTS: Final = 2
-"""So many of the newest results are not shortened: the model is working on them."""
+"""The number of newest results that are not cut: the model is working on them."""
 
 SUMMARY_HEADING: Final = "[Summary of the earlier conversation]"
 
@@ -57,7 +57,7 @@ class HistoryStore(Protocol):
 
 
 def estimate_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """About how many tokens a request will have."""
+    """Estimate the tokens of a request."""
     characters = 0
     for message in messages:
         characters += len(message.text) + sum(len(call.arguments) + len(call.name) for call in message.tool_calls)
@@ -67,7 +67,7 @@ def estimate_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec] = ())
 
 
 def split_for_compaction(history: Sequence[Message], window: int) -> tuple[list[Message], list[Message]]:
-    """The older part to be summarised, and the newest part to be kept: it starts with a user's message, so no tool result loses its call."""
+    """Split a history into the part to summarise and the part to keep. The latter starts with a user's message, so no tool result loses its call."""
     budget = int(window * KEEP_SHARE)
     kept = len(history)
     used = 0
@@ -81,16 +81,16 @@ def split_for_compaction(history: Sequence[Message], window: int) -> tuple[list[
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """A shorter history, and what it cost to make it."""
+    """A shorter history, and the usage of making it."""
 
     history: list[Message]
     usage: Usage = Usage()
 
 
 async def compact(model: Model, history: Sequence[Message], store: HistoryStore | None, session_id: str) -> Compacted:
-    """Make a shorter history and write it down. If the model cannot summarise, the oldest part is dropped, and the text says so.
+    """Summarise the history and store the result. If the model fails, drop the oldest part, and say so in the text.
 
-    Cancelled before it is written down, nothing has changed.
+    Cancelled before the result is stored, it changes nothing.
     """
     older, newer = split_for_compaction(history, model.context_window)
     if not older:
@@ -108,7 +108,11 @@ async def compact(model: Model, history: Sequence[Message], store: HistoryStore 
                 answer = await collect(stream)
             summary, usage = answer.text, answer.usage
         except ModelError as error:
-            logger.warning("the conversation %s could not be summarised: %s", session_id, error)
+            logger.warning(
+                "could not summarise the conversation of session %s; dropping its oldest messages: %s",
+                session_id,
+                error,
+            )
             summary = f"{len(older)} earlier messages were dropped because they could not be summarised."
         shorter = [Message(role="user", content=f"{SUMMARY_HEADING}\n{summary}"), *newer]
         if store is not None:
@@ -117,7 +121,7 @@ async def compact(model: Model, history: Sequence[Message], store: HistoryStore 
 
 
 def trim_results(messages: Sequence[Message]) -> list[Message]:
-    """The messages of a turn with the older tool results shortened: for a request that would be too long. The transcript keeps them whole."""
+    """Return the messages of a turn with older tool results cut, for a request that would be too long. The transcript keeps them whole."""
     results = [index for index, message in enumerate(messages) if message.role == "tool"]
     older = set(results[:-RECENT_RESULTS])
     return [_trimmed(message) if index in older else message for index, message in enumerate(messages)]
@@ -135,7 +139,7 @@ def _trimmed(message: Message) -> Message:
 
 
 def _transcript(messages: Sequence[Message], room: int) -> str:
-    """The messages as text that fits: long ones are cut before any is left out, and then the oldest go first."""
+    """Return the messages as text of limited length: long messages are cut first, then the oldest are dropped."""
     longest = min(4000, max(200, room // max(1, len(messages))))
     lines: list[str] = []
     for message in messages:

@@ -1,11 +1,11 @@
-"""The model-tool loop: ask the model, run the tools that it wants, tell it what came of them, until it answers.
+"""The model-tool loop: call the model, run the tools that it asks for, return their results to it, until it answers.
 
-Tool calls of one answer run at the same time, each a task and a node of the turn. Whatever goes wrong in a tool is told to the model; only the model's own
-failure fails the turn. What there is so far is kept in `turn.progress`, so that a turn which is cut off loses nothing that was finished.
+Tool calls of one answer run concurrently, each a task and a node of the turn. A tool's failure is reported to the model; only a failure of the model
+fails the turn. Finished steps are kept in `turn.progress`, so that a turn which is cancelled loses none of them.
 
-Tools of the client run at the client: an answer that calls one ends the turn, after the server's own calls in it have run. In the transcript such a call has
-a result that says that it was handed over, so that every transcript is legal at any time. The results that the client brings are kept as messages of role
-`user` with the id of their call, and put in the place of those results whenever the history is used.
+Tools of the client run at the client: an answer that calls one ends the turn, after the server's own calls in it have run. Until the client sends the
+result, the transcript has a placeholder result for such a call, so that every transcript is valid at any time. Results from clients are stored as
+messages of role `user` with the id of their call, and replace the placeholder whenever the history is used.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ DEFAULT_PROMPT: Final = (
 )
 
 RESULT_LIMIT: Final = 100_000
-"""Characters of one tool result that go to the model; the middle of a longer one is left out."""
+"""The maximum of characters of one tool result in a request; the middle of a longer one is left out."""
 
 REASONING_EXCERPT: Final = 500
 
 HANDED_OVER: Final = "[handed to the client, which runs this tool]"
-"""The result of a call of a client's tool until the client has brought the real one; for ever, if it never does."""
+"""The placeholder result of a call of a client's tool, until the client sends the real one."""
 
 
 class Routes(Protocol):
-    """Where models come from, by name; the empty name is the default."""
+    """Finds models by name; the empty name is the default."""
 
     def get(self, name: str = "") -> Model: ...
 
@@ -70,14 +70,14 @@ class Routes(Protocol):
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[agent]`: how the agent works, and on which platforms the demo model obeys directives."""
+    """`[agent]`: the agent's prompt and limits, and the platforms on which the demo model obeys directives."""
 
     system_prompt: str = ""
-    """Replaces the built-in prompt."""
+    """Replaces the built-in system prompt."""
     max_iterations: Annotated[int, msgspec.Meta(ge=1)] = 90
-    """Model calls of one turn."""
+    """The maximum of model calls in one turn."""
     compact_at: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
-    """The share of the context window at which older messages are summarised."""
+    """The share of the context window above which older messages are summarised."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     demo_directives: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ModelAgent:
-    """An agent: a model, tools and a loop. One object serves every session; nothing of a turn is kept in it."""
+    """An agent: models, tools and the loop. One object serves every session and holds no state of a turn."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ModelAgent:
         self._directives = directives
 
     async def __call__(self, turn: Turn, /) -> Reply:
-        """Run one turn. Cancelling ends the model call and the tools, and keeps what was finished in `turn.progress`."""
+        """Run one turn. Cancelling ends the model call and the tools, and leaves finished steps in `turn.progress`."""
         name = turn.input.model
         model = self._routes.get(name if name in self._routes else "")
         options = options_of(turn.input)
@@ -116,19 +116,19 @@ class ModelAgent:
         except ModelError as error:
             work.keep_partial()
             code = f"model_{error.kind.value}"
-            logger.warning("turn %s fails because its model call failed (%s): %s", turn.id, code, error)
+            logger.warning("turn %s failed: its model call failed (%s): %s", turn.id, code, error)
             raise AgentFailed(str(error), code=code) from error
         except BaseException:
             work.keep_partial()
             raise
 
     def system_prompt(self, turn: Turn) -> str:
-        """What the model is told about itself: the agent's own prompt, then what this turn adds."""
+        """Return the system prompt: the agent's own, then what this turn adds."""
         own = self.settings.system_prompt or DEFAULT_PROMPT
         return f"{own}\n\n{turn.input.instructions}" if turn.input.instructions else own
 
     def metadata(self, turn: Turn) -> Mapping[str, object]:
-        """What models in this process may know of the turn; it never goes over the wire."""
+        """Return what models in this process may know of the turn. It is never sent to a provider."""
         return {
             "directives": bool(self._directives and self._directives(turn)),
             "notice": bool(turn.input.notices),
@@ -192,7 +192,7 @@ class _Work:
         return self._reply(answer, "max_iterations")
 
     def _begin(self, history: list[Message]) -> None:
-        """Put the results that the client brought where their calls are, and begin the turn with its message."""
+        """Match the client's results to their calls, and begin the turn with its message."""
         turn, results = self.turn, self.options.results
         now = turn.core.clock()
         if results:
@@ -224,14 +224,14 @@ class _Work:
             )
 
     def _choice(self, step: int) -> ToolChoice | None:
-        """The client's choice of tools. A tool that is required is required once: the rest of the turn is free to answer."""
+        """Return the client's choice of tools. A required tool is required once: later calls of the turn may answer."""
         choice = self.options.choice
         if choice is None or step == 0 or choice.mode == "none":
             return choice
         return None if choice.parallel is None else ToolChoice(parallel=choice.parallel)
 
     async def _make_room(self, history: list[Message]) -> None:
-        """When a request would nearly fill the window: summarise what was before the turn, then shorten what is in it."""
+        """If a request would nearly fill the window, summarise the history before the turn, then shorten results of the turn."""
         limit = self.model.context_window * self.agent.settings.compact_at
         if history and self._estimate(history) > limit:
             await self._compact(history)
@@ -254,7 +254,7 @@ class _Work:
     async def _ask_with_room(
         self, history: list[Message], specs: tuple[ToolSpec, ...], choice: ToolChoice | None
     ) -> tuple[Message, str]:
-        """Ask; if the model says that it is too much, make room, once in each way, and ask again."""
+        """Call the model; if it says that the request is too long, make room, once in each way, and call it again."""
         while True:
             try:
                 return await self._ask(history, specs, choice)
@@ -293,7 +293,7 @@ class _Work:
         reasoning: list[str] = []
         calls: list[ToolCall] = []
         finished = Finished()
-        # A run keeps its events: it gets one for all of an answer's reasoning, not one a piece.
+        # Runs store their events, so they get one event for the whole reasoning of an answer.
         whole = turn.origin.run is not None
         with _ModelCall(turn, self.model, request) as asked:
             async with self.model.stream(request) as stream:
@@ -332,7 +332,7 @@ class _Work:
         return answer, finished.finish_reason
 
     def _spend(self, usage: Usage) -> None:
-        """Take the tokens off the budget. They are used in any case: if there are too few, the scope is cancelled, and that ends the turn."""
+        """Subtract the tokens from the budget. If it is exceeded, cancel the turn's scope: the tokens are already used."""
         try:
             self.turn.allowance.spend("tokens", usage.total_tokens)
         except BudgetExhausted as error:
@@ -351,7 +351,7 @@ class _Work:
                 for index, call in enumerate(calls):
                     nursery.start_soon(use, index, call)
         except BaseException:
-            # What was finished is kept; a call without a result would make the transcript unusable, so it says that it was cut off.
+            # Finished results are kept. A call without a result would make the transcript invalid, so it gets one that says it was cancelled.
             self.said.extend(result or _cut_off(self.turn, call) for result, call in zip(results, calls, strict=True))
             self._note()
             raise
@@ -403,12 +403,12 @@ class _Work:
             return error_result(f"the tool failed: {type(cause).__name__}: {cause}")
 
     def _take_steering(self) -> None:
-        """Texts that came in while the turn ran are taken up here, between two steps."""
+        """Add the texts that arrived while the turn ran, between two steps."""
         while self.turn.steering:
             self.said.append(Message(role="user", content=self.turn.steering.pop(0), timestamp=self.turn.core.clock()))
 
     def keep_partial(self) -> None:
-        """The turn is being cut off: what the model had said so far is part of the transcript."""
+        """Add the text that the model has streamed so far to the transcript of a turn that is being cancelled."""
         if self.text:
             text = "".join(self.text)
             self.said.append(
@@ -464,7 +464,7 @@ class _Work:
 
 
 class _ModelCall:
-    """`with _ModelCall(turn, model, request) as asked`: a node and two events around one call of a model."""
+    """Adds a node and two events around one model call: `with _ModelCall(turn, model, request) as asked`."""
 
     __slots__ = ("_began", "_id", "_model", "_node", "_request", "_turn", "_working", "finished")
 
@@ -504,7 +504,7 @@ class _ModelCall:
 
 
 class _ToolStop:
-    """What stops one call of a tool: its own scope. The turn goes on, and the model is told."""
+    """Stops one tool call through a scope of its own. The turn continues, and the model receives the cause as the result."""
 
     __slots__ = ("cause", "node", "scope")
 
@@ -514,22 +514,22 @@ class _ToolStop:
         self.node: Node | None = None
 
     def cancel(self, cause: Cause) -> None:
-        """Cancel the call. The first cause stays."""
+        """Cancel the call. The first cause is kept."""
         if self.cause is None:
             self.cause = cause
         self.scope.cancel(reason=str(cause))
 
     def stopped_node(self) -> Node | None:
-        """The call's node."""
+        """Return the node of the call."""
         return self.node
 
     def title(self) -> str:
-        """Empty: the node has the tool's name."""
+        """Return an empty title: the node has the tool's name."""
         return ""
 
 
 def open_calls(history: Sequence[Message]) -> list[ToolCall]:
-    """The tool calls at the end of a transcript whose results have not come yet, in their order."""
+    """Return the tool calls at the end of a transcript that have no result yet, in order."""
     answered: set[str] = set()
     for message in reversed(history):
         if message.role == "tool":
@@ -545,7 +545,7 @@ def open_calls(history: Sequence[Message]) -> list[ToolCall]:
 
 
 def with_results(history: Sequence[Message]) -> list[Message]:
-    """The history with the results that clients brought as the results of their calls; see the module."""
+    """Return the history with the results that clients sent in the place of the placeholders; see the module."""
     if not any(message.tool_call_id and message.role == "user" for message in history):
         return list(history)
     joined: list[Message] = []
@@ -558,7 +558,7 @@ def with_results(history: Sequence[Message]) -> list[Message]:
 
 
 def _with_result(history: list[Message], result: Message) -> list[Message]:
-    """Put a result behind its call, in the place of what stood there; a result without a call stays as a message of the user."""
+    """Replace the placeholder of a call by its result. A result without a call stays a message of the user."""
     for index in range(len(history) - 1, -1, -1):
         message = history[index]
         if message.role == "tool" and message.tool_call_id == result.tool_call_id:
@@ -572,7 +572,7 @@ def _with_result(history: list[Message], result: Message) -> list[Message]:
 
 
 def _preview(tool: Tool | None, call: ToolCall) -> str:
-    """What people see of a call. A model can write anything as arguments, and a preview must not fail the turn."""
+    """Return the line that people see for a call. Never raises: a model can write anything as arguments."""
     if tool is None:
         return call.name
     try:

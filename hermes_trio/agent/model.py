@@ -1,9 +1,8 @@
-"""The port between the agent and whatever writes its answers.
+"""The port between the agent and a language model.
 
-A `Model` opens a stream of events for a request. The stream is an async context manager that yields a receive
-channel: entering it costs nothing and cannot fail; the call is made by the first `receive()`, errors come out of
-`receive()` as a bare `ModelError`, and leaving the block, for whatever reason, ends the call upstream at once.
-Nothing of a call outlives its block.
+A `Model` opens a stream of events for a request. The stream is an async context manager that yields a receive channel: entering it does no I/O and
+cannot fail; the first `receive()` makes the call, and raises `ModelError` if it fails. Leaving the block, also by cancellation, ends the call
+upstream at once. Nothing of a call outlives its block.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ __all__ = [
 ]
 
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
-"""Tokens that a model is trusted with when nobody said how many it takes."""
+"""The context window, in tokens, of a model whose own is not known."""
 
 ONE_CALL: Final = Usage(api_calls=1)
-"""What a call counts when the provider does not say more."""
+"""The usage of a call for which the provider reports none."""
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +71,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks of every model call of its turn. None, or nothing, leaves it to the agent's settings and the model.
+    """What a client asks of every model call of its turn. A field that is None or empty is left to the agent's settings and the model.
 
     `response_format` has the shape of the chat completions API, whatever the provider.
     """
@@ -91,11 +90,11 @@ NO_OPTIONS: Final = ModelOptions()
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client of a turn brought beside its message.
+    """What the client of a turn sent beside its message.
 
-    `tools` run at the client: a turn in which the model calls one ends with those calls, and `results` are what the client's
-    next request brings back. A client's tool hides a tool of the server that has the same name. `server_tools` False
-    switches the server's tools off. `choice` holds for the first model call of the turn; `none` for all of them.
+    `tools` run at the client: a turn in which the model calls one ends with those calls, and `results` are what the client's next request brings
+    back. A client's tool hides a tool of the server that has the same name. `server_tools` False switches the server's tools off. `choice` holds for
+    the first model call of the turn; `none` for all of them.
     """
 
     model: ModelOptions = NO_OPTIONS
@@ -105,7 +104,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[Message, ...] = ()
 
     def payload(self) -> Mapping[str, Any]:
-        """The options as `TurnInput.payload` carries them."""
+        """Return the options as the value of `TurnInput.payload`."""
         return {_OPTIONS: self}
 
 
@@ -114,16 +113,15 @@ _NOTHING_ASKED: Final = TurnOptions()
 
 
 def options_of(input: TurnInput) -> TurnOptions:
-    """What the client of a turn asked for; the defaults for a turn that no client of the API started."""
+    """Return the options of a turn's client; the defaults for a turn that was not started by a client of the API."""
     return input.payload.get(_OPTIONS, _NOTHING_ASKED)
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call. `messages` holds the system prompt, too, as messages of role `system`.
+    """One model call. `messages` includes the system prompt, as messages of role `system`.
 
-    `max_tokens` and `temperature` are the agent's settings, left to the model's own defaults when None; `options` are the
-    client's and go before them. `metadata` never goes over the wire: it is for models in this process (`directives` and
-    `notice` for the demo model).
+    `max_tokens` and `temperature` are the agent's settings; None leaves them to the model. `options` are the client's and take precedence. `metadata`
+    is never sent: it is for models in this process (`directives` and `notice` for the demo model).
     """
 
     messages: tuple[Message, ...]
@@ -142,7 +140,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """The next piece of what the model shows of its thinking."""
+    """The next piece of the reasoning that the model shows."""
 
     text: str
 
@@ -174,9 +172,9 @@ ModelStream = AbstractAsyncContextManager[trio.abc.ReceiveChannel[ModelEvent]]
 
 @runtime_checkable
 class Model(Protocol):
-    """Something that answers requests.
+    """A model that answers requests.
 
-    `name` is what users call it, `context_window` how many tokens a request may have.
+    `name` is the name that users choose it by, `context_window` the maximum of tokens in a request.
     """
 
     @property
@@ -195,7 +193,7 @@ class Model(Protocol):
 
 
 class ModelErrorKind(Enum):
-    """What went wrong with a call, as far as the caller's next step is concerned."""
+    """Why a model call failed, as far as the caller's next step depends on it."""
 
     AUTH = "auth"
     RATE_LIMITED = "rate_limited"
@@ -220,10 +218,10 @@ _RETRYABLE: Final = frozenset(
 
 
 class ModelError(Exception):
-    """A model call failed. The message may be shown to a user: what looks like a credential has been taken out of it.
+    """Raised when a model call fails. The message is safe to show to a user: text that looks like a credential is redacted.
 
-    `retryable` says whether the same call may succeed later; `retry_after` is in seconds, when the provider said
-    so; `status` is the HTTP status, or 0 when there was none.
+    `retryable` says whether the same call may succeed later; `retry_after` is in seconds, None if the provider gives none; `status` is the HTTP
+    status, or 0 without one.
     """
 
     def __init__(
@@ -262,7 +260,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> Message:
-        """The answer as an entry of the transcript."""
+        """Return the answer as a message of the transcript."""
         return Message(
             role="assistant",
             content=self.text,
@@ -274,9 +272,9 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def collect(stream: trio.abc.ReceiveChannel[ModelEvent]) -> ModelAnswer:
-    """Read an entered stream to its end.
+    """Read an entered stream to its end. Raises `ModelError`.
 
-    Cancelling it ends the read; the block that entered the stream ends the call.
+    When cancelled, it stops reading; the block that entered the stream ends the call.
     """
     text: list[str] = []
     reasoning: list[str] = []
@@ -293,9 +291,7 @@ async def collect(stream: trio.abc.ReceiveChannel[ModelEvent]) -> ModelAnswer:
             case Finished():
                 finished = event
     if finished is None:
-        raise ModelError(
-            ModelErrorKind.BROKEN_STREAM, "the model's stream ended without saying that the answer is finished"
-        )
+        raise ModelError(ModelErrorKind.BROKEN_STREAM, "the model's stream ended before its final event")
     return ModelAnswer(
         text="".join(text),
         reasoning="".join(reasoning),

@@ -1,7 +1,7 @@
-"""What the agent asks of a tool: a description for the model, and a call that answers with text.
+"""The port to tools: a description for the model, and a call that returns text.
 
-A tool never raises for what a model got wrong: it answers with a JSON object whose `error` the model can act on. What it does raise is caught by the loop
-and told to the model in the same form; only cancellation goes through.
+A tool does not raise for mistakes of a model: it returns a JSON object whose `error` the model can act on. The loop catches what a tool raises and
+reports it to the model in the same form; only cancellation propagates.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class Tool(Protocol):
     def spec(self) -> ToolSpec: ...
 
     async def call(self, turn: Turn, arguments: str) -> str:
-        """Do it and return the result as JSON text. Cancelling ends it, and whatever it started in the turn."""
+        """Run the call and return its result as JSON text. Cancelling ends it and everything that it started in the turn."""
         ...
 
     def preview(self, arguments: str) -> str:
-        """A line for people that says what this call is about."""
+        """Return a line for people that describes this call."""
         ...
 
 
 class ToolSource(Protocol):
-    """Which tools a turn has. A child may have fewer than its parent."""
+    """Returns the tools of a turn. A child may have fewer than its parent."""
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]: ...
 
 
 def error_result(message: str, **more: object) -> str:
-    """The form in which a failure goes back to the model."""
+    """Return a failure in the form that the model receives."""
     return msgspec.json.encode({"error": message, **more}).decode()
 
 
 def keep_partial_result(turn: Turn, result: str) -> None:
-    """A tool that is being cancelled leaves what it has: the transcript will show it as the result of the call."""
+    """Store the partial result of a tool that is being cancelled: the transcript shows it as the result of the call."""
     node = current_node()
     if node is not None:
         if turn.state is None:
@@ -57,7 +57,7 @@ def keep_partial_result(turn: Turn, result: str) -> None:
 
 
 def partial_result(turn: Turn, call_id: str) -> str | None:
-    """What a cancelled call left, if anything."""
+    """Return the partial result of a cancelled call, or None."""
     return None if turn.state is None else turn.state.get(f"partial {call_id}")
 
 
@@ -65,12 +65,12 @@ _USAGE = "usage of tools"
 
 
 def add_usage(turn: Turn, usage: Usage) -> None:
-    """A tool that used a model for this turn (a synchronous child) adds what that cost to the turn's account."""
+    """Add what a tool used of a model (a synchronous child) to the turn's usage."""
     if turn.state is None:
         turn.state = {}
     turn.state[_USAGE] = turn.state.get(_USAGE, Usage()) + usage
 
 
 def usage_of_tools(turn: Turn) -> Usage:
-    """What the tools of a turn have used so far."""
+    """Return what the tools of a turn have used so far."""
     return Usage() if turn.state is None else turn.state.get(_USAGE, Usage())
