@@ -1,1 +1,1 @@
-"""What an agent can do: the tool registry, the terminal, processes, delegation, and MCP."""
+"""The tools of an agent: the registry, the terminal, processes, delegation, and MCP."""

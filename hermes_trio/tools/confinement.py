@@ -1,4 +1,4 @@
-"""Which profile a command gets, and in which folders it works: the rules of `[tools.confinement]` applied to a turn."""
+"""Chooses the confinement profile and the directories of a command: the rules of `[tools.confinement]`, applied to a turn."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ EVERY_TENANT: Final = "*"
 
 @final
 class CommandConfinement:
-    """Decides for every command of one toolbox. `sandbox` knows the machine, `settings` what the operator wants."""
+    """Decides for every command of one toolbox. `sandbox` knows the machine's protections, `settings` the operator's rules."""
 
     def __init__(self, sandbox: Sandbox, settings: ToolSettings, *, cwd: str, sessions: str) -> None:
         self.sandbox = sandbox
         self.cwd = cwd
-        """Where the commands of a session start that has no folder of its own."""
+        """The working directory of a session that has no directory of its own."""
         self._settings = settings
         self.folders = SessionFolders(sessions)
-        """Those of sessions that have one of their own."""
+        """The directories of sessions that have one of their own."""
 
     @property
     def rules(self) -> ConfinementSettings:
@@ -48,16 +48,16 @@ class CommandConfinement:
         return self._settings.confinement
 
     async def place(self, turn: Turn | None) -> ToolContext:
-        """Where a tool is used, with the profile that its commands get. Raises `NoRuntime` outside of any runtime."""
+        """Return the context of a tool call, with the profile of its commands. Raises `NoRuntime` outside of any runtime."""
         await self.sandbox.ready()
         place = ToolContext.of(turn)
         profile = self.profile_of(turn, place.context, place.owner.tenant)
         return msgspec.structs.replace(place, profile=profile, confined=self.sandbox.confines(profile))
 
     def profile_of(self, turn: Turn | None, context: SessionContext, tenant: str) -> Profile:
-        """The profile of a session's commands. A named key has its own, and so has a named tenant.
+        """Return the profile of a session's commands. A named key or tenant has its own.
 
-        For other tenants it is the narrower of what holds for the platform and for tenants.
+        For other tenants it is the narrower one of the platform's and the tenants'.
         """
         rules = self.rules
         profile = rules.platforms.get(context.platform, rules.profile)
@@ -72,24 +72,24 @@ class CommandConfinement:
         return profile
 
     def profile_of_turn(self, turn: Turn) -> Profile:
-        """The profile of a turn's commands."""
+        """Return the profile of a turn's commands."""
         return self.profile_of(turn, turn.context, turn.spec.tenant)
 
     def folder_of(self, place: ToolContext) -> str:
-        """The folder of a session: one of its own where the settings or its profile say so. It is made if it is missing."""
+        """Return the directory of a session: one of its own if the settings or its profile say so. Creates it if it is missing."""
         mode = self._settings.terminal.workspace
         if mode == "shared" or (mode == "auto" and not place.profile.confines_files):
             return self.cwd
         return self.folders.make(place.session_id, "work")
 
     def plan(self, place: ToolContext, root: str) -> Confinement | None:
-        """The rules for a command of this session. Raises `SpawnFailed` where they cannot be enforced."""
+        """Return the rules for a command of this session. Raises `SpawnFailed` if they cannot be enforced."""
         if not place.profile.confines_files:
             return self.sandbox.plan(place.profile)
         return self.sandbox.plan(place.profile, Workspace(root, self.folders.make(place.session_id, "tmp")))
 
     def environment(self, place: ToolContext, root: str) -> dict[str, str]:
-        """What a command in a workspace has in its environment instead of the server's own."""
+        """Return the variables that a command in a workspace gets instead of the server's."""
         if not place.profile.confines_files:
             return {}
         protections, own = self.sandbox.protections, self.folders.make(place.session_id, "tmp")
@@ -97,7 +97,7 @@ class CommandConfinement:
         return {"HOME": root, "TMPDIR": "/tmp" if replaced else own}
 
     def warnings(self) -> list[str]:
-        """What a start has to say: the protections that commands should have and that this machine does not offer."""
+        """Return warnings for the start: protections that commands should have and this machine does not offer."""
         protections = self.sandbox.protections
         if protections is None or self.rules.profile is Profile.OFF:
             return []
@@ -111,7 +111,7 @@ class CommandConfinement:
         return [self.sandbox.groups.problem] if self.sandbox.groups.problem else []
 
     def describe(self) -> dict[str, object]:
-        """How commands are confined, for `/health/detailed` and `doctor`."""
+        """Return how commands are confined, for `/health/detailed` and `doctor`."""
         protections = self.sandbox.protections
         if protections is None:
             return {"status": "ok", "profile": str(self.rules.profile), "detail": "not asked yet"}
@@ -128,7 +128,7 @@ class CommandConfinement:
 
 
 def confinement_report(profile: Profile, protections: Protections) -> dict[str, object]:
-    """What a profile amounts to on this machine: `status` is ok or degraded, `missing` says why."""
+    """Return what a profile enforces on this machine: `status` is ok or degraded, `missing` says why."""
     if profile is Profile.OFF:
         switched_off = (
             "confinement is switched off (tools.confinement.profile): commands may do whatever the server may"
@@ -144,7 +144,7 @@ def confinement_report(profile: Profile, protections: Protections) -> dict[str, 
 
 
 def confinement_lines(profile: Profile, protections: Protections) -> list[str]:
-    """How commands are confined on this machine, for people: one line, and one for each protection that is missing."""
+    """Return how commands are confined on this machine, as text: one line, and one for each missing protection."""
     report = confinement_report(profile, protections)
     if profile is Profile.OFF:
         return [f"commands: {report['detail']}"]
@@ -180,7 +180,7 @@ def open_confinement(
     config: Path | None = None,
     protections: Protections | None = None,
 ) -> CommandConfinement:
-    """The rules for the commands of a gateway whose state is in `home`. Raises `SettingsError` for a working directory inside of it."""
+    """Return the rules for the commands of a gateway whose state is in `home`. Raises `SettingsError` for a working directory inside it."""
     rules = settings.confinement
     paths = SandboxPaths(
         home="" if home is None else str(home),
@@ -189,7 +189,7 @@ def open_confinement(
         readable=tuple(map(_absolute, rules.readable)),
         shown=tuple(map(_absolute, rules.show)),
     )
-    # Only a gateway is a service of its own: a program that embeds the tools decides about its control group itself.
+    # Only for a gateway: a program that embeds the tools manages its control group itself.
     groups = JobGroups() if home is None else JobGroups.open(rules.limits)
     sandbox = Sandbox(paths, rules.limits, environment=environment, protections=protections, groups=groups)
     return CommandConfinement(
@@ -209,8 +209,8 @@ def _working_directory(sandbox: Sandbox, configured: str, environment: Mapping[s
         path = _absolute(configured)
         if sandbox.inside_home(path):
             raise SettingsError(
-                f"tools.terminal.cwd is {configured!r}, which lies inside the gateway's home; commands cannot see that:"
-                " choose a folder outside of it"
+                f"tools.terminal.cwd is {configured!r}, which is inside the gateway's home, which commands cannot see;"
+                " choose a directory outside it"
             )
         return path
     for path in (os.getcwd(), environment.get("HOME", "")):
@@ -224,7 +224,7 @@ def _session_folder(sandbox: Sandbox, configured: str, environment: Mapping[str,
         path = _absolute(configured)
         if sandbox.inside_home(path):
             raise SettingsError(
-                f"tools.terminal.session_folder is {configured!r}, which lies inside the gateway's home; choose a folder outside of it"
+                f"tools.terminal.session_folder is {configured!r}, which is inside the gateway's home; choose a directory outside it"
             )
         return path
     home = environment.get("HOME", "")

@@ -1,4 +1,4 @@
-"""Where a tool is used: in a turn, or by a program that has a Runtime open. Says whose work it is and whether its end can be told later."""
+"""The context of a tool call: a turn, or a program that has a Runtime open. Says which session it belongs to, and whether a later notice can be delivered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHILD: str = (
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """`channel` is what a promise needs; without one, `unsupported` says why and what to do instead."""
+    """`channel` is needed for later notices; without one, `unsupported` says why and what to do instead."""
 
     core: RuntimeCore
     owner: Owner
@@ -33,23 +33,23 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     channel: CompletionChannel | None = None
     unsupported: str = ""
     profile: Profile = Profile.OFF
-    """What the commands of this session may see and touch; set by `CommandConfinement.place`."""
+    """What the commands of this session may read and write; set by `CommandConfinement.place`."""
     confined: bool = False
-    """Whether the kernel keeps them from the gateway."""
+    """Whether the kernel protects the gateway from them."""
 
     @property
     def context(self) -> SessionContext:
-        """The session that everything started here belongs to."""
+        """Return the session of everything that is started here."""
         return self.owner.context
 
     @property
     def session_id(self) -> str:
-        """The id of that session."""
+        """Return the id of that session."""
         return self.owner.context.session_id
 
     @classmethod
     def of(cls, turn: Turn | None) -> ToolContext:
-        """The place of a turn; outside any, that of the open Runtime, whose own channel carries what is promised. Raises `NoRuntime`."""
+        """Return the context of a turn; outside of one, that of the open Runtime, whose own channel delivers notices. Raises `NoRuntime`."""
         if turn is None:
             return cls._in_program()
         if turn.spec.source == SUBAGENT:

@@ -1,7 +1,7 @@
-"""`delegate_task`: hand goals to child agents. A child is a turn with its own nursery, context and session, inside its owner's scope.
+"""`delegate_task`: give goals to child agents. A child is a turn with its own nursery, context and session, inside its owner's scope.
 
-Synchronous children live in the parent's tool call and end with it; what they finished is kept. A background batch is one job of the supervisor that listens
-only to its own scope: a later stop of the parent's turn does not touch it, and its one notice comes when all of its children have ended.
+Synchronous children run in the parent's tool call and end with it; finished results are kept. A background batch is one job of the supervisor with a
+scope of its own: stopping the parent's turn later does not stop it, and it sends one notice when all of its children have ended.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ RunChild = Callable[..., Awaitable[Outcome]]
 
 
 class Delegation:
-    """Makes the tool. `inherit` is told of each child's context before it runs, so that it can start in its parent's directory; `forget` of each child's
-    session when it has ended.
+    """Makes the tool. `inherit` receives each child's context before it runs, so that it can start in its parent's directory; `forget` receives each
+    child's session when it has ended.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Delegation:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """Return the description for the model."""
         return self._function.spec
 
     def preview(self, arguments: str) -> str:
-        """The goal."""
+        """Return the goal."""
         return self._function.preview(arguments)
 
     async def call(self, turn: Turn, arguments: str) -> str:
@@ -87,10 +87,10 @@ class Delegation:
             bool, msgspec.Meta(description="Do not wait: the results arrive later as a message of their own")
         ] = False,
     ) -> str:
-        """Hand one goal, or several at once, to child agents that work in conversations of their own and report back.
+        """Give one goal, or several at once, to child agents that work in conversations of their own and report back.
 
-        A child sees only its goal and context. Without `background` the call returns when all children have ended. With it the call returns at once, and the
-        results arrive as one message when the last child has ended; where nothing can arrive later, the children run synchronously instead.
+        A child sees only its goal and context. Without `background` the call returns when all children have ended. With it the call returns at once,
+        and the results arrive as one message when the last child has ended; where nothing can arrive later, the children run synchronously instead.
         """
         batch = _batch_of(goal, context, tasks, role)
         if isinstance(batch, str):
@@ -136,7 +136,7 @@ class Delegation:
         return ""
 
     async def _dispatch(self, turn: DeliveringTurn, plan: _Batch) -> str:
-        """Start the batch as a watched job. Its slot is held by the job's own scope."""
+        """Start the batch as a watched job. The job's own scope holds its slot."""
         id = turn.core.ids.make("deleg_", 8)
         dispatched = turn.core.clock()
 
@@ -182,32 +182,32 @@ class Delegation:
         ).decode()
 
     def inherit(self, parent: SessionContext, child: SessionContext) -> None:
-        """Let the child start where its parent is."""
+        """Let the child start in its parent's directory."""
         if self._inherit is not None:
             self._inherit(parent, child)
 
     def forget(self, session_id: str) -> None:
-        """A child's session is over."""
+        """Forget the session of a child that has ended."""
         if self._forget is not None:
             self._forget(session_id)
 
 
 class _Slot:
-    """One background batch's place among those that may run; freed once, by the batch's own scope, or at once if there never was one (H10)."""
+    """One background batch's place under the limit. Freed once, by the batch's own scope, or at once if the batch never started (H10)."""
 
     def __init__(self, delegation: Delegation) -> None:
         self._delegation: Delegation | None = delegation
         delegation._background += 1
 
     def free(self) -> None:
-        """Give the place back. A second call does nothing."""
+        """Free the place. A second call does nothing."""
         if self._delegation is not None:
             self._delegation._background -= 1
             self._delegation = None
 
 
 def _batch_of(goal: str, context: str, tasks: list[Task] | str | None, role: str) -> list[Task] | str:
-    """The tasks, or what is wrong with them."""
+    """Return the tasks, or what is wrong with them."""
     if isinstance(tasks, str) and tasks.strip():
         try:
             tasks = msgspec.json.decode(tasks, type=list[Task])
@@ -222,7 +222,7 @@ def _batch_of(goal: str, context: str, tasks: list[Task] | str | None, role: str
 
 
 class _Batch:
-    """Some tasks and what became of them."""
+    """The tasks of a batch and their results."""
 
     def __init__(self, delegation: Delegation, tasks: Sequence[Task], depth: int, parent: SessionContext) -> None:
         self._delegation = delegation
@@ -233,7 +233,7 @@ class _Batch:
         self._entries: list[dict[str, Any] | None] = [None] * len(tasks)
 
     async def run(self, run_child: RunChild) -> None:
-        """Run all children at once and wait for all of them. Cancelling cancels them; what they had is kept."""
+        """Run all children concurrently and wait for all of them. Cancelling cancels them; finished results are kept."""
         async with trio.open_nursery() as nursery:
             for index, task in enumerate(self.tasks):
                 nursery.start_soon(self._run_one, run_child, index, task)
@@ -274,11 +274,11 @@ class _Batch:
         return max(SUMMARY_FLOOR, SUMMARY_LIMIT // len(self.tasks))
 
     def results(self) -> list[dict[str, Any]]:
-        """One entry a task, in order; a child that was cut off before it could say anything is `interrupted`."""
+        """Return one entry for each task, in order; a child that was cancelled before it answered is `interrupted`."""
         return [entry or _never_ended(index) for index, entry in enumerate(self._entries)]
 
     def status(self) -> str:
-        """`error` only if every child failed."""
+        """Return `error` only if every child failed."""
         return (
             "error"
             if all(entry["status"] in ("failed", "error", "timeout") for entry in self.results())
@@ -286,11 +286,11 @@ class _Batch:
         )
 
     def details(self, id: str) -> dict[str, Any]:
-        """What the job's row keeps."""
+        """Return the details that are stored in the job's row."""
         return {"delegation_id": id, "status": self.status(), "results": self.results()}
 
     def report(self, id: str, dispatched: float, now: float) -> str:
-        """The one message that tells the owner, complete in itself."""
+        """Return the text of the notice, complete in itself."""
         results = self.results()
         many = len(results) > 1
         heading = f"[ASYNC DELEGATION {'BATCH ' if many else ''}COMPLETE - {id}]"
@@ -309,7 +309,7 @@ class _Batch:
 
 
 class _Trace:
-    """Which tools a child used: names and sizes, not contents."""
+    """The tools that a child used: names and sizes, without contents."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []

@@ -1,6 +1,7 @@
-"""A typed function with a docstring becomes a tool: its JSON schema comes from its types, its description from its docstring.
+"""Makes a tool of a typed function: its JSON schema comes from the types, its description from the docstring.
 
-Unknown or wrong arguments come back as a message that says where and what; the function is not called then. A synchronous function runs in a worker thread.
+Unknown or wrong arguments are returned to the model as an error that says where and what; the function is not called. A synchronous function runs in
+a worker thread.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .terminal.output import mask_secrets
 __all__ = ["SUBAGENT_KEY", "FunctionTool", "Tools", "schema_of", "tool"]
 
 SUBAGENT_KEY: Final = "subagent"
-"""Where a child turn's input says that it is one: `{"role": …, "depth": …}`."""
+"""The key of a child turn's input that marks it: `{"role": …, "depth": …}`."""
 
 LEAF_FORBIDDEN: Final = frozenset({"delegate_task", "clarify", "memory", "send_message", "execute_code", "cronjob"})
-"""What a leaf child never gets; an orchestrator regains `delegate_task` alone."""
+"""Tools that a leaf child never gets; an orchestrator gets `delegate_task` of them."""
 
 PREVIEW_LENGTH: Final = 120
 
@@ -42,11 +43,11 @@ class FunctionTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """Return the description for the model."""
         return self._spec
 
     def preview(self, arguments: str) -> str:
-        """The first text among the arguments, without secrets."""
+        """Return the first text among the arguments, redacted."""
         try:
             values: dict[str, Any] = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         except msgspec.MsgspecError:
@@ -76,7 +77,9 @@ class FunctionTool:
 
 
 def tool(name: str = "", description: str = "") -> Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool from a function: `@tool()`. The first parameter is the turn, the others are what the model gives."""
+    """Make a tool of a function: `@tool()`. The first parameter is the turn, the others are the model's arguments. Raises `TypeError` for a parameter
+    without a type.
+    """
 
     def made(function: Callable[..., Any]) -> FunctionTool:
         return FunctionTool(function, name=name, description=description)
@@ -101,7 +104,7 @@ def _arguments_of(function: Callable[..., Any], name: str) -> type[msgspec.Struc
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments."""
+    """Return the JSON schema of a tool's arguments."""
     (_,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     own = dict(components.pop(arguments.__name__))
     own.pop("title", None)
@@ -111,7 +114,7 @@ def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 class Tools:
-    """The tools of an agent, by name. Children get what their role allows."""
+    """The tools of an agent, by name. Children get those that their role allows."""
 
     def __init__(self, tools: Iterable[Tool] = (), *, more: Callable[[Turn], Iterable[Tool]] | None = None) -> None:
         self._tools: dict[str, Tool] = {}
@@ -120,17 +123,17 @@ class Tools:
             self.add(one)
 
     def add(self, one: Tool) -> None:
-        """Add a tool; a second one of the same name is a mistake."""
+        """Add a tool. Raises `ValueError` for a second one of the same name."""
         if one.spec.name in self._tools:
             raise ValueError(f"there are two tools named {one.spec.name!r}; rename one of them")
         self._tools[one.spec.name] = one
 
     def own(self) -> Iterable[Tool]:
-        """The tools that are there for every turn, without those of MCP servers."""
+        """Return the tools that every turn has, without those of MCP servers."""
         return self._tools.values()
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
-        """What this turn may use: all, or for a child what its role allows."""
+        """Return the tools of this turn: all, or for a child those that its role allows."""
         found = dict(self._tools)
         if self._more is not None:
             found.update((one.spec.name, one) for one in self._more(turn))

@@ -1,9 +1,9 @@
-"""The folders of sessions that work in one of their own: made when a command needs them, removed when their session is gone from the store.
+"""The directories of sessions that have one of their own: created when a command needs them, removed when their session is no longer in the store.
 
-Commands that may write in the account may also put anything in their place, so that nothing here follows a link or waits for a file that is none.
+Commands may replace anything in the account, so nothing here follows a link or blocks on a special file.
 
-A folder lives as long as the row of its session: until the session is deleted, or until it has ended and its retention is over. It says which session it
-belongs to, and of which store, so that two gateways that share a folder never touch each other's.
+A directory exists as long as the row of its session: until the session is deleted, or has ended and its retention is over. A mark in it names its
+session and store, so that two gateways that share a parent directory never touch each other's.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ logger: Final = logging.getLogger("hermes_trio.tools.session_folders")
 
 MARK: Final = "session.json"
 UNUSED_SECONDS: Final = 86_400.0
-"""A folder that was used within this time is kept, whatever the store says: a turn may be about to write its row."""
+"""A directory that was used within this time is kept, whatever the store says: a turn may be about to write its row."""
 MAX_MARK: Final = 64 * 1024
-"""Bytes of a mark that are read; a longer one is none."""
+"""The maximum of bytes of a mark; a longer one is ignored."""
 FIRST_SECONDS: Final = 60.0
 SWEEP_SECONDS: Final = 3600.0
 
 
 class FolderMark(msgspec.Struct, frozen=True):
-    """What a folder says about itself."""
+    """The mark of a directory."""
 
     session: str
     store: str
@@ -47,7 +47,7 @@ class FolderMark(msgspec.Struct, frozen=True):
 
 @final
 class SessionFolders:
-    """The folders below `root`. `store` names the store whose sessions they belong to; without it none is ever removed."""
+    """The directories below `root`. `store` names the store of their sessions; without it none is removed."""
 
     def __init__(self, root: str, *, store: str = "", clock: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -55,7 +55,7 @@ class SessionFolders:
         self._clock = clock
 
     def make(self, session_id: str, name: str) -> str:
-        """The folder `name` of a session, made if it is missing; its use is noted. Raises `SpawnFailed`."""
+        """Return the directory `name` of a session, created if it is missing, and record its use. Raises `SpawnFailed`."""
         # A session's id is anything that a client may send: only its digest becomes a path.
         own = Path(self.root, sha256(session_id.encode("utf-8", "replace")).hexdigest()[:24])
         mark, folder = own / MARK, own / name
@@ -74,13 +74,13 @@ class SessionFolders:
                 os.utime(mark, (now, now), follow_symlinks=False)
         except OSError as error:
             raise SpawnFailed(
-                f"the session's folder cannot be made in {self.root}: {error.strerror}; set tools.terminal.session_folder"
+                f"could not create the session's directory in {self.root}: {error.strerror}; set tools.terminal.session_folder"
             ) from error
         return str(folder)
 
     @asynccontextmanager
     async def swept(self, store: str, known: Callable[[str], Awaitable[object]]) -> AsyncIterator[None]:
-        """Sweep now and then for the body of the `async with`. `known` returns a session of `store`, or None if there is none any more."""
+        """Sweep at intervals for the body of the `async with`. `known` returns a session of `store`, or None if it no longer exists."""
         self.store = store
         try:
             async with trio.open_nursery() as nursery:
@@ -88,7 +88,7 @@ class SessionFolders:
                 yield
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            # The nursery is an inner matter: what the body raised leaves as it was raised.
+            # Unwrap the nursery's group: the caller sees what the body raised.
             raised = group.exceptions[0] if len(group.exceptions) == 1 else group
             raise raised from raised.__cause__
 
@@ -98,23 +98,23 @@ class SessionFolders:
             try:
                 await self.sweep(known)
             except Exception:
-                logger.exception(
-                    "the folders of sessions in %s could not be looked through; next try in an hour", self.root
-                )
+                logger.exception("could not scan the session directories in %s; retrying in an hour", self.root)
             await trio.sleep(SWEEP_SECONDS)
 
     async def sweep(self, known: Callable[[str], Awaitable[object]]) -> int:
-        """Remove the folders whose session is gone and that have not been used for a day; how many. Cancelling leaves the rest for the next time."""
+        """Remove the directories whose session is gone and that have not been used for a day; return how many. Cancelling leaves the rest for the
+        next sweep.
+        """
         removed = 0
         for folder, session_id in await trio.to_thread.run_sync(self._unused):
             if await known(session_id) is None:
                 removed += await trio.to_thread.run_sync(self._remove, folder, session_id)
         if removed:
-            logger.info("removed %d folders of sessions that are gone", removed)
+            logger.info("removed %d directories of deleted sessions", removed)
         return removed
 
     def _unused(self) -> list[tuple[Path, str]]:
-        """The folders of this store that have not been used lately."""
+        """Return the directories of this store that have not been used lately."""
         if not self.store:
             return []
         found: list[tuple[Path, str]] = []
@@ -136,7 +136,7 @@ class SessionFolders:
         return found
 
     def _unused_mark(self, place: int) -> FolderMark | None:
-        """What an open folder says, if it belongs to this store and has not been used lately."""
+        """Return the mark of an open directory, if it belongs to this store and has not been used lately."""
         try:
             mark = os.open(MARK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
         except OSError:
@@ -153,9 +153,9 @@ class SessionFolders:
         return said if said.store == self.store else None
 
     def _remove(self, folder: Path, session_id: str) -> bool:
-        """Remove a folder with everything in it, also what its commands made unreadable; False if it cannot be, or is not the session's any more.
+        """Remove a directory with everything in it, also unreadable parts; return False if that fails, or if it no longer belongs to the session.
 
-        The mark goes last: what fails is tried again.
+        The mark is removed last, so that a failure is retried.
         """
         try:
             place = os.open(folder, _FOLDER)
@@ -172,7 +172,7 @@ class SessionFolders:
             os.rmdir(folder)
         except (OSError, RecursionError) as error:
             logger.warning(
-                "the folder %s of a session that is gone cannot be removed: %s; next try in an hour", folder, error
+                "could not remove the directory %s of a deleted session; retrying in an hour: %s", folder, error
             )
             return False
         return True
@@ -182,7 +182,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _clear(name: str, is_folder: bool, place: int) -> None:
-    """Remove a file, or a folder with everything in it, from an open folder."""
+    """Remove a file, or a directory with everything in it, from an open directory."""
     if not is_folder:
         os.unlink(name, dir_fd=place)
         return
@@ -194,7 +194,7 @@ def _clear(name: str, is_folder: bool, place: int) -> None:
 
 
 def _open_up(path: str, above: int | None = None) -> None:
-    """Give back to their owner the rights to the folders at and below a path. Each is reached from the one above it, and no link is followed."""
+    """Restore the owner's permissions on the directories at and below a path, each reached from the one above it, without following links."""
     place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)

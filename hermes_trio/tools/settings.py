@@ -1,4 +1,4 @@
-"""The settings of the tools, read from a raw configuration table. A mistake names the key, what stands there and what would be right."""
+"""The settings of the tools. An error names the key, its value and what is accepted."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class TerminalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """`[tools.terminal]`."""
 
     timeout: Count = 180
-    """Seconds that a foreground command may take unless it is told."""
+    """The default time limit of a foreground command, in seconds."""
     max_timeout: Count = 600
     cwd: str = ""
-    """Where a session's first command starts; empty for the server's own directory. Never inside the gateway's home."""
+    """The directory of a session's first command; empty for the server's own. Never inside the gateway's home."""
     workspace: Literal["auto", "per-session", "shared"] = "auto"
-    """Whether a session has a folder of its own: with `auto`, those that are confined to a workspace."""
+    """Whether a session has a directory of its own: with `auto`, sessions that are confined to a workspace."""
     session_folder: str = ""
-    """Where the folders of sessions are; empty for `hermes-trio-sessions` in the user's state folder."""
+    """The parent of those directories; empty for `hermes-trio-sessions` in the user's state directory."""
     output_characters: Annotated[int, Meta(ge=100)] = 50_000
     ring_characters: Annotated[int, Meta(ge=100)] = 200_000
     kill_grace: Seconds = 2.0
     """Seconds between SIGTERM and SIGKILL."""
     foreground_grace: Seconds = 1.0
     leftover_grace: Seconds = 1.0
-    """Seconds that processes which a command left behind may take to end by themselves."""
+    """Seconds that processes which a command has left running may take to end by themselves."""
     keep_seconds: Seconds = 1800.0
-    """For how long an ended process can still be looked at."""
+    """How long an ended process can still be read, in seconds."""
     keep_count: Count = 256
     max_processes: Count = 256
     max_processes_per_session: Count = 32
     pass_environment: tuple[str, ...] = ()
-    """Names or globs of the server's variables that commands get besides the harmless ones."""
+    """Names or globs of variables of the server that commands get in addition to the default allow-list."""
     login_shell: bool = False
 
 
@@ -53,26 +53,26 @@ class DelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """`[tools.delegation]`: the limits of delegation."""
 
     max_concurrent_children: Count = 3
-    """Children in one batch, and background batches in the whole process."""
+    """The maximum of children in one batch, and of background batches in the whole process."""
     max_spawn_depth: Count = 1
-    """How deep children may have children: 1 means that children cannot delegate."""
+    """The maximum depth of children: 1 means that children cannot delegate."""
     orchestrators: bool = True
     child_seconds: Seconds | None = None
-    """How long one child may take, at least 30 s; None or 0 for as long as it needs."""
+    """The time limit of one child, at least 30 s; None or 0 for none."""
     paused: bool = False
     profile: Profile | None = None
-    """Narrows the confinement of children; they never have a wider one than their parent."""
+    """Narrows the confinement of children. It is never wider than their parent's."""
 
     @property
     def child_budget(self) -> Budget | None:
-        """The budget of one child."""
+        """Return the budget of one child."""
         if self.child_seconds is None or self.child_seconds <= 0:
             return None
         return Budget(seconds=max(SHORTEST_CHILD, self.child_seconds))
 
 
 class ConfinementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[tools.confinement]`: what commands may see and touch."""
+    """`[tools.confinement]`: what commands may read and write."""
 
     profile: Profile = Profile.PROTECT
     platforms: dict[str, Profile] = {}
@@ -82,14 +82,14 @@ class ConfinementSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     tenants: dict[str, Profile] = {}
     """By the tenant of an API key; `*` for every tenant but the owner, who has none. Default: workspace."""
     keys: dict[str, Profile] = {}
-    """By the id of an API key; `admin` is the admin key's. Goes before all the others."""
+    """By the id of an API key; `admin` for the admin key. Overrides all the others."""
     hide: tuple[str, ...] = ()
-    """Files and folders that commands must not see."""
+    """Files and directories that are hidden from commands."""
     show: tuple[str, ...] = ()
-    """Folders inside of the gateway's home that commands may read."""
+    """Directories inside the gateway's home that commands may read."""
     read_only: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    """What commands in a workspace may read besides system folders."""
+    """What commands in a workspace may read besides system directories."""
     limits: CommandLimits = CommandLimits()
 
 
@@ -103,5 +103,5 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> ToolSettings:
-        """From `[tools]` of a configuration; raises `SettingsError`."""
+        """Read `[tools]` of a configuration. Raises `SettingsError`."""
         return read_settings(table, cls, "tools")

@@ -1,7 +1,7 @@
-"""All tools of an agent, opened around the supervisor: the warden and its processes, the shells, delegation, and the links to MCP servers.
+"""All tools of an agent: the warden and its processes, the shells, delegation, and the links to MCP servers.
 
-`open_toolbox` is made to be entered in a stage of the Runtime, inside the store and around everything that can start a job. Leaving it ends every process and
-every link; by then the supervisor has stopped the jobs, so there is nothing left to end unless something went wrong.
+Enter `open_toolbox` in a stage of the Runtime, inside the store and around everything that can start a job. Leaving it ends every process and link;
+by then the supervisor has normally stopped the jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES: Final = ("terminal", "process", "delegate_task")
 
 @final
 class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The tools of one runtime. For an agent it is the `ToolBox`; programs and commands use its parts."""
+    """The tools of one runtime. For an agent it is the `ToolSource`; programs and commands use its parts."""
 
     terminal: Terminal
     process: ProcessTool
@@ -54,14 +54,15 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     confinement: CommandConfinement
 
     def for_turn(self, turn: Turn) -> Mapping[str, Tool]:
-        """What this turn may use."""
+        """Return the tools of a turn."""
         return self.tools.for_turn(turn)
 
     async def end_conversation(self, session_key: str, session_id: str, reason: str) -> None:
-        """A conversation starts anew: its bypass and its grants end, what waits for approval is refused with the reason, and its shell is forgotten.
+        """End a conversation's bypass, grants and shell, and refuse its pending approvals with the reason.
 
-        The bypass is over before the first await and the shell whatever happens, so that no failure and no cancellation can leave them to whoever comes
-        next. The shell is the last, without an await behind it: a caller that cancels the old turn at once leaves it no moment to begin another one.
+        The bypass ends before the first await and the shell whatever happens, so that no failure and no cancellation leaves them to the next
+        conversation. The shell is last, without an await behind it: a caller that cancels the old turn at once leaves it no moment to begin another
+        one.
         """
         try:
             await self.consent.end_scope(session_key, reason)
@@ -71,9 +72,9 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 @attrs.frozen(kw_only=True)
 class CommandReview:
-    """Who decides about commands that need a decision: people through `approvals`, or a model; `bypass` lets everything through that is not forbidden.
+    """Who decides about flagged commands: people through `approvals`, or a model; `bypass` allows everything that is not forbidden.
 
-    `gateway_home` is the folder of the gateway, whose commands are asked about.
+    `gateway_home` is the directory of the gateway: commands that touch it are flagged.
     """
 
     approvals: Approvals | None = None
@@ -98,11 +99,11 @@ async def open_toolbox(
     more: Iterable[Tool] = (),
     confinement: CommandConfinement | None = None,
 ) -> AsyncIterator[Toolbox]:
-    """The tools for the body of the `async with`.
+    """Open the tools for the body of the `async with`.
 
-    `confinement` says what commands may see and touch; without it, what the settings say for a program that has no home to hide.
-    `environment` is the server's, of which commands get an allow-list; `output_log` keeps the last output of watched jobs (the runtime's store does, if it
-    can). Cancelled or not, leaving ends every process and link in a bounded time.
+    `confinement` restricts commands; by default as the settings say for a program without a home directory to hide. `environment` is the server's, of
+    which commands get an allow-list; `output_log` stores the last output of watched jobs (default: the runtime's store, if it can). Leaving ends
+    every process and link in a bounded time, also when cancelled.
     """
     settings = ToolSettings() if settings is None else settings
     server = os.environ if environment is None else environment
@@ -159,5 +160,5 @@ async def open_toolbox(
 
 
 def _log_of(store: Any) -> OutputLog | None:
-    """The runtime knows its store by fewer verbs than it has."""
+    """Return the runtime's store as an `OutputLog`, if it has that verb."""
     return store if hasattr(store, "note_job_output") else None

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: one owner task a server, through the official SDK. Links are loaded when there is a server, the SDK when it is connected."""
+"""Tools of MCP servers: one owner task for each server, through the official SDK. Imported when a server is configured, the SDK when it connects."""
 
 from __future__ import annotations
 

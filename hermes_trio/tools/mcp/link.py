@@ -1,7 +1,7 @@
-"""The link to one MCP server: one task owns it, connects it, takes the calls, and connects it again when it breaks.
+"""The connection to one MCP server. One task owns it, connects, makes the calls, and reconnects when it breaks.
 
-Callers hand their calls over and wait, never longer than the server's time limit. A server that is dead, slow or broken is an error result for the model; it
-is never a hang, and never a failure of the turn. Cancelling a call cancels it at the server.
+Callers queue their calls and wait, never longer than the server's time limit. A server that is dead, slow or broken is an error result for the model,
+never a hang or a failed turn. Cancelling a call cancels it at the server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger: Final = logging.getLogger("hermes_trio.tools.mcp")
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
-"""Seconds before a broken link is connected again, doubled each time; a link that was up for `STEADY` starts over."""
+"""The longest delay before a reconnect; delays double, and start over after a connection of `STEADY` seconds."""
 STEADY: Final = 30.0
 
 RELISTEN_SECONDS: Final = 5.0
@@ -54,7 +54,7 @@ MAX_NAME: Final = 64
 
 
 class LinkState(Enum):
-    """Where a link is."""
+    """The state of a connection."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -63,7 +63,7 @@ class LinkState(Enum):
 
 
 class _Broken(Exception):
-    """The link is of no use any more; the text says why."""
+    """Raised when the connection cannot be used any more. The text says why."""
 
 
 class _Call:
@@ -76,7 +76,7 @@ class _Call:
         self.over = trio.Event()
         self.result = ""
         self.node = current_node()
-        """Whose call it is: the owner sends the trace context of this node along."""
+        """The node of the caller, whose trace context is sent along."""
 
     def answer(self, result: str) -> None:
         if not self.over.is_set():
@@ -86,7 +86,7 @@ class _Call:
 
 @final
 class McpTool:
-    """One tool of a server, under a name that says whose it is."""
+    """One tool of a server, under a name that includes the server's."""
 
     def __init__(self, link: McpLink, name: str, tool: Tool) -> None:
         self._link = link
@@ -99,16 +99,16 @@ class McpTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """Return the description for the model."""
         return self._spec
 
     def preview(self, arguments: str) -> str:
-        """The tool and its arguments, shortly and without secrets."""
+        """Return the tool and its arguments, shortened and redacted."""
         line = f"{self._link.name}: {self._tool} {mask_secrets(arguments)}"
         return line if len(line) <= 120 else line[:119] + "…"
 
     async def call(self, turn: Turn, arguments: str) -> str:
-        """Call it. Cancelling cancels the call at the server."""
+        """Call the tool. Cancelling cancels the call at the server."""
         try:
             given = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
         except msgspec.MsgspecError as error:
@@ -118,7 +118,7 @@ class McpTool:
 
 @final
 class McpLink:
-    """See the module. `tools` are those of the last connection that worked; `problem` says what is wrong with the link now."""
+    """See the module. `tools` are those of the last working connection; `problem` says what is wrong now."""
 
     def __init__(
         self, name: str, server: McpServer, warden: Warden, environment: Mapping[str, str], sandbox: Sandbox
@@ -149,7 +149,7 @@ class McpLink:
         await self._settled.wait()
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Hand a call to the owner and wait for its result, within the server's time limit. Cancelling cancels the call."""
+        """Queue a call for the owner and wait for its result, within the server's time limit. Cancelling cancels the call."""
         call = _Call(tool, arguments)
         seconds = self._server.timeout
         with trio.move_on_after(seconds), waiting(f"mcp {self.name} {tool}"):
@@ -168,17 +168,17 @@ class McpLink:
         return error_result(f"MCP server {self.name!r} did not answer within {seconds:g} s; the call was cancelled")
 
     async def _ready(self) -> None:
-        """The first connection is waited for; a link that is broken is not."""
+        """Wait for the first connection. Raises `_Broken` for a broken one."""
         await self._settled.wait()
         if self.state is not LinkState.READY:
             raise _Broken(
-                f"MCP server {self.name!r} cannot be reached: {self.problem or self.state.value}; it is tried again by itself"
+                f"MCP server {self.name!r} cannot be reached: {self.problem or self.state.value}; reconnecting"
             )
 
     # -- the owner ---------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The owner's task: connect, serve, and when that breaks, pause and begin again. Ends only by cancellation."""
+        """Connect, serve, and reconnect after a delay when that breaks. Ends only by cancellation."""
         pause = FIRST_PAUSE
         with working("mcp", f"mcp_{self.name}", self._server.command or self._server.url) as node:
             try:
@@ -187,7 +187,7 @@ class McpLink:
                     try:
                         await self._connect(node)
                     except* Exception as error:
-                        # Closing can meet a connection that is failing: then the group holds both, and only the cancellation goes on.
+                        # If closing meets a failing connection, the group holds both, and only the cancellation propagates.
                         self._break(error, node)
                     if trio.current_time() - began > STEADY:
                         pause = FIRST_PAUSE
@@ -212,7 +212,7 @@ class McpLink:
         if node is not None:
             node.note = f"lost: {self.problem}" if self.connections else f"not reached: {self.problem}"
         what = "was lost" if was_ready else "cannot be reached"
-        logger.warning("MCP server %s %s: %s; it is tried again by itself", self.name, what, self.problem)
+        logger.warning("MCP server %s %s: %s; reconnecting", self.name, what, self.problem)
 
     def _connected(self, node: Node | None) -> None:
         again = self.connections > 0
@@ -223,12 +223,14 @@ class McpLink:
         if node is not None:
             node.note = f"ready, {len(self.tools)} tools"
         if again:
-            logger.info("MCP server %s is back after %.0f s, with %d tools", self.name, lost_for, len(self.tools))
+            logger.info(
+                "reconnected to MCP server %s after %.0f s, with %d tools", self.name, lost_for, len(self.tools)
+            )
         else:
-            logger.info("MCP server %s is connected, with %d tools", self.name, len(self.tools))
+            logger.info("connected to MCP server %s, with %d tools", self.name, len(self.tools))
 
     def health(self) -> dict[str, Any]:
-        """One line of the health report."""
+        """Return the entry of the health report."""
         return {
             "state": self.state.value,
             "since": self.since,
@@ -252,7 +254,7 @@ class McpLink:
             call.answer(error_result(f"MCP server {self.name!r} cannot be reached: {self.problem}"))
 
     async def _connect(self, node: Node | None) -> None:
-        """One connection, from its start to its end. Always raises: `_Broken`, or what went wrong."""
+        """Run one connection, from its start to its end. Always raises: `_Broken`, or the cause."""
         await _import_sdk()
         from mcp import Client
 
@@ -269,7 +271,7 @@ class McpLink:
         raise _Broken(f"no connection within {self._server.connect_timeout:g} s")
 
     async def _serve(self, client: Client, ended: StdioServer | None) -> None:
-        """Take calls until the link breaks; each is a task of its own."""
+        """Take calls until the connection breaks, each in a task of its own."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._relist, client)
             nursery.start_soon(self._listen, client)
@@ -283,14 +285,14 @@ class McpLink:
         raise _Broken("the server has ended")
 
     async def _relist(self, client: Client) -> None:
-        """The server said that its tools have changed."""
+        """List the tools again after the server reported a change."""
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
             await self._list(client)
 
     async def _listen(self, client: Client) -> None:
-        """Ask to be told of changes, where the server's protocol has to be asked; older ones tell by themselves (`_hear`)."""
+        """Subscribe to changes, if the server's protocol requires it; older servers send them unasked (`_hear`)."""
         from mcp import MCPError
         from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
@@ -378,7 +380,7 @@ class McpLink:
                 said = stdio.errors.text.strip()
                 if not stdio.ended.is_set() or not said:
                     raise
-                raise _Broken(f"{first_cause(error)}; its last words: {said[-LAST_WORDS:]}") from error
+                raise _Broken(f"{first_cause(error)}; its last output: {said[-LAST_WORDS:]}") from error
             return
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
@@ -390,7 +392,7 @@ class McpLink:
 
 
 async def _import_sdk() -> None:
-    """The SDK takes most of a second to import: in a thread, and only when there is a server. It imports `jsonschema` itself at its first result."""
+    """Import the SDK in a thread, when there is a server: it takes most of a second. It imports `jsonschema` at its first result."""
     try:
         for module in ("mcp", "mcp.client.streamable_http", "jsonschema"):
             await trio.to_thread.run_sync(importlib.import_module, module)
@@ -399,7 +401,7 @@ async def _import_sdk() -> None:
 
 
 def _tool_name(server: str, tool: str, taken: set[str]) -> str:
-    """`mcp_<server>_<tool>` in the characters and the length that every provider takes; a second one of the same name gets a number."""
+    """Return `mcp_<server>_<tool>` in the characters and length that every provider accepts; a second one of the same name gets a number."""
     plain = "".join(
         character if character.isascii() and (character.isalnum() or character in "_-") else "_" for character in tool
     )

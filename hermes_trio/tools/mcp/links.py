@@ -1,4 +1,4 @@
-"""The links to all configured MCP servers, owned by the toolbox: opened together, closed together."""
+"""The connections to all configured MCP servers: opened and closed together, by the toolbox."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["McpLinks", "open_links"]
 
 @final
 class McpLinks(msgspec.Struct, frozen=True):
-    """All links, by name."""
+    """All connections, by name."""
 
     links: Mapping[str, McpLink]
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """How every server is, by its name, for `/health/detailed`."""
+        """Return the state of every server, by name, for `/health/detailed`."""
         return {name: link.health() for name, link in self.links.items()}
 
     def tools(self, turn: Turn, profile: Profile) -> Iterator[McpTool]:
-        """The tools of the servers that a turn may use, as far as they have ever been reached: those of a broken link answer with its error.
+        """Return the tools of the servers that a turn may use and that have ever been connected; those of a broken connection return its error.
 
         A server acts with its own profile, so a turn that is confined to a workspace uses only those that name its tenant or platform.
         """
@@ -44,9 +44,9 @@ class McpLinks(msgspec.Struct, frozen=True):
 async def open_links(
     settings: McpSettings | None, warden: Warden, environment: Mapping[str, str], sandbox: Sandbox
 ) -> AsyncIterator[McpLinks]:
-    """The links for the body of the `async with`; servers that are slow or dead do not hold up the start for longer than `startup_seconds`.
+    """Open the connections for the body of the `async with`. Slow or dead servers delay the start by at most `startup_seconds`.
 
-    Leaving it, cancelled or not, closes every link; a server's process gets an end of input, a moment, and then is killed.
+    Leaving closes every connection, also when cancelled; a server's process gets an end of input, a grace period, and is then killed.
     """
     settings = McpSettings() if settings is None else settings
     links: dict[str, McpLink] = {}
@@ -67,6 +67,6 @@ async def open_links(
             finally:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        # The nursery is an inner matter: what the body raised leaves as it was raised.
+        # Unwrap the nursery's group: the caller sees what the body raised.
         raised = group.exceptions[0] if len(group.exceptions) == 1 else group
         raise raised from raised.__cause__

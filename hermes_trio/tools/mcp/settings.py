@@ -1,4 +1,4 @@
-"""`[mcp]` of the configuration: which servers there are and how they are reached."""
+"""`[mcp]` of the configuration: the servers and their addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 class McpServer(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[mcp.servers.NAME]`: a `command` that speaks over its standard streams, or the `url` of a streamable HTTP server.
 
-    `${NAME}` in `env` and `headers` is a variable of this process, so that secrets need not stand in the file.
+    `${NAME}` in `env` and `headers` is replaced by a variable of this process, so that secrets need not be in the file.
     """
 
     hidden: ClassVar[tuple[str, ...]] = (
@@ -38,15 +38,15 @@ class McpServer(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields
     url: str = ""
     headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     timeout: Seconds = 120.0
-    """Seconds that a call may take."""
+    """The time limit of a call, in seconds."""
     connect_timeout: Seconds = 30.0
     enabled: bool = True
     tools: tuple[str, ...] = ()
     """Only these tools; empty for all."""
     profile: Profile = Profile.PROTECT
-    """What the process of a `command` may see and touch. A workspace is its `cwd`."""
+    """What the process of a `command` may read and write. A workspace is its `cwd`."""
     allowed: tuple[str, ...] = ()
-    """Tenants and platforms that use it although their commands are confined to a workspace. All others use it anyway."""
+    """Tenants and platforms that may use it although their commands are confined to a workspace. All others may use it anyway."""
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,11 +54,11 @@ class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     servers: dict[str, McpServer] = msgspec.field(default_factory=dict[str, McpServer])
     startup_seconds: Annotated[float, Meta(ge=0)] = 5.0
-    """How long the start of the gateway waits for servers; later ones join when they are ready."""
+    """How long the start of the gateway waits for servers; later ones are used when they are connected."""
 
     @classmethod
     def read(cls, table: Mapping[str, Any], environment: Mapping[str, str]) -> McpSettings:
-        """From `[mcp]` of a configuration, with variables filled in; raises `SettingsError`."""
+        """Read `[mcp]` of a configuration, with variables replaced. Raises `SettingsError`."""
         given: Any = table.get("servers", {})
         if not isinstance(given, dict):
             raise SettingsError("mcp.servers must be a table of servers, [mcp.servers.NAME]")

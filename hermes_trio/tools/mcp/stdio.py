@@ -1,7 +1,7 @@
-"""An MCP server as a process of the warden, speaking over its standard streams.
+"""An MCP server as a process of the warden, over its standard streams.
 
-The SDK would start the process itself, and a server that is killed would leave it behind. Kept by the warden it ends with the link, with the runtime, and
-with the death of this process, whatever it forked (see `hermes_trio.tools.warden`).
+The SDK would start the process itself, and a killed gateway would leave it running. Under the warden it ends with the connection, with the runtime,
+and with this process, including everything that it forked (see `hermes_trio.tools.warden`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["StdioServer"]
 
 MAX_MESSAGE: Final = 16 * 1024 * 1024
-"""Bytes of one message; a server that sends a longer line is cut off."""
+"""The maximum size of one message in bytes; a server that sends a longer line is disconnected."""
 
 END_GRACE: Final = 1.0
-"""Seconds that a server may take to end after its input has ended."""
+"""Seconds that a server may take to exit after its input has ended."""
 
 LAST_WORDS_SECONDS: Final = 0.5
-"""How long what a server that has ended wrote to standard error may take to arrive."""
+"""How long to wait for the last output on standard error of a server that has exited."""
 
 ERROR_CHARACTERS: Final = 2000
 
 
 class StdioServer:
-    """One start of a server. `errors` holds the end of what it wrote to standard error; `ended` is set when its output has ended."""
+    """One start of a server. `errors` holds the end of its standard error; `ended` is set when its output has ended."""
 
     def __init__(self, warden: Warden, spec: ProcessSpec) -> None:
         self._warden = warden
@@ -46,7 +46,7 @@ class StdioServer:
 
     @asynccontextmanager
     async def transport(self) -> AsyncIterator[Transport]:
-        """Start the process and give the SDK its streams. Leaving, cancelled or not, ends the process: input first, then by force, bounded."""
+        """Start the process and give the SDK its streams. Leaving ends the process in a bounded time, also when cancelled: first its input, then by force."""
         import anyio
         from mcp.shared.message import SessionMessage
 
@@ -76,7 +76,7 @@ class StdioServer:
                 await process.aclose()
 
     async def _read(self, process: KeptProcess, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """One message a line. The end of the output ends the session."""
+        """Read one message from each line. The end of the output ends the session."""
         import anyio
         from mcp.shared.message import SessionMessage
         from mcp_types import jsonrpc_message_adapter
@@ -132,7 +132,7 @@ class StdioServer:
 
 
 class _Opened:
-    """The streams as the SDK wants them: in a context manager of its own. Who opened them closes them."""
+    """The streams in the context manager that the SDK expects. Their opener closes them."""
 
     def __init__(
         self,

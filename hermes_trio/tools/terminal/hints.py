@@ -1,4 +1,4 @@
-"""What a confined command's failure means, and what to do instead. The shell's own words do not say it."""
+"""Explains failures of confined commands, and what to do instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hermes_trio.tools.warden import Profile
 __all__ = ["confinement_hint"]
 
 LOOKED_AT: Final = 4000
-"""Characters at the end of the output that are looked at."""
+"""The number of characters at the end of the output that are examined."""
 
 _KILL: Final = re.compile(r"\bp?kill(?:all)?\b.*(?:not permitted|no such process)", re.IGNORECASE)
 _SUDO: Final = re.compile(
@@ -21,7 +21,7 @@ _REFUSED: Final = re.compile(r"permission denied|operation not permitted|read-on
 
 
 def confinement_hint(output: str, profile: Profile) -> str:
-    """A sentence for the result of a confined command that failed; empty if its confinement is not likely to be the reason."""
+    """Return a sentence for the result of a confined command that failed; empty if its confinement is unlikely to be the reason."""
     if profile is Profile.OFF:
         return ""
     end = output[-LOOKED_AT:]

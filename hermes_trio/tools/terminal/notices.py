@@ -1,4 +1,4 @@
-"""The words in which a conversation is told of its background processes. Pure: text in, text out."""
+"""The texts of notices about background processes. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUT_CHARACTERS: Final = 2000
 
 
 def exit_words(code: int | None) -> str:
-    """The exit code in words, with the signal's name where one ended it."""
+    """Return the exit code in words, with the name of the signal, if there was one."""
     if code is None:
         return "exit code unknown"
     number = -code if code < 0 else code - 128
@@ -29,7 +29,7 @@ def exit_words(code: int | None) -> str:
 
 
 def completion_text(record: BackgroundProcess) -> str:
-    """The block that tells the agent how a process ended."""
+    """Return the text that tells the agent how a process ended."""
     code = record.exit_code
     match record.completion_reason:
         case "lost":
@@ -49,7 +49,7 @@ def completion_text(record: BackgroundProcess) -> str:
 
 
 def last_lines(text: str, cut: bool) -> str:
-    """Text whose beginning was cut off, from its first whole line on."""
+    """Return text whose beginning was cut off from its first whole line on."""
     if not cut:
         return text.strip()
     first, newline, rest = text.partition("\n")
@@ -57,7 +57,7 @@ def last_lines(text: str, cut: bool) -> str:
 
 
 def watch_text(record: BackgroundProcess, event: WatchEvent) -> str:
-    """The block that tells the agent what watching a process found."""
+    """Return the text that tells the agent what a watch found."""
     head = f"[IMPORTANT: Background process {record.id}"
     match event:
         case Match():

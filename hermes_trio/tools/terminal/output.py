@@ -1,8 +1,8 @@
-"""What a process wrote, as text: decoded, cleaned, bounded, and without its secrets.
+"""The output of a process as text: decoded, without escape sequences, bounded, and redacted.
 
-Bytes come in pieces that end anywhere, so everything that reads a stream is incremental: a character, or an escape
-sequence, that is cut by a chunk's end is held back until its rest arrives (H24). Everything that keeps text has a fixed
-bound. Nothing here does input or output; each object belongs to the one task that reads the stream, and ends with it.
+Bytes arrive in pieces that end anywhere, so every reader of a stream is incremental: a character or an escape sequence that is cut by the end of a
+chunk is held back until its rest arrives (H24). Every buffer has a fixed bound. Nothing here does I/O; each object belongs to the one task that reads
+the stream.
 """
 
 import codecs
@@ -13,16 +13,16 @@ from typing import final
 import msgspec
 
 RING_CHARACTERS = 200_000
-"""How much of a background process's output can be looked at later (TOOL-70)."""
+"""The maximum of characters of a background process's output that can be read later (TOOL-70)."""
 
 FOREGROUND_CHARACTERS = 50_000
-"""How much of a foreground command's output is kept (TOOL-23)."""
+"""The maximum of characters of a foreground command's output (TOOL-23)."""
 
 HEAD_SHARE = 0.4
-"""The part of a foreground bound that goes to the beginning; the rest goes to the end."""
+"""The share of the foreground bound for the beginning; the rest is for the end."""
 
 LOG_LINES = 200
-"""How many lines a look into the log shows unless it is told."""
+"""The default number of lines that reading the log returns."""
 
 _ESCAPES = re.compile(
     # CSI; strings that end with BEL or ST (OSC, DCS, PM, APC, SOS); character sets; two-byte sequences.
@@ -37,39 +37,39 @@ _ESCAPES = re.compile(
 )
 
 MAX_ESCAPE = 4096
-"""An escape sequence longer than this is text: a stream cannot make us hold back everything that follows."""
+"""An escape sequence longer than this is text, so that a stream cannot make the filter hold back everything that follows."""
 
 
 def strip_ansi(text: str) -> str:
-    """The text without terminal escape sequences, and without one that it breaks off at the end."""
+    """Return the text without terminal escape sequences, including an incomplete one at its end."""
     return AnsiFilter().feed(text)
 
 
 @final
 class OutputDecoder:
-    """UTF-8 from a stream: a character is never split, and a broken byte becomes U+FFFD."""
+    """Decodes UTF-8 from a stream: a character is never split, and an invalid byte becomes U+FFFD."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, data: bytes) -> str:
-        """The characters that are complete now."""
+        """Return the characters that are complete."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left at the end of the stream: nothing, or the replacement of a cut character."""
+        """Return the rest at the end of the stream: nothing, or the replacement of a cut character."""
         return self._decoder.decode(b"", final=True)
 
 
 @final
 class AnsiFilter:
-    """Removes escape sequences from a stream, those too that are cut by a chunk's end."""
+    """Removes escape sequences from a stream, also those that are cut by the end of a chunk."""
 
     def __init__(self) -> None:
         self._begun = ""
 
     def feed(self, text: str) -> str:
-        """The text that is certain by now. A sequence that never ends is never shown, unless it is unduly long."""
+        """Return the text that is certain. A sequence that never ends is not returned, unless it is longer than `MAX_ESCAPE`."""
         text, self._begun = self._begun + text, ""
         return _ESCAPES.sub(self._remove, text) if "\x1b" in text or "\x9b" in text else text
 
@@ -122,7 +122,7 @@ class RingText:
         return self._pieces[0] if self._pieces else ""
 
     def append(self, text: str) -> None:
-        """Add text at the end, and forget as much at the beginning as the limit asks."""
+        """Append text, and drop as much from the beginning as the limit requires."""
         if not text:
             return
         self._total += len(text)
@@ -141,11 +141,11 @@ class RingText:
                 self._held -= len(oldest)
 
     def tail(self, characters: int) -> str:
-        """The last so many characters, or all that are held."""
+        """Return the last `characters` characters, or all that are held."""
         return self.text[-characters:] if characters > 0 else ""
 
     def log(self, offset: int = 0, limit: int = LOG_LINES) -> LogSlice:
-        """Lines of what is held: from line `offset` on, or the last `limit` lines if it is 0 (TOOL-61)."""
+        """Return lines of what is held: from line `offset` on, or the last `limit` lines if it is 0 (TOOL-61)."""
         lines = self.text.split("\n")
         if lines[-1] == "":
             lines.pop()
@@ -157,7 +157,7 @@ class RingText:
 
 @final
 class HeadTail:
-    """The beginning and the end of a foreground command's output, with a notice where the middle was (TOOL-23)."""
+    """The beginning and the end of a foreground command's output, with a remark where the middle was (TOOL-23)."""
 
     def __init__(self, limit: int = FOREGROUND_CHARACTERS) -> None:
         if limit < 2:
@@ -174,7 +174,7 @@ class HeadTail:
 
     @property
     def dropped(self) -> int:
-        """Characters of the middle that are gone."""
+        """The number of characters of the middle that were dropped."""
         return self._tail.dropped
 
     def append(self, text: str) -> None:
@@ -187,7 +187,7 @@ class HeadTail:
 
     @property
     def text(self) -> str:
-        """All of it if it fits, else the two ends and how much is missing between them."""
+        """Return all of it if it fits, else both ends with the number of characters missing between them."""
         if not self.dropped:
             return self._head + self._tail.text
         notice = f"\n\n[... {self.dropped} of {self.total} characters left out here ...]\n\n"
@@ -217,7 +217,7 @@ _KNOWN_SHAPES = re.compile(
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic|bot)([ \t]+)(?!\*\*\*)[A-Za-z0-9._~+/=-]{8,}")
 _SECRET_NAME = r"(?:(?!hermes_session_key)[A-Za-z0-9_.-]*[_.-]key|(?:[A-Za-z0-9_.-]*[_.-])?(?:apikey|token|secret|password|passwd|passphrase))"
 _HARMLESS = r"(?!(?:true|false|none|null|nil|[0-9]{1,5})(?![A-Za-z0-9_.-]))"
-"""Values that say something about a secret, or about a sort order, and are none."""
+"""Values that describe a secret, or a sort order, and are none."""
 _ASSIGNED = re.compile(
     rf"(?i)(?<![A-Za-z0-9_.-])({_SECRET_NAME}=){_HARMLESS}"
     r"(?!\*\*\*)(?:\"[^\"\n]*\"|'[^'\n]*'|(?![$<({\"'])[^\s\"'&;|,)]+)"
@@ -232,11 +232,10 @@ _PLAIN_FIELD = re.compile(
 
 
 def mask_secrets(text: str) -> str:
-    """The text with what looks like a secret replaced by `***`; names, prefixes and everything around it stay.
+    """Replace what looks like a secret by `***`; names, prefixes and everything around it stay.
 
-    Known: keys with a vendor's prefix, tokens of an Authorization header, values of names such as `*_KEY`, `*_TOKEN`,
-    `*_SECRET` and `PASSWORD` (assigned, in JSON, in YAML, in headers), private key blocks, passwords in URLs. Masking
-    twice changes nothing.
+    Known: keys with a vendor's prefix, tokens of an Authorization header, values of names such as `*_KEY`, `*_TOKEN`, `*_SECRET` and `PASSWORD`
+    (assigned, in JSON, in YAML, in headers), private key blocks, passwords in URLs. Idempotent.
     """
     text = _PRIVATE_KEY.sub(rf"\1{MASK}\2", text)
     text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
@@ -252,9 +251,9 @@ _BARE_CODE = re.compile(r"[`$;|&<>()\n]")
 
 
 def mask_command(command: str) -> str:
-    """A command as a person is shown it before it runs: secrets masked, but never anything that a shell would run or expand.
+    """Redact a command for the person who approves it, but never anything that a shell would run or expand.
 
-    Where a mask would cover a substitution or an operator, the text stays as it is: what is hidden could not be approved.
+    Where a mask would cover a substitution or an operator, the text stays: what is hidden could not be approved.
     """
     for pattern, replacement in _COMMAND_MASKS:
         command = pattern.sub(

@@ -1,7 +1,7 @@
-"""The `process` tool: look at, wait for, talk to and end the background processes of one's own session.
+"""The `process` tool: list, read, wait for, write to and kill the background processes of one's own session.
 
-Looking changes nothing, except that whoever has waited for an end, read the log of an ended process to its last line, or ended it, knows of it and is not told
-again. No call waits longer than it said: a process that does not answer cannot hold the turn (H8).
+Reading has no effect, with one exception: a session that has waited for an end, read the log of an ended process to its last line, or killed it, gets
+no notice of that end. No call waits longer than it says: a process that does not respond cannot block the turn (H8).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WRITE_SECONDS: Final = 10.0
 """How long a process may take to read what is written to it."""
 
 ASK_SECONDS: Final = 40.0
-"""How long another node may take to answer: ending a process takes up to thirty."""
+"""The time limit for an answer of another node: killing a process takes up to thirty seconds."""
 
 PROCESS_REQUEST: Final = "process"
 
@@ -49,7 +49,7 @@ ACTIONS: Final = ("list", "poll", "log", "wait", "kill", "write", "submit", "clo
 
 
 class ProcessArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the model may say."""
+    """The arguments that the model may give."""
 
     action: Annotated[
         str,
@@ -75,7 +75,7 @@ Result = dict[str, Any]
 
 @final
 class ProcessTool:
-    """See the module."""
+    """The tool; see the module."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -92,11 +92,11 @@ class ProcessTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """Return the description for the model."""
         return self._spec
 
     def preview(self, arguments: str) -> str:
-        """The action and the process."""
+        """Return the action and the process."""
         try:
             given = msgspec.json.decode(arguments, type=ProcessArguments, strict=False)
         except msgspec.MsgspecError:
@@ -104,7 +104,7 @@ class ProcessTool:
         return f"{given.action} {given.session_id}".strip()[:120]
 
     async def call(self, turn: Turn, arguments: str) -> str:
-        """Do it. Cancelling abandons a wait, never the process; a kill that has begun goes on."""
+        """Run the action. Cancelling abandons a wait, not the process; a kill that has begun is completed."""
         try:
             given = msgspec.json.decode(arguments or "{}", type=ProcessArguments, strict=False)
         except msgspec.MsgspecError as error:
@@ -112,7 +112,7 @@ class ProcessTool:
         return msgspec.json.encode(await self._act(turn, given)).decode()
 
     async def __call__(self, action: str, session_id: str = "", **arguments: Any) -> Result:
-        """Use the tool from a program, in the current turn or outside any in the open Runtime (else `NoRuntime`). Cancelling: as `call`."""
+        """Use the tool from a program, in the current turn or in the open Runtime. Raises `NoRuntime` without either. Cancellation as for `call`."""
         given = msgspec.convert({"action": action, "session_id": session_id, **arguments}, ProcessArguments)
         return await self._act(current_turn(), given)
 
@@ -140,7 +140,7 @@ class ProcessTool:
     # -- on other nodes ----------------------------------------------------------------------------------------------------------
 
     async def _list_elsewhere(self, place: ToolContext, given: ProcessArguments) -> list[Result]:
-        """The processes of this session on other nodes that share the store."""
+        """Return the processes of this session on other nodes of the store."""
         found: list[Result] = []
         for node in await self._others(place):
             answer = await self._ask(place, node, given)
@@ -148,7 +148,7 @@ class ProcessTool:
         return found
 
     async def _act_elsewhere(self, place: ToolContext, given: ProcessArguments, id: str) -> Result | None:
-        """What the node that has a process answers; None if no node has one of that id for this session."""
+        """Return the answer of the node that runs a process; None if no node has one of that id for this session."""
         if not place.core.shared:
             return None
         row = await cast("JobStore", place.core.store).get_job(id)
@@ -182,7 +182,7 @@ class ProcessTool:
         return self._processes.settings.timeout
 
     async def answer(self, request: NodeRequest) -> Mapping[str, Any]:
-        """Do what a turn on another node asks for, with a process of its session that runs here."""
+        """Run an action that a turn on another node asks for, on a process of its session that runs here."""
         given = msgspec.convert(request.payload["arguments"], ProcessArguments)
         session_id = str(request.payload["session_id"])
         if given.action == "list":
@@ -228,7 +228,7 @@ class ProcessTool:
         }
 
     async def _poll(self, record: BackgroundProcess, given: ProcessArguments, place: ToolContext) -> Result:
-        """A status check: the promised notice still comes."""
+        """Return the status. The promised notice is still sent."""
         await trio.lowlevel.checkpoint()
         return {
             **self._facts(record),

@@ -1,8 +1,8 @@
 """The background processes of all sessions: started, read, watched, and each ended by one owner.
 
-A background command is a job of the supervisor. Its task starts the process through the warden with routing, channel and patterns already fixed (H5, H6),
-is the one reader of its output (H8) and the one that says how it ended (H15, H16). When the command has exited, what it left behind is given a moment
-and then killed: a job is over only when it is empty. What a process wrote stays readable for half an hour after its end.
+A background command is a job of the supervisor. Its task starts the process through the warden with routing, channel and patterns already fixed (H5,
+H6), is the only reader of its output (H8), and records its end (H15, H16). When the command has exited, processes that it left running get a grace
+period and are then killed: a job ends only when no process of it is left. The output of a process can be read for half an hour after its end.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ logger: Final = logging.getLogger("hermes_trio.tools.terminal.processes")
 KILLED_BY_TOOL: Final = "process.kill"
 
 SETTLE_SECONDS: Final = 0.5
-"""After so long without output a line that has begun (a prompt) is looked at, too."""
+"""After this long without output, an unfinished line (a prompt) is examined, too."""
 
 END_OF_OUTPUT_SECONDS: Final = 0.3
-"""How long the end of the output may take once no process of the job is left."""
+"""How long the end of the output may take after the last process of the job has ended."""
 
 SCRIBE_SECONDS: Final = 5.0
-"""How long the end of a process waits until what was found in its output is written down."""
+"""How long the end of a process waits until matches in its output are stored."""
 
 SEE_OFF_LIMIT: Final = 120.0
-"""The bound of the shield in which a job is ended: far above every grace, for a machine that is nearly stuck."""
+"""The bound of the shield in which a job is ended: far above every grace period, for a very slow machine."""
 
 NOTE_SECONDS: Final = 2.0
-"""How often the last output is written down, for the notice after a crash."""
+"""How often the last output is stored, for the notice after a crash."""
 
 NOTED_CHARACTERS: Final = 2000
 
 MASK_MARGIN: Final = 8000
-"""Text before a cut that is looked at, too, so that a secret is not shown because its beginning was cut off."""
+"""Text before a cut that is examined, too, so that a secret whose beginning was cut off is still redacted."""
 
 
 class OutputLog(Protocol):
-    """The verb of the store that keeps the last output of a live job."""
+    """The verb of the store that keeps the last output of a running job."""
 
     async def note_job_output(self, job_id: str, tail: str) -> None: ...
 
@@ -85,9 +85,9 @@ class BackgroundProcess:
     output: RingText = attrs.Factory(RingText)
     process: KeptProcess | None = None
     how: KillHow | None = None
-    """What it took to end it, if it did not end by itself."""
+    """What was necessary to end it, if it did not exit by itself."""
     leftovers: bool = False
-    """Whether processes that it had left behind had to be ended."""
+    """Whether processes that it had left running had to be killed."""
     completion_reason: str = ""
     termination_source: str = ""
     told_killed: bool = False
@@ -96,41 +96,41 @@ class BackgroundProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process that was started."""
+        """Return the pid of the process."""
         return 0 if self.process is None else self.process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the command runs. What it left behind may run a moment longer."""
+        """Return whether the command runs. Processes that it left may run a moment longer."""
         return self.ended is None and (self.process is None or self.process.status is None)
 
     @property
     def status(self) -> ExitStatus | None:
-        """How the command ended, as the kernel told it."""
+        """Return the exit status, as reported by the kernel."""
         return None if self.process is None else self.process.status
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, minus the signal, or None if neither is known."""
+        """Return the exit code, minus the signal, or None if neither is known."""
         return None if self.status is None else self.status.returncode
 
     def uptime(self, now: float) -> float:
-        """Seconds from its start to its end, or to now."""
+        """Return the seconds from its start to its end, or to now."""
         return round((now if self.ended is None else self.ended) - self.started, 1)
 
     def tail(self, characters: int) -> str:
-        """The last output, without secrets."""
+        """Return the last output, redacted."""
         return mask_secrets(self.output.tail(characters + MASK_MARGIN))[-characters:]
 
     @property
     def tells_its_end(self) -> bool:
-        """Whether the owner is owed a notice of the end: asked for, or because watching was given up, or can no longer find anything."""
+        """Return whether the owner gets a notice of the end: requested, or because the watch was disabled or can no longer match."""
         return self.notify or (self.watch is not None and (self.watch.disabled or self.watch.events == 0))
 
 
 @final
 class Processes:
-    """The registry. A session sees only its own processes."""
+    """The registry of background processes. A session sees only its own."""
 
     def __init__(
         self,
@@ -162,13 +162,13 @@ class Processes:
     # -- looking -----------------------------------------------------------------------------------------------------------------
 
     def find(self, id: str, session_id: str) -> BackgroundProcess | None:
-        """A process of this session, running or not long ended."""
+        """Return a process of this session, running or recently ended, or None."""
         self._forget_old()
         found = self._known.get(id)
         return found if found is not None and found.session_id == session_id else None
 
     def find_pid(self, pid: int, session_id: str) -> BackgroundProcess | None:
-        """The process of this session that has this number, or that started the one that has it."""
+        """Return the process of this session that has this pid, or that started the process that has it."""
         for found in self.of_session(session_id):
             process = found.process
             if process is None or process.empty:
@@ -178,13 +178,13 @@ class Processes:
         return None
 
     def of_session(self, session_id: str) -> list[BackgroundProcess]:
-        """All of them, oldest first."""
+        """Return all processes of a session, oldest first."""
         self._forget_old()
         return [found for found in self._known.values() if found.session_id == session_id]
 
     @contextmanager
     def slot(self, session_id: str) -> Iterator[None]:
-        """Room for one running process of a session; raises `JobRefused` when there is none."""
+        """Reserve one of a session's processes. Raises `JobRefused` beyond the limit."""
         limit = self._settings.max_processes_per_session
         if self._slots[session_id] >= limit:
             raise JobRefused(
@@ -215,7 +215,7 @@ class Processes:
         Raises `JobRefused` if it cannot be started, and `ValueError` for patterns that could never match. Cancelled before it returns, nothing runs.
         """
         if (notify or watch) and place.channel is None:
-            raise ValueError("nobody can be told of a process here: a promise needs a channel")
+            raise ValueError("a watched process needs a channel for its notice")
         record = BackgroundProcess(
             id=place.core.ids.make("proc_", 12),
             session_id=place.session_id,
@@ -246,7 +246,7 @@ class Processes:
     # -- the life of one process -------------------------------------------------------------------------------------------------
 
     async def _live(self, job: Job, record: BackgroundProcess, place: ToolContext, cwd: str) -> JobState:
-        """The job's task. Cancelling kills the process and all its descendants, and keeps what it wrote."""
+        """The job's task. Cancelling kills the process and all its descendants, and keeps its output."""
         record.job = job
         with self.slot(record.session_id), self._shells.lease(place.context, cwd=cwd) as lease:
             record.cwd = lease.cwd
@@ -303,7 +303,7 @@ class Processes:
     async def _see_off(self, record: BackgroundProcess, process: KeptProcess, by_itself: bool, hurry: _Hurry) -> None:
         """End what is left of the job and read the rest of its output. The caller shields it, with a bound.
 
-        What an exited command left behind has a moment to end by itself, unless the job is stopped meanwhile.
+        Processes that an exited command left running get a grace period, unless the job is stopped meanwhile.
         """
         if by_itself:
             with trio.move_on_after(self._settings.leftover_grace):
@@ -322,7 +322,7 @@ class Processes:
             await record.end_of_output.wait()
 
     async def _conclude(self, record: BackgroundProcess, by_itself: bool) -> None:
-        """Say how it ended: what the row, the notice and later looks will show."""
+        """Record how it ended, for the row, the notice and later reads."""
         job, process = record.job, record.process
         assert process is not None
         await process.close_streams()
@@ -353,7 +353,7 @@ class Processes:
     # -- output ------------------------------------------------------------------------------------------------------------------
 
     async def _read(self, record: BackgroundProcess, reading: trio.CancelScope, scribe: _Scribe) -> None:
-        """The one reader of the output, until nobody holds its other end or it is told that nothing more will come. It never waits for the store."""
+        """Read the output until the pipe is closed or nothing more will come. Never waits for the store."""
         assert record.process is not None
         decoder, escapes, watch = OutputDecoder(), AnsiFilter(), record.watch
         with reading:
@@ -377,7 +377,7 @@ class Processes:
                 return
 
     async def _write_down(self, record: BackgroundProcess, scribe: _Scribe) -> None:
-        """Write down what was found in the output, and now and then the end of it, for as long as there is something to come."""
+        """Store matches in the output, and periodically its end, until nothing more will come."""
         noted, note_at = -1, self._clock() + SETTLE_SECONDS
         with scribe.scope:
             while True:
@@ -399,7 +399,7 @@ class Processes:
         try:
             await self._log.note_job_output(record.id, record.tail(NOTED_CHARACTERS))
         except Exception as error:
-            logger.warning("the last output of %s could not be written down: %s", record.id, error)
+            logger.warning("could not store the last output of %s; retrying with the next output: %s", record.id, error)
 
     async def _tell(self, record: BackgroundProcess, events: Sequence[WatchEvent]) -> None:
         for event in events:
@@ -409,7 +409,7 @@ class Processes:
                 )
             except Exception:
                 # What could not be told now is told when it ends.
-                logger.exception("a match in the output of %s could not be written down", record.id)
+                logger.exception("could not store a match in the output of %s; it is reported with its end", record.id)
                 record.notify = True
             except trio.Cancelled:
                 record.notify = True
@@ -418,7 +418,7 @@ class Processes:
     # -- forgetting --------------------------------------------------------------------------------------------------------------
 
     def _forget_old(self) -> None:
-        """Ended processes are kept for a while after their end, and not too many of them."""
+        """Drop processes that ended long ago, or beyond a number."""
         oldest = self._clock() - self._settings.keep_seconds
         ended = [found for found in self._known.values() if found.ended is not None]
         surplus = len(ended) - self._settings.keep_count
@@ -431,7 +431,7 @@ _KINDS: Final[dict[type[object], NoticeKind]] = {Match: NoticeKind.WATCH_MATCH, 
 
 
 class _Scribe:
-    """What the reader of a process hands to the task that writes it down: a store that is slow must not keep output from being read."""
+    """Passes what the reader found to the task that stores it, so that a slow store does not delay reading."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope(shield=True)
@@ -441,37 +441,37 @@ class _Scribe:
         self._woken = trio.Event()
 
     def add(self, events: Sequence[WatchEvent]) -> None:
-        """The reader has looked: there may be more output, and these were found."""
+        """Add matches, and note that there may be more output."""
         self._events.extend(events)
         self._woken.set()
 
     def take(self) -> list[WatchEvent]:
-        """What was found and is not written down."""
+        """Return the matches that are not stored yet."""
         events, self._events = self._events, []
         return events
 
     async def wait(self) -> None:
-        """Wait until the reader has looked again."""
+        """Wait until the reader has added something."""
         await self._woken.wait()
         if not self.closed:
             self._woken = trio.Event()
 
     async def finish(self) -> None:
-        """Nothing more will come: wait until it is written down."""
+        """Wait, after the last output, until everything is stored."""
         self.closed = True
         self._woken.set()
         await self.over.wait()
 
 
 class _Hurry:
-    """Tells a shielded task that it should not take its time: its job is being stopped."""
+    """Tells a shielded task that its job is being stopped, so that it skips grace periods."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self._cancelled = trio.Event()
 
     async def wait_for_cancellation(self) -> None:
-        """A sibling of the shielded task: cancelled with the job, or through `scope` when it is no longer needed."""
+        """Wait to be cancelled with the job, beside the shielded task, or through `scope` when it is no longer needed."""
         with self.scope:
             try:
                 await trio.sleep_forever()
@@ -485,7 +485,7 @@ class _Hurry:
 
 
 def _source_of(cause: Cause | None) -> str:
-    """Who ended it, in the words of the interface."""
+    """Return who ended it, in the words of the interface."""
     if cause is None:
         return "max_lifetime"
     if cause.detail == KILLED_BY_TOOL:

@@ -1,11 +1,11 @@
-"""What a session's shell remembers between two commands: its directory, its variables, its functions and aliases.
+"""The state of a session's shell between two commands: its directory, variables, functions and aliases.
 
-`ShellStates` owns the state of every session, keyed by session id and by nothing else, so nothing crosses over (H21). Each command is a new shell that is given
-the state, and writes what became of it, through descriptors that it inherits and that no other session can reach; the change, not the whole, is then
-merged, so commands that run side by side do not undo each other.
+`ShellStates` holds the state of every session by session id, so that nothing crosses between sessions (H21). Each command is a new shell that reads
+the state, and writes its own at its end, through inherited descriptors that no other session can reach. Only the difference is merged, so that
+concurrent commands do not undo each other.
 
-State is forgotten when its session is over. It is also forgotten when it was idle for long or there are too many sessions, but then never
-while a command holds a lease on it (H29).
+The state is dropped when its session ends. It is also dropped after a long idle time or beyond a number of sessions, but never while a command holds
+a lease on it (H29).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_SESSIONS: Final = 4096
 IDLE_SECONDS: Final = 24 * 3600.0
 
 MAX_STATE: Final = 256 * 1024
-"""Bytes of variables, and of definitions, that a session may leave behind; beyond it a command changes nothing."""
+"""The maximum of bytes of variables, and of definitions, that a session may keep; a command that exceeds it changes nothing."""
 
 PASSED_ON: Final = (
     "PATH",
@@ -51,13 +51,13 @@ PASSED_ON: Final = (
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
 )
-"""What of the server's environment a command gets; everything else, the server's keys above all, stays with the server."""
+"""The variables of the server's environment that a command gets. All others, above all keys, are not passed."""
 
 _OURS: Final = frozenset({*ENVIRONMENT_NAMES, TOKEN_VARIABLE, "PWD", "SHLVL", "_", "BASH_EXECUTION_STRING"})
-"""Never remembered: identity comes from the turn, the rest belongs to each shell."""
+"""Never kept: identity comes from the turn, the rest belongs to each shell."""
 
 _END: Final = b"#"
-"""The record after the variables, and the last one; without them the shell was cut off while it wrote, and nothing is taken from it."""
+"""The record after the variables, and the last one. Without them the shell was killed while it wrote, and nothing is merged."""
 
 # `trap` is a function so that a command's own EXIT handler runs after ours instead of replacing it. Everything is kept in the main shell only
 # (BASHPID is $$), also after `exit`, after `set -e` ended the shell, with `set -u` and with noclobber.
@@ -105,7 +105,7 @@ eval "$__hermes_text"
 
 
 def base_environment(server: Mapping[str, str], passed_on: Sequence[str] = ()) -> dict[str, str]:
-    """The environment that every command starts from: an allow-list of the server's, and what `passed_on` (names or globs) adds to it."""
+    """Return the environment that every command starts from: an allow-list of the server's, and the names or globs in `passed_on`."""
     allowed = (*PASSED_ON, *passed_on)
     found = {name: value for name, value in server.items() if any(fnmatchcase(name, glob) for glob in allowed)}
     found.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -117,11 +117,11 @@ def base_environment(server: Mapping[str, str], passed_on: Sequence[str] = ()) -
 
 
 class ShellState(msgspec.Struct, eq=False):
-    """One session's state. `changes` are the variables that differ from the base environment; None for one that was removed."""
+    """One session's state. `changes` are the variables that differ from the base environment; None for a removed one."""
 
     cwd: str
     root: str = ""
-    """The folder that the session was given, where a workspace ends."""
+    """The directory of the session's workspace."""
     changes: dict[str, str | None] = msgspec.field(default_factory=dict[str, "str | None"])
     definitions: bytes = b""
     leases: int = 0
@@ -131,7 +131,7 @@ class ShellState(msgspec.Struct, eq=False):
 @final
 @attrs.define(eq=False)
 class Lease:
-    """A session's state in the hands of one command: what it starts with, and where it leaves what became of it."""
+    """One command's use of a session's state: what it starts with, and where it writes its own."""
 
     _shells: ShellStates
     _shell: ShellState
@@ -141,20 +141,20 @@ class Lease:
     _given: int | None = None
     """An unnamed file with the definitions."""
     _left: int | None = None
-    """An unnamed file, of fixed size, that the shell writes its state into."""
+    """An unnamed file of fixed size that the shell writes its state into."""
 
     @property
     def root(self) -> str:
-        """The folder that the session was given."""
+        """The directory of the session's workspace."""
         return self._shell.root or self.cwd
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """The descriptors that the command has to get, for `ProcessSpec.inherited`."""
+        """Return the descriptors that the command inherits, for `ProcessSpec.inherited`."""
         return tuple(one for one in (self._given, self._left) if one is not None)
 
     def argv(self, command: str, *, keep: bool) -> tuple[str, ...]:
-        """How to run `command` with this state. With `keep` the shell writes down what it changes, for `take_back`. Raises `SpawnFailed`."""
+        """Return the arguments that run `command` with this state. With `keep` the shell writes its changes, for `take_back`. Raises `SpawnFailed`."""
         bash = self._shells.bash
         if bash is None:
             return ("/bin/sh", "-c", command)
@@ -173,7 +173,7 @@ class Lease:
         return (bash, *options, "-c", _USING, "bash", before, command)
 
     def take_back(self) -> None:
-        """Merge what the command changed into the session. Nothing is changed if it could not, or was not asked to, write it down."""
+        """Merge the command's changes into the session. Changes nothing if the shell did not write them completely."""
         if self._left is None:
             return
         # The shell's descriptor and ours share their position: that is how much it wrote.
@@ -205,7 +205,7 @@ class Lease:
                 changes[name] = value
 
     def clean_up(self) -> None:
-        """Close the files. Harmless without any."""
+        """Close the files. Idempotent."""
         for descriptor in self.inherited:
             os.close(descriptor)
         self._given = self._left = None
@@ -221,7 +221,7 @@ def _file_with(data: bytes) -> int:
 
 
 def _file_of_size(size: int) -> int:
-    """An unnamed file in memory that can be written but does not grow, so that a command cannot fill the memory through it."""
+    """Create an unnamed file in memory that does not grow, so that a command cannot fill the memory through it."""
     descriptor = os.memfd_create("shell-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -255,15 +255,15 @@ class ShellStates:
 
     @property
     def home(self) -> str:
-        """The home directory of every command."""
+        """Return the home directory of every command."""
         return self.base["HOME"]
 
     def cwd_of(self, context: SessionContext) -> str:
-        """The directory in which the session's next command would start."""
+        """Return the directory in which the session's next command would start."""
         return self._of(context).cwd
 
     def remembered(self, context: SessionContext) -> guard.Remembered:
-        """What the session's earlier commands defined and exported, as the guard reads it."""
+        """Return what the session's earlier commands defined and exported, for the guard."""
         shell = self._of(context)
         return guard.Remembered(
             definitions=shell.definitions.decode("utf-8", "replace"),
@@ -272,7 +272,7 @@ class ShellStates:
 
     @contextmanager
     def lease(self, context: SessionContext, *, cwd: str = "") -> Iterator[Lease]:
-        """The session's state for one command; `cwd` overrides its directory. The state lives at least as long as the lease."""
+        """Return the session's state for one command; `cwd` overrides its directory. The state is kept at least as long as the lease."""
         shell = self._of(context)
         environment = dict(self.base)
         for name, value in shell.changes.items():
@@ -290,7 +290,7 @@ class ShellStates:
             lease.clean_up()
 
     def begin(self, context: SessionContext, folder: str) -> None:
-        """Give a session its folder before its first command, which then starts there. One that has begun keeps the folder that it has."""
+        """Set the directory of a session before its first command. A session that has begun keeps the one that it has."""
         known = context.session_id in self._sessions
         shell = self._of(context)
         if not shell.root:
@@ -299,14 +299,14 @@ class ShellStates:
                 shell.cwd = folder
 
     def inherit(self, parent: SessionContext, child: SessionContext) -> None:
-        """A child starts in its parent's directory, inside the same folder; where it goes from there is its own affair."""
+        """Let a child's session start in its parent's directory and workspace."""
         above, below = self._of(parent), self._of(child)
         below.cwd, below.root = above.cwd, above.root
 
     def forget(self, session_id: str) -> None:
-        """The session is over: whatever comes under its id afterwards starts afresh. Forgetting what is not known is harmless.
+        """Drop the state of a session that has ended. Idempotent.
 
-        A command that still runs keeps what it was given (its lease has it), and what it leaves behind goes with the lease.
+        A command that still runs keeps its lease; its changes are dropped with it.
         """
         self._sessions.pop(session_id, None)
 
@@ -323,11 +323,11 @@ class ShellStates:
         return shell
 
     def _standing(self, shell: ShellState) -> str:
-        """The session's directory; the default again if it has been removed, or no command could ever run again."""
+        """Return the session's directory, or the default one if it was removed, so that commands can still run."""
         return shell.cwd if self._usable(shell.cwd) else (shell.root or self._cwd)
 
     def _prune(self) -> None:
-        """Drop what is too old or too much, the longest unused first."""
+        """Drop states that are too old or too many, the least recently used first."""
         now = self._clock()
         oldest = next(iter(self._sessions.values()))
         if len(self._sessions) <= MAX_SESSIONS and now - oldest.used_at <= IDLE_SECONDS:

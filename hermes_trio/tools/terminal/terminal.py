@@ -1,7 +1,8 @@
 """The `terminal` tool: shell commands, in the foreground as children of the turn, in the background as jobs of the supervisor.
 
-A foreground command lives in the tool call that started it. Its end, its time-out and the end of the turn all leave through the same door: every process of it
-is gone before the call is over, and what it wrote until then is kept. A background command is handed to `Processes` with everything about it known beforehand.
+A foreground command belongs to the tool call that started it. However the call ends (exit, time-out or cancellation), every process of the command is
+gone before it returns, and the output until then is kept. A background command is passed to `Processes`, with its routing and patterns fixed
+beforehand.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from .shell_state import Lease, ShellStates
 __all__ = ["Terminal", "TerminalArguments"]
 
 OUTPUT_IDLE: Final = 0.3
-"""After the shell has exited, output is read until nothing has come for so long: something it started may hold the pipe."""
+"""After the shell has exited, output is read until none has come for this long: a process that it started may hold the pipe."""
 
 OUTPUT_PATIENCE: Final = 5.0
-"""And not longer than this in all."""
+"""The limit of that, in all."""
 
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
@@ -51,7 +52,7 @@ _PREVIEW: Final = 120
 
 
 class TerminalArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the model may say."""
+    """The arguments that the model may give."""
 
     command: Annotated[str, Meta(description="The shell command (bash)")]
     background: Annotated[
@@ -81,7 +82,7 @@ _DESCRIPTION: Final = (
 
 @final
 class Terminal:
-    """See the module. As a tool it is called by the loop; a program calls it directly: `await terminal(command="ls")`."""
+    """The tool; see the module. A program calls it directly: `await terminal(command="ls")`."""
 
     def __init__(
         self,
@@ -102,11 +103,11 @@ class Terminal:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """Return the description for the model."""
         return self._spec
 
     def preview(self, arguments: str) -> str:
-        """The command, on one line and without secrets."""
+        """Return the command, on one line, redacted."""
         try:
             line = " ".join(mask_secrets(msgspec.json.decode(arguments, type=_Preview).command).split())
         except msgspec.MsgspecError:
@@ -114,7 +115,7 @@ class Terminal:
         return line if len(line) <= _PREVIEW else line[: _PREVIEW - 1] + "…"
 
     async def call(self, turn: Turn, arguments: str) -> str:
-        """Check the arguments and run the command. Cancelling ends a foreground command and everything it started."""
+        """Check the arguments and run the command. Cancelling ends a foreground command and everything that it started."""
         try:
             given = msgspec.json.decode(arguments or "{}", type=TerminalArguments, strict=False)
         except msgspec.MsgspecError as error:
@@ -122,7 +123,7 @@ class Terminal:
         return _encode(await self._run(turn, given))
 
     async def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Use the terminal from a program: in the current turn, or outside any in the open Runtime (else `NoRuntime`). Cancelling: as `call`."""
+        """Use the terminal from a program: in the current turn, or in the open Runtime. Raises `NoRuntime` without either. Cancellation as for `call`."""
         given = msgspec.convert({"command": command, **arguments}, TerminalArguments)
         return await self._run(current_turn(), given)
 
@@ -188,7 +189,7 @@ class Terminal:
         return None
 
     def _directory(self, place: ToolContext, workdir: str | None) -> str:
-        """The absolute directory for this call, or empty for the session's own. Raises `NotADirectoryError` with the shell's words."""
+        """Return the absolute directory for this call, or empty for the session's own. Raises `NotADirectoryError` with the shell's message."""
         if not workdir:
             return ""
         path = workdir
@@ -196,7 +197,7 @@ class Terminal:
             path = self._shells.home + path[1:]
         path = os.path.normpath(os.path.join(self._shells.cwd_of(place.context), path))
         if place.confined and self._confinement.sandbox.inside_home(path):
-            raise NotADirectoryError(f"cd: {workdir}: lies in the gateway's own folder, which commands cannot see")
+            raise NotADirectoryError(f"cd: {workdir}: is inside the gateway's home, which commands cannot see")
         if not os.path.isdir(path):
             why = "Not a directory" if os.path.exists(path) else "No such file or directory"
             raise NotADirectoryError(f"cd: {workdir}: {why}")
@@ -252,7 +253,7 @@ class Terminal:
     # -- foreground --------------------------------------------------------------------------------------------------------------
 
     async def _foreground(self, place: ToolContext, given: TerminalArguments, cwd: str) -> dict[str, Any]:
-        """Run to the end, the time-out or the cancellation; in every case nothing of it runs when this returns or raises."""
+        """Run until exit, time-out or cancellation. Nothing of the command runs when this returns or raises."""
         seconds = given.timeout or self._settings.timeout
         output = HeadTail(self._settings.output_characters)
         try:
@@ -345,7 +346,7 @@ class _Preview(msgspec.Struct):
 
 
 class _Reading:
-    """The one reader of a foreground command's output. It reads while the command is being killed, too: a full pipe would keep it from ending."""
+    """The only reader of a foreground command's output. It also reads while the command is being killed: a full pipe would keep it from exiting."""
 
     def __init__(self, process: KeptProcess, output: HeadTail) -> None:
         self._process = process
@@ -354,7 +355,7 @@ class _Reading:
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Read until nobody holds the other end. Shielded: the owner cancels `scope` when nothing more will come."""
+        """Read until the pipe is closed. Shielded: the owner cancels `scope` when nothing more will come."""
         decoder, escapes = OutputDecoder(), AnsiFilter()
         with self.scope:
             try:
@@ -366,7 +367,7 @@ class _Reading:
         self._over.set()
 
     async def settle(self) -> None:
-        """The command has exited: wait for the end of its output, or until it is idle because something else holds the pipe."""
+        """Wait, after the command has exited, for the end of its output, or until it is idle because another process holds the pipe."""
         with trio.move_on_after(OUTPUT_PATIENCE):
             before = -1
             while not self._over.is_set() and self._output.total != before:
@@ -375,7 +376,7 @@ class _Reading:
                     await self._over.wait()
 
     async def finish(self) -> None:
-        """Nothing of the command is left: take the rest of the output and close the streams. The caller shields it, with a bound."""
+        """Read the rest of the output and close the streams, after every process has ended. The caller shields it, with a bound."""
         with trio.move_on_after(OUTPUT_IDLE):
             await self._over.wait()
         await self._process.close_streams()

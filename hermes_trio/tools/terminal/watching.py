@@ -1,8 +1,8 @@
-"""Watching a process's output for plain substrings, without letting a talkative process flood its conversation.
+"""Watches a process's output for substrings, with limits on the number of events.
 
-A `OutputWatch` belongs to one process, a `Breaker` is shared by all; both are pure: text and time come in, events come out,
-and whoever feeds the watch routes them, the breaker's included, to that process's conversation. Lines are put together
-across chunks (H24), so the same output gives the same matches however it was cut.
+An `OutputWatch` belongs to one process, a `Breaker` is shared by all. Both are pure: text and time in, events out; the caller routes the events, also
+those of the breaker, to the process's conversation. Lines are assembled across chunks (H24), so that the same output gives the same matches however
+it is cut.
 """
 
 import re
@@ -20,13 +20,13 @@ STRIKES = 3
 
 MAX_LINES = 20
 MAX_TEXT = 2000
-"""How many matching lines, and how many characters of them, one event shows (TOOL-44)."""
+"""The maximum of matching lines, and of their characters, in one event (TOOL-44)."""
 
 WINDOW, WINDOW_EVENTS, TRIP = 10.0, 15, 30.0
-"""Over all processes: so many events in so many seconds; one more, and there are none for `TRIP` seconds (TOOL-50)."""
+"""The limit over all processes: so many events in so many seconds; beyond it there are none for `TRIP` seconds (TOOL-50)."""
 
 MAX_LINE = 16_384
-"""A line that grows longer than this is examined in overlapping parts, so that it cannot grow for ever."""
+"""A longer line is examined in overlapping parts, so that it cannot grow without limit."""
 
 _LINE_END = re.compile(r"[\r\n]")
 
@@ -45,21 +45,21 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Disabled(msgspec.Struct, frozen=True):
-    """The process matched too often: it is watched no longer, and its owner is told when it ends instead."""
+    """The process matched too often: it is no longer watched, and its owner gets a notice of its end instead."""
 
     kind: ClassVar[str] = "watch_disabled"
     suppressed: int
 
 
 class OverflowTripped(msgspec.Struct, frozen=True):
-    """All processes together matched too often: there are no match events for a while."""
+    """All processes together matched too often: match events are suspended."""
 
     kind: ClassVar[str] = "watch_overflow_tripped"
     seconds: float
 
 
 class OverflowReleased(msgspec.Struct, frozen=True):
-    """Match events are delivered again; so many were dropped meanwhile."""
+    """Match events are delivered again; says how many were dropped."""
 
     kind: ClassVar[str] = "watch_overflow_released"
     dropped: int
@@ -77,7 +77,7 @@ class Hit(msgspec.Struct, frozen=True):
 
 @final
 class LineScanner:
-    """Finds the lines that contain a pattern, each counted once, in text that comes in pieces."""
+    """Finds the lines that contain a pattern, each counted once, in text that arrives in pieces."""
 
     def __init__(self, patterns: tuple[str, ...], max_line: int = MAX_LINE) -> None:
         longest = max(map(len, patterns))
@@ -88,7 +88,7 @@ class LineScanner:
         self._counted = False
 
     def feed(self, text: str) -> list[Hit]:
-        """The hits in the lines that this piece completes."""
+        """Return the hits in the lines that this piece completes."""
         hits: list[Hit] = []
         *ends, rest = _LINE_END.split(text)
         for end in ends:
@@ -99,7 +99,7 @@ class LineScanner:
         return hits
 
     def settle(self) -> list[Hit]:
-        """The hit in the line that has begun and not ended, such as a prompt; what follows on it is not counted again."""
+        """Return the hit in the unfinished line, such as a prompt; the rest of that line is not counted again."""
         hits: list[Hit] = []
         self._examine(self._line, hits)
         if self._counted:
@@ -127,7 +127,7 @@ class LineScanner:
 
 @final
 class Breaker:
-    """The limit on match events over all processes (TOOL-50, TOOL-51)."""
+    """Limits match events over all processes (TOOL-50, TOOL-51)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -137,11 +137,11 @@ class Breaker:
 
     @property
     def tripped(self) -> bool:
-        """Whether an event would be dropped now because there were too many."""
+        """Return whether an event would be dropped now."""
         return self._tripped_until is not None and self._clock() < self._tripped_until
 
     def admit(self) -> tuple[bool, list[WatchEvent]]:
-        """Whether one more match event may pass, and what is to be told before it."""
+        """Return whether one more match event may pass, and the events to emit before it."""
         now = self._clock()
         told: list[WatchEvent] = []
         if self._tripped_until is not None:
@@ -184,7 +184,7 @@ class OutputWatch:
 
     @property
     def disabled(self) -> bool:
-        """The kill-switch has fallen: the owner now owes a notice of completion instead (TOOL-48)."""
+        """Whether the watch was disabled: the owner gets a notice of completion instead (TOOL-48)."""
         return self._disabled
 
     @property
@@ -193,15 +193,15 @@ class OutputWatch:
         return self._events
 
     def feed(self, text: str) -> list[WatchEvent]:
-        """What there is to tell about this piece of output."""
+        """Return the events for this piece of output."""
         return [] if self._disabled or self._finished else self._judge(self._scanner.feed(text))
 
     def settle(self) -> list[WatchEvent]:
-        """The output has paused: look at the line that has not ended, too."""
+        """Examine the unfinished line, too, after the output has paused."""
         return [] if self._disabled or self._finished else self._judge(self._scanner.settle())
 
     def finish(self) -> list[WatchEvent]:
-        """The process has exited and all of its output was fed: look at the last line, and at nothing after it."""
+        """Examine the last line after the process has exited and all its output was fed."""
         told = self.settle()
         self._finished = True
         return told
