@@ -1,6 +1,6 @@
-"""All delivering adapters of a configuration, put together: what the wiring opens beside the HTTP front end.
+"""Builds and opens all delivering adapters of a configuration.
 
-Give `stage` to the Runtime (the senders outlive every turn), then open the assembly inside of it with the broker of approvals.
+Give `stage` to the Runtime (the senders outlive every turn), then open the assembly inside it with the approvals.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from .cron.scheduler import CronScheduler
 if TYPE_CHECKING:
     from .webhook.receiver import WebhookReceiver
 
-# By name, or where they are made: an adapter that nobody uses is not loaded, so that starting the server stays quick.
+# Imported by name, or where they are made: unused adapters are not imported, which keeps the start quick.
 
 __all__ = ["AdapterAssembly", "OpenAdapters", "build_assembly", "github_platform"]
 
 
 _PLATFORMS: Final = {"telegram": "TELEGRAM_BOT_TOKEN", "discord": "DISCORD_BOT_TOKEN", "slack": "SLACK_BOT_TOKEN"}
-"""The chat platforms, and the variable that switches each on without a table in the configuration."""
+"""The chat platforms, and the environment variable that enables each without a table in the configuration."""
 
 
 class OpenAdapters(msgspec.Struct, frozen=True, kw_only=True):
-    """What is running. `hub.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
+    """The open adapters. `hub.health()` is for the health report, `mount` for the server, `cron` for `/api/jobs`."""
 
     hub: MessageHub
     webhook: WebhookReceiver | None
     cron: CronScheduler | None
     endpoints: Mapping[str, CallbackEndpoint]
-    """The addresses that platforms call, by their exact path."""
+    """The endpoints that platforms call, by exact path."""
     mounts: Sequence[Mount] = ()
-    """The addresses that people with a key use."""
+    """The addresses that callers with a key use."""
 
     def mount(self, path: str) -> CallbackEndpoint | None:
-        """Who answers requests for this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
+        """Return the endpoint of this path: the webhook routes below `/webhooks/`, or a platform's own endpoint."""
         if self.webhook is not None and path.startswith(self.webhook.prefix):
             return self.webhook
         return self.endpoints.get(path)
 
 
 def github_platform(environment: Mapping[str, str]) -> Platform | None:
-    """The place for comments on GitHub, where a token for it is set."""
+    """Return the platform of comments on GitHub, if a token for it is set."""
     token = environment.get("GITHUB_TOKEN") or environment.get("GH_TOKEN")
     if not token:
         return None
@@ -69,7 +69,7 @@ def github_platform(environment: Mapping[str, str]) -> Platform | None:
 
 
 class AdapterAssembly:
-    """See the module. Made once for a start; raises `SettingsError` for settings that cannot be used when it is opened."""
+    """See the module. Made once for each start. Opening it raises `SettingsError` for settings that cannot be used."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class AdapterAssembly:
     async def open(
         self, runtime: Runtime, approvals: Approvals | None, *, ends: ConversationEnd | None = None
     ) -> AsyncIterator[OpenAdapters]:
-        """Everything is running for the body of the `async with`; leaving it stops what brings work in, and nothing else.
+        """Run everything for the body of the `async with`. Leaving it stops receiving, and nothing else.
 
         `ends` is called when a conversation starts anew; without it, only the approvals of that conversation end.
         """
         for platform in self.platforms:
             if hasattr(platform.adapter, "mounts"):
-                # What was said is read from the store; everything that happens goes through the hub.
+                # Transcripts are read from the store; events go through the hub.
                 cast("Any", platform.adapter).store = runtime.store
         gateway = MessageHub(runtime, self.platforms, self.senders, approvals, ends=ends)
         async with AsyncExitStack() as stack:
@@ -146,9 +146,9 @@ def build_assembly(
     home: Path | None = None,
     platforms: Iterable[Platform] = (),
 ) -> AdapterAssembly:
-    """The assembly that a configuration asks for: `tables` are its sections by name, `plugins` those of the adapters that packages bring.
+    """Build the assembly of a configuration: `tables` are its sections by name, `plugins` those of adapters in other packages.
 
-    `platforms` come in addition.
+    `platforms` are added to it. Raises `SettingsError`.
     """
     built = list(platforms)
     for name, table in tables.get("plugins", {}).items():

@@ -1,7 +1,7 @@
-"""Comments on GitHub issues and pull requests: a place that webhook answers can be delivered to.
+"""Comments on GitHub issues and pull requests: a platform for the answers of webhooks.
 
-It only sends (`POST /repos/{owner}/{repo}/issues/{number}/comments` of the REST API), through the outbox like every other platform, with a token. An
-address is the repository as the chat and the number as the thread.
+It only sends (`POST /repos/{owner}/{repo}/issues/{number}/comments` of the REST API), through the outbox like every other platform, with a token. In
+an address the repository is the chat and the number is the thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GithubComments"]
 
 API: Final = "https://api.github.com"
 LIMIT: Final = 65_000
-"""GitHub takes 65536 characters; some are kept for the numbering of parts."""
+"""GitHub accepts 65536 characters; some are reserved for the numbering of parts."""
 
 _DEFAULT_WAIT: Final = 60.0
 
@@ -42,7 +42,7 @@ class GithubComments(Adapter):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """One link for all comments."""
+        """Open one connection for all comments."""
         headers = {
             "accept": "application/vnd.github+json",
             "authorization": f"Bearer {self._token}",
@@ -56,12 +56,12 @@ class GithubComments(Adapter):
                 await self._link.aclose()
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Nothing comes in here: events of GitHub come by webhook."""
+        """Receive nothing: events of GitHub arrive by webhook."""
         connected()
         await trio.sleep_forever()
 
     async def send(self, message: Outgoing) -> SendResult:
-        """Add a comment. When cancelled, it is not known whether it was added."""
+        """Add a comment. If it is cancelled, it is not known whether the comment was added."""
         path = f"/repos/{message.chat_id}/issues/{message.thread_id}/comments"
         answer = await self._link.call("POST", path, json={"body": message.text})
         if answer.status == 201:

@@ -1,1 +1,1 @@
-"""The engine of all delivering adapters: what comes in, who may talk, what goes out."""
+"""The engine of all delivering adapters: inbound messages, access control, replies."""

@@ -1,7 +1,7 @@
-"""The door: who may talk to the agent, and how a stranger gets in.
+"""Access control: who may talk to the agent, and how strangers are admitted.
 
-Allow-lists are in the configuration and in the store. A stranger who writes in a direct chat is offered a pairing code, once an hour, and gets in
-when the owner of the machine approves that code; in a group, or with `unknown_dm = "ignore"`, strangers get no answer at all.
+Allow-lists are in the configuration and in the store. A stranger who writes in a direct chat gets a pairing code, at most one an hour, and is
+admitted when the operator approves it; in a group, or with `unknown_dm = "ignore"`, strangers get no reply.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["AccessControl", "AccessStore", "make_code"]
 
 CODE_LENGTH: Final = 8
 CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Without letters and digits that are mistaken for each other."""
+"""Without letters and digits that are easily confused."""
 
 CODE_SECONDS: Final = 3600.0
 
 
 class Access(Enum):
-    """What the door says."""
+    """The decision about a message."""
 
     ALLOWED = "allowed"
     OFFERED = "offered"
@@ -36,26 +36,26 @@ class Access(Enum):
 
 
 class AccessDecision(msgspec.Struct, frozen=True):
-    """Whether somebody may come in, and the code that was made for them."""
+    """The decision about a sender, and the pairing code that was created."""
 
     access: Access
     code: str = ""
 
 
 def make_code() -> str:
-    """A pairing code; 40 bits, one hour, at most fifty open ones: not to be guessed."""
+    """Make a pairing code. It cannot be guessed: 40 bits, valid for an hour, at most fifty open ones."""
     return "".join(secrets.choice(CODE_LETTERS) for _ in range(CODE_LENGTH))
 
 
 class AccessControl:
-    """Asked for every message before anything else is done with it."""
+    """Decides about every message before anything else is done with it."""
 
     def __init__(self, store: AccessStore, code: Callable[[], str] = make_code) -> None:
         self._store = store
         self._code = code
 
     async def allows(self, source: Source, settings: PlatformSettings) -> bool:
-        """Whether this person may talk to the agent here."""
+        """Return whether this sender may talk to the agent here."""
         if settings.allow_all:
             return True
         ids = {one for one in (source.user_id, source.user_id_alt) if one}

@@ -1,8 +1,7 @@
-"""Where an answer is delivered: the words that a person may write, and the addresses that they mean at delivery time.
+"""Delivery targets: the words that a person may write, and the addresses that they mean at delivery time.
 
-`origin`, `local`, `all`, a platform, or `platform:chat[:thread]`, one or several. Writing is checked when a job is made;
-resolving happens when it fires, with the home channels of that moment. Nothing is dropped silently: what cannot be
-resolved is a problem beside the addresses that can.
+`origin`, `local`, `all`, a platform, or `platform:chat[:thread]`, one or several. They are parsed when a job is created and resolved when it fires,
+with the home channels of that moment. Nothing is dropped silently: a target that cannot be resolved is reported as a problem.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ __all__ = [
 
 
 class TargetError(ValueError):
-    """A delivery value that cannot be read; the message says which part and what would be right."""
+    """Raised for a delivery value that cannot be parsed. The message says which part and what is accepted."""
 
 
 class Keyword(Enum):
-    """Targets that are no place by themselves."""
+    """Targets that are not an address by themselves."""
 
     ORIGIN = "origin"
     LOCAL = "local"
@@ -41,7 +40,7 @@ class Keyword(Enum):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A place on a platform. Without a chat it stands for the platform: the origin's chat there, or the home channel."""
+    """A place on a platform. Without a chat it means the platform: the origin's chat there, or the home channel."""
 
     platform: str
     chat_id: str | None = None
@@ -52,7 +51,7 @@ Target: TypeAlias = Keyword | Address
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """Where to deliver, each place once and in order; `local` asks for the local copy; `problems` go to the owner."""
+    """The addresses, each once and in order; `local` asks for the local copy; `problems` are for the owner."""
 
     addresses: tuple[Address, ...] = ()
     local: bool = False
@@ -63,10 +62,9 @@ _FORMS: Final = "'origin', 'local', 'all', a platform, or 'platform:chat' or 'pl
 
 
 def parse_targets(value: str | Sequence[str], platforms: Collection[str]) -> tuple[Target, ...]:
-    """The targets in a comma list or a sequence, each once, in order.
+    """Parse a comma-separated list or a sequence into targets, each once, in order. Raises `TargetError`.
 
-    Platform names and keywords have no case, ids keep theirs. An unknown platform is an error: a typing mistake must not
-    make answers disappear.
+    Platform names and keywords are case-insensitive, ids are not. An unknown platform is an error: a typing mistake must not make answers disappear.
     """
     words = [word.strip() for part in ([value] if isinstance(value, str) else value) for word in part.split(",")]
     found = dict.fromkeys(_parse(word, platforms) for word in words if word)
@@ -95,7 +93,7 @@ def _parse(word: str, platforms: Collection[str]) -> Target:
 
 
 def target_text(target: Target) -> str:
-    """The target as it is written."""
+    """Return the target as it is written."""
     if isinstance(target, Keyword):
         return target.value
     return ":".join(part for part in (target.platform, target.chat_id, target.thread_id) if part)
@@ -112,10 +110,10 @@ def resolve_targets(
     homes: Mapping[str, Address],
     find_chat: Callable[[str, str], str | None] = _no_directory,
 ) -> Resolution:
-    """The addresses that `targets` mean now.
+    """Resolve `targets` to addresses.
 
-    `homes` are the home channels by platform, in order of preference. `find_chat(platform, name)` turns a channel's name
-    into its id, or gives None for what is an id already.
+    `homes` are the home channels by platform, in order of preference. `find_chat(platform, name)` returns the id of a channel by its name, or None
+    for an id.
     """
     addresses: dict[Address, None] = {}
     problems: list[str] = []
@@ -156,7 +154,7 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})/[A-Za-z0-9._
 
 
 def comment_address(repository: object, number: object) -> Address:
-    """The address of an issue's or a pull request's discussion; `ValueError` says what is wrong."""
+    """Return the address of an issue's or a pull request's discussion. Raises `ValueError`."""
     if not isinstance(repository, str) or not _REPOSITORY.fullmatch(repository) or ".." in repository:
         raise ValueError(f"repo is {repository!r}; it must be 'owner/name'")
     digits = str(number)

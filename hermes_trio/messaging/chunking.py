@@ -1,11 +1,9 @@
-"""Long texts in several messages: each within the platform's limit, together the whole text.
+"""Splits long texts into several messages, each within the platform's limit, together the whole text.
 
-Breaks are made at a line's end, else at a space, else between characters as people see them; within inline code only if
-there is no other place. A fenced code block that is cut is closed and opened again with its language. With more than one
-message, each ends with its number, "(2/3)".
+Breaks are at the end of a line, else at a space, else between grapheme clusters; within inline code only if there is no other place. A fenced code
+block that is cut is closed and reopened with its language. With more than one message, each ends with its number, "(2/3)".
 
-What "long" means is the platform's business: limits are counted by a length function, such as `utf16_length`, which must
-count every code point at least once.
+Limits are counted by the platform's length function, such as `utf16_length`, which must count every code point at least once.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ __all__ = [
 Length: TypeAlias = Callable[[str], int]
 
 SMALLEST_LIMIT: Final = 32
-"""Below this there is no room for a number, a fence and something to say."""
+"""A smaller limit has no room for a number, a fence and text."""
 
 
 def utf16_length(text: str) -> int:
-    """Characters as Telegram counts them: UTF-16 code units."""
+    """Count UTF-16 code units, as Telegram does."""
     return len(text) + sum(char > "\uffff" for char in text)
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """How much fits into one message."""
+    """The maximum length of one message."""
 
     size: int
     length: Length = len
@@ -53,7 +51,7 @@ SLACK: Final = Limit(39_000)
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One message. The bodies and separators of all chunks, joined, are the text without the blank space in front.
+    """One message. The bodies and separators of all chunks, joined, are the text without leading white space.
 
     `opening` and `closing` are the fences that were added because a code block was cut, `marker` is its number.
     """
@@ -70,12 +68,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def split_text(text: str, limit: Limit) -> list[str]:
-    """The messages that `text` becomes; none if there is nothing to see in it."""
+    """Return the messages for `text`; none if it has no visible character."""
     return [chunk.text for chunk in split_chunks(text, limit)]
 
 
 def split_chunks(text: str, limit: Limit) -> list[Chunk]:
-    """Like `split_text`, with what was added kept apart from the text."""
+    """Like `split_text`, with the additions separate from the text. Raises `ValueError` for a limit below `SMALLEST_LIMIT`."""
     if limit.size < SMALLEST_LIMIT:
         raise ValueError(
             f"a message limit of {limit.size} is too small to split text; at least {SMALLEST_LIMIT} is needed"
@@ -138,7 +136,7 @@ class _Fence(msgspec.Struct, frozen=True):
 
 
 def _fences(text: str) -> list[_Fence]:
-    """The fenced blocks; one that is never closed ends with the text."""
+    """Return the fenced blocks; an unclosed one ends with the text."""
     found: list[_Fence] = []
     start, content, mark, language = 0, 0, "", ""
     position = 0
@@ -165,7 +163,7 @@ def _fences(text: str) -> list[_Fence]:
 
 
 class _Splitter:
-    """A text and its code blocks, split as often as needed to find how much room the numbers take."""
+    """A text and its code blocks, split repeatedly to find how much room the numbers take."""
 
     def __init__(self, text: str, length: Length) -> None:
         fences = _fences(text)
@@ -180,7 +178,7 @@ class _Splitter:
         self._room = 0
 
     def chunks(self, room: int) -> Iterator[Chunk]:
-        """The chunks, unnumbered, each at most `room` long."""
+        """Return the chunks, unnumbered, each at most `room` long."""
         self._room = room
         text, position = self._text, 0
         pending: Chunk | None = None
@@ -202,7 +200,7 @@ class _Splitter:
             yield pending
 
     def _next(self, position: int, opening: str) -> tuple[int, int, _Fence | None]:
-        """Where the body from `position` ends, where the next one starts, and the code block that is cut there."""
+        """Return the end of the body from `position`, the start of the next one, and the code block that is cut there."""
         room = self._room - self._length(opening)
         reserved = 0
         while True:
@@ -220,7 +218,7 @@ class _Splitter:
         return end, following, cut
 
     def _reach(self, position: int, room: int) -> int:
-        """The furthest offset such that what lies between fits into `room`; at least one character further."""
+        """Return the furthest offset such that the text up to it fits into `room`; at least one character further."""
         text, length = self._text, self._length
         high = min(position + room, len(text))
         if length(text[position:high]) <= room:
@@ -235,19 +233,19 @@ class _Splitter:
         return low
 
     def _fence_at(self, offset: int) -> _Fence | None:
-        """The code block whose opening line, content or closing line is around `offset`."""
+        """Return the code block whose opening line, content or closing line is around `offset`."""
         index = bisect.bisect_left(self._starts, offset) - 1
         return self._fences[index] if index >= 0 and offset < self._fences[index].end else None
 
     def _cut(self, offset: int) -> _Fence | None:
-        """The code block that a break at `offset` falls into, if there is room to close it and open it again."""
+        """Return the code block that a break at `offset` cuts, if there is room to close and reopen it."""
         fence = self._fence_at(offset)
         if fence is None or not fence.content <= offset <= fence.content_end:
             return None
         return fence if self._length(fence.opening + fence.closing) <= self._room // 2 else None
 
     def _break(self, position: int, reach: int) -> int:
-        """The best place to break in (position, reach]."""
+        """Return the best place to break in (position, reach]."""
         text = self._text
         if reach >= len(text):
             return reach
@@ -286,12 +284,12 @@ class _Splitter:
         return -1
 
     def _is_open(self, offset: int) -> bool:
-        """Whether a break at `offset` leaves the opening lines of code blocks whole."""
+        """Return whether a break at `offset` leaves the opening lines of code blocks whole."""
         fence = self._fence_at(offset)
         return fence is None or offset >= fence.content
 
     def _makes_fence(self, end: int, following: int) -> bool:
-        """Whether a break within a line would make a fence of backticks that were none, on either side of it."""
+        """Return whether a break within a line would turn backticks into a fence, on either side."""
         text = self._text
         if _FENCE_START.match(text, following):
             return True
@@ -307,9 +305,9 @@ class _Splitter:
 
 
 def _code_spans(text: str, position: int, reach: int, horizon: int) -> list[tuple[int, int]]:
-    """The inline code on the line around `reach`: offsets of its first backtick and behind its last one.
+    """Return the inline code on the line around `reach`: offsets of its first backtick and behind its last one.
 
-    What does not end before `horizon` is too long for a message and may be cut.
+    Code that does not end before `horizon` is too long for a message and may be cut.
     """
     start = max(text.rfind("\n", position, reach) + 1, position)
     end = text.find("\n", reach, horizon)
@@ -330,13 +328,13 @@ def _code_spans(text: str, position: int, reach: int, horizon: int) -> list[tupl
     return found
 
 
-# Characters as people see them
+# Grapheme clusters
 
 _ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
 def _extends(char: str) -> bool:
-    """Whether `char` belongs to the character before it."""
+    """Return whether `char` belongs to the character before it."""
     if char < "\u0300":
         return False
     return (
@@ -353,7 +351,7 @@ def _is_regional(char: str) -> bool:
 
 
 def _is_boundary(text: str, offset: int) -> bool:
-    """Whether a break before `offset` leaves the characters on both sides whole."""
+    """Return whether a break before `offset` leaves the grapheme clusters on both sides whole."""
     if offset <= 0 or offset >= len(text):
         return True
     before, after = text[offset - 1], text[offset]

@@ -1,8 +1,7 @@
-"""What a person's text says to the gateway itself: a command, an answer to a waiting approval, or nothing but silence.
+"""Parses a person's text: a command, an answer to a pending approval, or a marker of silence.
 
-Only text that a person typed can be a command or an answer. Text that a machine composed, such as a rendered webhook
-payload, travels as `LiteralText`, for which both questions are answered "no" (SC-31). This module parses; what a command
-does is decided elsewhere.
+Only text that a person typed can be a command or an answer. Generated text, such as a rendered webhook payload, is `LiteralText`, which is neither
+(SC-31). This module parses; `commands` acts.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ __all__ = [
 ]
 
 MAX_REASON: Final = 280
-"""Characters of a refusal's reason that are passed on to the agent."""
+"""The maximum of characters of a refusal's reason that are passed to the agent."""
 
 MAX_SILENCE: Final = 64
-"""A longer reply has something to say, whatever it starts with."""
+"""A longer reply is not silent, whatever it starts with."""
 
 
 class CommandTextError(ValueError):
-    """A command's arguments that cannot be used; the message says what is expected."""
+    """Raised for arguments of a command that cannot be used. The message says what is expected."""
 
 
 class LiteralText(msgspec.Struct, frozen=True):
-    """Text that is only ever content: no command, no answer, no reference in it is acted upon."""
+    """Text that is only content: never a command, an answer or a reference."""
 
     text: str
 
@@ -64,10 +63,9 @@ _DASHES: Final = str.maketrans({"—": "--", "–": "-", "‐": "-", "‑": "-",
 
 
 def parse_command(text: str | LiteralText, *, prefix: str = "/") -> Command | None:
-    """The command that `text` is, or None if it is ordinary text.
+    """Parse `text` as a command. Return None for ordinary text.
 
-    A word with a further "/" in it is a path, not a command. Dashes that a phone's keyboard "improved" in the arguments
-    become hyphens again.
+    A word with a further "/" in it is a path, not a command. Typographic dashes in the arguments become hyphens again.
     """
     if isinstance(text, LiteralText) or not text.startswith(prefix):
         return None
@@ -83,7 +81,7 @@ def parse_command(text: str | LiteralText, *, prefix: str = "/") -> Command | No
 
 
 class ApprovalAnswer(msgspec.Struct, frozen=True):
-    """An answer to the oldest waiting approval, or to all of them."""
+    """An answer to the oldest pending approval, or to all of them."""
 
     choice: ApprovalChoice
     everything: bool = False
@@ -121,7 +119,7 @@ _VARIATION: Final = re.compile("[\ufe0f\U0001f3fb-\U0001f3ff]")
 
 
 def bare_answer(text: str | LiteralText, *, waiting: bool) -> ApprovalAnswer | None:
-    """The answer in a single word like "yes" while an approval is waiting; otherwise, and for longer text, None."""
+    """Return the answer in a single word like "yes" while an approval is pending; otherwise, and for longer text, None."""
     if not waiting or isinstance(text, LiteralText):
         return None
     word = _VARIATION.sub("", text.strip(_EDGES)).casefold()
@@ -130,7 +128,7 @@ def bare_answer(text: str | LiteralText, *, waiting: bool) -> ApprovalAnswer | N
 
 
 def approval_answer(command: Command) -> ApprovalAnswer:
-    """The answer in an `approve` or `deny` command.
+    """Return the answer in an `approve` or `deny` command. Raises `CommandTextError`.
 
     `approve [all] [session|always|once]`; `deny [all] [reason]`, whose reason is cut at 280 characters.
     """
@@ -170,7 +168,7 @@ def _is_marker(text: str) -> bool:
 
 
 def is_silent_reply(text: str) -> bool:
-    """Whether the whole reply is a silence marker: it is kept in the transcript and not sent.
+    """Return whether the whole reply is a silence marker: it is kept in the transcript and not sent.
 
     Bare markers count in capitals only, so that "Silent." can be an answer.
     """
@@ -179,7 +177,7 @@ def is_silent_reply(text: str) -> bool:
 
 
 def is_silent_job_reply(text: str) -> bool:
-    """The wider rule for scheduled jobs: a marker as the whole reply, its first or last line, or as its prefix."""
+    """Return whether the reply of a scheduled job is silent: a marker as the whole reply, its first or last line, or its prefix."""
     stripped = text.strip()
     if not stripped:
         return False
@@ -190,7 +188,7 @@ def is_silent_job_reply(text: str) -> bool:
 
 
 def is_silence_narration(text: str) -> bool:
-    """Whether a reply only acts out that there is nothing to say: a lone dot, a mute sign, "(silence)"."""
+    """Return whether a reply only expresses that there is nothing to say: a lone dot, a mute sign, "(silence)"."""
     stripped = text.strip()
     if not stripped or len(stripped) > MAX_SILENCE:
         return False

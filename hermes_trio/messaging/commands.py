@@ -1,7 +1,7 @@
-"""What a command does. Commands are never queued: they are carried out at once, whatever the conversation is doing, and answered with what they found.
+"""Executes commands. Commands are never queued: they run at once, whatever the conversation is doing, and their result is the reply.
 
-`/stop` answers with the receipt: what was running and how it ended. `/new` moves the conversation to a new session first and then stops what belonged
-to the old one, so that nothing queued can slip into a session that is ending. What was allowed in the old conversation is not allowed in the new one.
+`/stop` replies with the receipt: what was running and how it ended. `/new` first moves the conversation to a new session and then stops the work of
+the old one, so that nothing queued enters a session that is ending. Grants of the old conversation do not hold in the new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_YOURS: Final = "Only the person who asked for this, or an admin of approvals
 
 
 class CommandContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Who gave a command, and in which conversation."""
+    """Who typed a command, and in which conversation."""
 
     platform: str
     session_key: str
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def receipt_text(receipt: StopReceipt) -> str:
-    """A stop receipt for people: what ended, how, and after how long."""
+    """Return a stop receipt as text: what ended, how, and after how long."""
     if receipt.already_ended:
         return "It had ended already."
     head = f"Stopped in {receipt.milliseconds:.0f} ms; nothing of it runs any more."
@@ -75,11 +75,11 @@ class Commands:
 
     @property
     def names(self) -> Sequence[tuple[str, str]]:
-        """The commands and what they do, for platforms that show a menu."""
+        """Return the commands and their descriptions, for platforms that show a menu."""
         return [(name, entry.help) for name, entry in self._entries.items()]
 
     async def run(self, caller: CommandContext, command: Command) -> str:
-        """Carry a command out and return the answer. Cancelling it may leave a stop half waited for, never half done."""
+        """Execute a command and return the reply. Cancelling it may end the wait for a stop, never the stop."""
         entry = self._entries.get(self._aliases.get(command.name, command.name))
         if entry is None:
             return f"There is no command {caller.prefix}{command.name}; {caller.prefix}help lists those that there are."
@@ -88,10 +88,10 @@ class Commands:
     async def answer(
         self, source: Source, key: str, answer: ApprovalAnswer, approval_id: str = ""
     ) -> list[ApprovalRow] | None:
-        """Answer an approval of a conversation: one by its id, the oldest, or all of those that this person may answer.
+        """Answer an approval of a conversation: one by its id, the oldest, or all that this person may answer.
 
-        None says that something waits, and that none of it is this person's to answer: in a group, only the asker's own requests are, and those that
-        nobody asked for. The platform's `approval_admins` may answer all of them (`*`: everybody is one).
+        Return None if something is pending, and none of it is for this person to answer: in a group, people answer their own requests, and those
+        without an asker. The platform's `approval_admins` may answer all (`*`: everyone may).
         """
         approvals = self._messaging.approvals
         if approvals is None:
@@ -111,7 +111,7 @@ class Commands:
         return None if any(not may(row) for row in waiting) else []
 
     def _limits(self, source: Source) -> Callable[[ApprovalRow], bool] | None:
-        """Which requests a person may answer; None for all of them."""
+        """Return a predicate for the requests that a person may answer; None for all."""
         platform = self._messaging.platforms.find(source.platform)
         if source.chat_type == "dm" or platform is None:
             return None
@@ -160,7 +160,7 @@ class Commands:
             await messaging.end_conversation(key, "" if old is None else old.id)
         if bound.cancelled_caught:
             raise StoreBusy(
-                f"{caller.prefix}new could not be written down in time; it is tried again when the platform brings it again"
+                f"{caller.prefix}new could not be stored in time; it is retried when the platform redelivers it"
             )
         said = ["A new conversation begins."]
         if turn is not None:
@@ -213,7 +213,7 @@ class Commands:
         return here + len(await self._jobs_elsewhere(session_id))
 
     async def _jobs_elsewhere(self, session_id: str) -> list[str]:
-        """A line for each job of a session that runs on another node."""
+        """Return a line for each job of a session that runs on another node."""
         core = self._messaging.runtime.core
         if not core.shared:
             return []
@@ -225,7 +225,7 @@ class Commands:
         ]
 
     async def _tree(self, caller: CommandContext, command: Command) -> str:
-        """This conversation's part of the tree only: what other people do is not theirs to see."""
+        """Return the part of the tree that belongs to this conversation."""
         tree = self._messaging.runtime.tree
         session = await self._session(caller)
         wanted = {("lane", caller.session_key), ("session", "" if session is None else session.id)}
@@ -255,7 +255,7 @@ class Commands:
 
 
 def answered_text(answered: Sequence[ApprovalRow] | None, answer: ApprovalAnswer) -> str:
-    """What an answer did; see `Commands.answer`."""
+    """Return the reply to an answer; see `Commands.answer`."""
     if answered is None:
         return NOT_YOURS
     if not answered:
@@ -270,7 +270,7 @@ def _shown(approvals: Sequence[ApprovalRow]) -> str:
 
 
 def short_command(command: str, length: int) -> str:
-    """One line of a command that was shown whole before, for inline code: no fence, and an ellipsis where it was cut."""
+    """Return one line of a command that was shown whole before, for inline code: no fence, and an ellipsis where it was cut."""
     line = " ".join(command.replace("`", "'").split())
     return line if len(line) <= length else line[: length - 1] + "…"
 

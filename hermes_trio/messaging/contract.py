@@ -1,11 +1,10 @@
-"""The adapter contract: what a platform must bring, and what the gateway gives to it.
+"""The adapter contract: what a platform implements, and what the gateway offers to it.
 
-An `Adapter` is a platform behind a `Front` of the runtime, which the gateway makes for it. Its life has two scopes. `open()` is the outer one:
-whatever *sending* needs (an HTTP client); it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner
-one: *receiving*, until it is cancelled. The gateway supervises `run`, and may end it and start it again; a reply that was computed meanwhile goes out
-all the same.
+The gateway registers an `Interface` with the runtime for each `Adapter`. An adapter has two scopes. `open()` is the outer one, for what *sending*
+needs (an HTTP client): it is entered before the first turn can run and left after the last reply was sent. `run()` is the inner one, for *receiving*,
+until it is cancelled. The gateway supervises `run`, and may end and restart it; replies are sent meanwhile.
 
-An adapter hands everything that comes in to `self.gateway` and never talks to a lane, a turn or the store by itself.
+An adapter passes every inbound event to `self.gateway`. It does not use lanes, turns or the store itself.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ DEFAULT_LIMIT: Final = Limit(4000)
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a person (or a machine) wrote on a platform.
+    """An inbound message of a person or a machine.
 
-    `event_id` identifies the platform's event, so that a redelivered one is done once. `anchor` is the message that the answer should be a reply to, empty
-    for none; left out, it is `source.message_id`. `addressed` is false for talk in a group that is not meant for the agent: it is ignored. Text that no
-    person typed is `LiteralText`: never a command, never an answer to an approval (SC-31).
+    `event_id` identifies the platform's event, so that a redelivered one is handled once. `anchor` is the message that the answer should reply to,
+    empty for none; by default it is `source.message_id`. `addressed` is false for talk in a group that is not meant for the agent: it is ignored.
+    Text that no person typed is `LiteralText`: never a command, never an answer to an approval (SC-31).
     """
 
     source: Source
@@ -65,17 +64,17 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain_text(self) -> str:
-        """The text, whoever wrote it."""
+        """Return the text, also of a `LiteralText`."""
         return self.text.text if isinstance(self.text, LiteralText) else self.text
 
 
 class Disposition(Enum):
-    """What became of something that came in. After any of these the adapter may move its cursor on."""
+    """What became of an inbound message. After any of these the adapter may advance its cursor."""
 
     ACCEPTED = "accepted"
     """Committed; a turn will begin with it, also after a crash."""
     STEERED = "steered"
-    """Committed, and handed to the running turn; what that turn does not take up becomes a turn of its own."""
+    """Committed, and passed to the running turn; if that turn does not use it, it becomes a turn of its own."""
     COMMAND = "command"
     ANSWERED = "answered"
     """It answered an approval."""
@@ -86,7 +85,7 @@ class Disposition(Enum):
     PAIRING = "pairing"
     """An unknown person was offered a pairing code."""
     REFUSED = "refused"
-    """The conversation's mailbox is full; the person was told."""
+    """The conversation's inbox is full; the person was told."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +113,7 @@ class Button(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(value: str) -> tuple[str, ApprovalChoice] | None:
-        """The approval id and the choice in a button's value, or None if it is none of ours."""
+        """Return the approval id and the choice in a button's value, or None if it is not one of ours."""
         parts = value.split(":")
         if len(parts) != 3 or parts[0] != "appr" or parts[2] not in {choice.value for choice in ApprovalChoice}:
             return None
@@ -122,11 +121,11 @@ class Button(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """One message for a platform. `text` is what a model writes (CommonMark) and is within the adapter's limit; the adapter puts it into its own markup.
+    """One message for a platform. `text` is CommonMark from a model, within the adapter's limit; the adapter converts it to its own markup.
 
-    With `plain`, it is sent without markup: the platform refused it with markup. `edits` is the id of a message that this text replaces; if that message
-    cannot be edited any more the adapter says so (NOT_FOUND), and the text is sent as a new message. `reply_to` is a wish: a message that is gone does not
-    fail the send. `notify` is false for progress that should not make a phone ring.
+    With `plain`, it is sent without markup, after the platform refused it with markup. `edits` is the id of a message that this text replaces; if
+    that message cannot be edited any more the adapter reports NOT_FOUND, and the text is sent as a new message. `reply_to` is optional: a deleted
+    message does not fail the send. `notify` is false for progress that should not notify a phone.
     """
 
     chat_id: str
@@ -141,7 +140,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a send ended (GW-4, GW-5). `ambiguous`: the platform may have it although no answer came."""
+    """The result of a send (GW-4, GW-5). `ambiguous`: the platform may have the message although no response arrived."""
 
     success: bool
     message_id: str = ""
@@ -155,12 +154,12 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def sent(cls, message_id: str | int = "", *more: str) -> SendResult:
-        """It is there. `message_id` is the last one if it took several."""
+        """Return a success. `message_id` is the last one of several."""
         return cls(success=True, message_id=str(message_id), continuation_message_ids=more)
 
     @classmethod
     def failed(cls, error: PlatformError) -> SendResult:
-        """It was refused, or could not be brought there."""
+        """Return a failure: refused, or not delivered."""
         return cls(
             success=False,
             error=str(error),
@@ -176,7 +175,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterState(Enum):
-    """Where an adapter is in its life (GW-192)."""
+    """The state of an adapter (GW-192)."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -184,34 +183,34 @@ class AdapterState(Enum):
     FATAL = "fatal"
     DISCONNECTED = "disconnected"
     STANDBY = "standby"
-    """Another node that shares the store runs it; this one takes over when that node stops or dies."""
+    """Another node of the store runs it; this one takes over when that node stops or dies."""
 
 
 class HubPort(Protocol):
-    """What an adapter may ask of the gateway. All of it is safe to cancel: what was committed stays, what was not leaves no trace."""
+    """What the gateway offers to an adapter. All of it is safe to cancel: what was committed stays, the rest has no effect."""
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
-        """Hand over what came in. Durable when it returns; whatever must be said to the person is in the outbox."""
+        """Handle an inbound message. It is durable when this returns; replies to the person are in the outbox."""
         ...
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
-        """A person pressed a button below an approval; returns a short text to show (what was done, or why not)."""
+        """Handle a press of an approval's button. Return a short text to show: what was done, or why not."""
         ...
 
     async def get_cursor(self, adapter: Adapter) -> str | None:
-        """How far the adapter has read, across restarts."""
+        """Return how far the adapter has read, across restarts."""
         ...
 
     async def set_cursor(self, adapter: Adapter, value: str) -> None:
-        """Note how far the adapter has read; after `receive` has returned."""
+        """Store how far the adapter has read, after `receive` has returned."""
         ...
 
 
 class Adapter:
-    """Subclass it for a platform: `platform`, `limit`, `run` and `send` are needed, the rest has a working default.
+    """Base class of adapters: `platform`, `limit`, `run` and `send` are required, the rest has a working default.
 
-    The prefix of typed commands is `command_prefix`. `typing_seconds` is how often `typing` must be repeated to stay visible; None means that there
-    is no such thing. With `supports_edit`, answers may be shown while they are being written (`edit`).
+    `command_prefix` is the prefix of typed commands. `typing_seconds` is how often `typing` must be repeated to stay visible; None if the platform
+    has no such sign. With `supports_edit`, answers may be shown while they are being written (`edit`).
     """
 
     supports_async_delivery: ClassVar[Literal[True]] = True
@@ -221,42 +220,42 @@ class Adapter:
     typing_seconds: float | None = None
     supports_edit: bool = False
     own_commands: Sequence[tuple[str, str]] = ()
-    """Commands that the adapter carries out itself, with what they do, for the list of commands."""
+    """Commands that the adapter executes itself, with their descriptions."""
     model: str = ""
-    """The model route that answers this adapter's turns; empty for the default."""
+    """The model route for this adapter's turns; empty for the default."""
     bot_name: str = ""
     """The name by which commands can be addressed to this bot (`/stop@name`); empty accepts every addressee."""
     interactive: bool = True
-    """Whether a person reads what is sent, and can answer an approval."""
+    """Whether a person reads the replies and can answer an approval."""
     singleton: bool = True
-    """Whether `run` is for one node at a time, where several share the store (a bot has one connection); False if every node receives for itself."""
+    """Whether `run` is for one node at a time (a bot has one connection); False if every node receives for itself."""
     platform: str = ""
 
     gateway: HubPort
-    """Put there by the gateway before `run` is called."""
+    """Set by the gateway before `run` is called."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """What sending needs, for as long as something may be sent. Entering must not need the platform to be there."""
+        """Open what sending needs, for as long as something may be sent. Entering must work while the platform is unreachable."""
         yield
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Connect, call `connected()` once messages can come in, and receive until cancelled.
+        """Connect, call `connected()` once messages can arrive, and receive until cancelled.
 
-        Raise `PlatformError` when that is not possible (any more): a permanent one (a bad token) ends the adapter for good, every other error and a
-        plain return are tried again after 30, 60, 120, 240, then 300 s. Turns are not touched by it.
+        Raise `PlatformError` if that is not possible: a permanent one (a bad token) ends the adapter; every other error, and a plain return, is
+        retried after 30, 60, 120, 240, then 300 s. Turns continue meanwhile.
         """
         raise NotImplementedError
 
     async def send(self, message: Outgoing) -> SendResult:
-        """Send or edit one message. Failing by raising `PlatformError` is as good as returning `SendResult.failed(error)`.
+        """Send or edit one message. Raising `PlatformError` is equivalent to returning `SendResult.failed(error)`.
 
-        Cancelling it leaves open whether the platform has the message; the outbox then sends it again with a label.
+        If it is cancelled, it is unknown whether the platform has the message; the outbox then sends it again with a label.
         """
         raise NotImplementedError
 
     async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
-        """Show `text` in a message that was sent before, while more of it is still being written. It is not the last word: that one comes by `send`."""
+        """Show `text` in a message that was sent before, while the rest is still being written. The final text is sent by `send`."""
         return SendResult(
             success=False, error="this platform cannot edit messages", error_kind=PlatformErrorKind.UNKNOWN
         )
@@ -265,15 +264,15 @@ class Adapter:
         """Show that the agent is working. Called every `typing_seconds` while a turn runs; errors are ignored."""
 
     def split(self, text: str) -> list[str]:
-        """The messages that a long text becomes, each within the limit."""
+        """Split a long text into messages within the limit."""
         return split_text(text, self.limit)
 
     def anchor(self, context: SessionContext) -> str:
-        """The message that an answer in this context replies to; the inbound message by default (GW-194)."""
+        """Return the message that an answer in this context replies to; by default the inbound message (GW-194)."""
         return context.message_id
 
     def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
-        """Follow the turns of this platform live (`message.delta`, `tool.started`, …). It must not block and must not raise."""
+        """Observe the turns of this platform (`message.delta`, `tool.started`, …). Must not block or raise."""
 
     async def on_turn_start(self, turn: Turn) -> None:
         """Called before each turn of this platform's conversations."""

@@ -1,7 +1,7 @@
-"""A chat platform's conversations, as the runtime sees them: the `Interface` behind every adapter.
+"""The conversations of a chat platform: the `Interface` of every adapter.
 
-It says what a turn is given, which session a message belongs to now (reset policies are decided here, at the turn boundary), and what is to be sent
-after each outcome. The reply is committed with the turn; the senders bring it to the chat afterwards.
+It builds a turn's input, chooses the session of a message (reset policies apply here, at the turn boundary), and composes the reply after each
+outcome. The reply is committed with the turn; the senders deliver it afterwards.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from .reset_policy import policy_for, reset_reason
 
 __all__ = ["ChatInterface", "reply_text"]
 
-"""The cause of a turn that was interrupted by the next message of its own conversation."""
-
 NOTHING_SAID: Final = "(The agent ended its turn without an answer.)"
 REFUSED: Final = "(This message could not be handled. It is kept, and the operator can queue it again.)"
 INTERRUPTED: Final = (
@@ -41,7 +39,7 @@ INTERRUPTED: Final = (
 
 
 def reply_text(turn: Turn, outcome: Outcome) -> str:
-    """What the person is told after a turn; empty for nothing. Texts of exceptions are never shown."""
+    """Return the text for the person after a turn; empty for none. Texts of exceptions are never shown."""
     text = outcome.text.strip()
     if outcome.state is TurnState.COMPLETED:
         if is_silent_reply(text) or is_silence_narration(text):
@@ -53,10 +51,10 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
     assert outcome.cause is not None
     match outcome.cause.kind:
         case CancelCause.DRAIN:
-            # Notices that a drain interrupted are told again after the next start.
+            # Notices that a drain interrupted are delivered again after the next start.
             return "" if turn.input.notices else "\n\n".join(part for part in (text, INTERRUPTED) if part)
         case CancelCause.STOP:
-            # Whoever stopped it gets the receipt; a turn that made way for a newer message says nothing any more.
+            # The person who stopped it gets the receipt; a turn that a newer message interrupted sends no reply.
             return f"{text}\n\n(stopped)" if text and outcome.cause is not NEWER_MESSAGE else ""
         case CancelCause.SESSION_ENDED:
             return ""
@@ -65,7 +63,7 @@ def reply_text(turn: Turn, outcome: Outcome) -> str:
 
 
 class ChatInterface(Interface):
-    """One for each adapter; registered with the runtime for as long as the gateway is open."""
+    """The interface of one adapter, registered with the runtime while the gateway is open."""
 
     def __init__(self, messaging: MessagingCore, platform: Platform, previews: Previews, prompts: Prompts) -> None:
         self.platform = platform.name
@@ -94,7 +92,7 @@ class ChatInterface(Interface):
         return TurnFeed(self._messaging, self._platform, context, self._previews, self._prompts)
 
     async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
-        """The session behind the key; a new one if the reset policy says so. Without a readable last activity nothing is reset."""
+        """Return the session of the key, a new one if the reset policy says so. Without a readable last activity nothing is reset."""
         key = context.session_key
         policy = policy_for(self._platform.settings, _chat_type(key))
         if policy.mode != "none":
@@ -151,7 +149,7 @@ class ChatInterface(Interface):
         await self._platform.adapter.on_turn_end(outcome)
 
     async def _settle_steering(self, turn: Turn) -> None:
-        """What the turn took up has been told; what it did not take up stays in the inbox and is a turn of its own."""
+        """Acknowledge the messages that the turn used. The others stay in the inbox and become turns of their own."""
         handed = self._messaging.steered.pop(turn.id, [])
         left = list(turn.steering)
         told: list[int] = []

@@ -1,6 +1,6 @@
-"""Conversations whose lane lives on another node: a message that came in here reaches the turn that runs there.
+"""Conversations whose lane runs on another node: passes messages that arrive here to the turn that runs there.
 
-What is asked is a hint to a running turn. The message itself is a committed row, which the lane takes next in any case.
+A request is a hint to a running turn. The message itself is a committed row, which the lane takes next in any case.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ STEER_SECONDS: Final = 5.0
 
 
 def has_children(turn: Turn) -> bool:
-    """Whether sub-agents work inside the turn: interrupting would throw their work away (GW-51)."""
+    """Return whether sub-agents work inside the turn: interrupting it would lose their work (GW-51)."""
     return any(node.kind == "turn" and node is not turn.node for node in turn.node.walk())
 
 
 class LanesElsewhere:
-    """Steers and interrupts turns on other nodes, and here when they ask for it."""
+    """Steers and interrupts turns on other nodes, and turns here on their request."""
 
     def __init__(self, messaging: MessagingCore) -> None:
         self._messaging = messaging
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """Answer other nodes, for the body of the `with`."""
+        """Answer other nodes for the body of the `with`."""
         membership = self._messaging.runtime.core.membership
         with membership.answering(STEER, self._steer_here), membership.answering(INTERRUPT, self._interrupt_here):
             yield
 
     async def node_of(self, platform: str, session_key: str) -> str:
-        """The other node on which the lane of a conversation works now; empty if none does."""
+        """Return the other node that runs the lane of a conversation; empty if none does."""
         core = self._messaging.runtime.core
         if not core.shared:
             return ""
@@ -52,14 +52,14 @@ class LanesElsewhere:
         return "" if node == core.store.owner else node
 
     async def steer(self, node: str, platform: str, session_key: str, number: int, text: str) -> bool:
-        """Hand a message, which is inbox row `number`, to the turn that runs there; False if it was not taken up."""
+        """Pass a message, inbox row `number`, to the turn that runs there; return False if it was not accepted."""
         payload = {"platform": platform, "number": number, "text": text}
         ask = self._messaging.runtime.core.membership.ask
         answer = await ask(node, STEER, session_key, payload, seconds=STEER_SECONDS)
         return answer is not None and answer.value.get("steered") is True
 
     async def interrupt(self, node: str, platform: str, session_key: str) -> None:
-        """Ask for the turn that runs there to end, unless sub-agents work inside it. Not waited for."""
+        """Ask the node to cancel its turn, unless sub-agents work inside it. Does not wait."""
         await self._messaging.runtime.core.membership.ask(
             node, INTERRUPT, session_key, {"platform": platform}, seconds=0
         )

@@ -1,8 +1,7 @@
-"""The one error that every platform client raises, and how failures leave a scope.
+"""`PlatformError`, the one error of every platform client, and how failures leave a scope.
 
-A platform's refusal, an unreachable host and a lost connection all become a `PlatformError` whose `kind` a
-sender can act on without knowing the platform. Texts never hold a credential: each client passes what it
-quotes through its own `Redaction`.
+A platform's refusal, an unreachable host and a lost connection all become a `PlatformError` whose `kind` a sender can act on without knowing the
+platform. Texts never hold a credential: each client redacts what it quotes with its own `Redaction`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["Missing", "PlatformError", "PlatformErrorKind", "Redaction", "requir
 
 
 class PlatformErrorKind(Enum):
-    """What went wrong, in the words that senders decide by (GW-5)."""
+    """What went wrong, as far as senders decide by it (GW-5)."""
 
     TOO_LONG = "too_long"
     BAD_FORMAT = "bad_format"
@@ -31,7 +30,7 @@ class PlatformErrorKind(Enum):
 
 
 class Missing(Enum):
-    """What a NOT_FOUND error could not find."""
+    """What a NOT_FOUND error refers to."""
 
     CHAT = "chat"
     THREAD = "thread"
@@ -52,11 +51,11 @@ PERMANENT_KINDS = frozenset(
 
 @final
 class PlatformError(Exception):
-    """A platform refused a call, or could not be reached.
+    """Raised when a platform refused a call, or could not be reached.
 
-    `permanent` says that the same call will never succeed. `ambiguous` says that the platform may have carried
-    the call out although no answer arrived: repeating it may show a message twice. `code` is the platform's own
-    word or number for the error. `moved_to` is the chat that replaced the addressed one, where the platform says so.
+    `permanent` says that the same call will never succeed. `ambiguous` says that the platform may have executed the call although no response
+    arrived: repeating it may show a message twice. `code` is the platform's own code for the error. `moved_to` is the chat that replaced the
+    addressed one, if the platform says so.
     """
 
     def __init__(
@@ -106,10 +105,9 @@ class Redaction:
 
 
 def require_token(name: str, token: str) -> str:
-    """The token, if it can be one at all.
+    """Return the token. Raises for an empty one or one with white space, without quoting it.
 
-    An empty token, or one with a line break from a file, would otherwise fail deep in the HTTP client with an error that
-    quotes it.
+    Otherwise it would fail deep in the HTTP client with an error that quotes it.
     """
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         message = f"the {name} is empty, or has spaces or other characters that no token has"
@@ -129,16 +127,16 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 @contextmanager
 def single_failure() -> Generator[None, None, None]:
-    """Let the only exception of an exception group leave as itself.
+    """Unwrap an exception group that has a single exception.
 
-    Wraps a nursery whose tasks belong to one connection, so that its user catches `PlatformError` and not a group.
-    A group with several causes is left as it is: none of them may be lost.
+    For a nursery whose tasks belong to one connection, so that its user catches `PlatformError` and not a group. A group with several causes is
+    raised as it is.
     """
     try:
         yield
     except BaseExceptionGroup as group:
         causes = _leaves(group)
         if len(causes) == 1:
-            # Its own cause and context say more than the group would.
+            # Its own cause and context are more useful than the group's.
             raise causes[0] from causes[0].__cause__
         raise

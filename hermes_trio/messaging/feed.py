@@ -1,7 +1,7 @@
-"""What a chat sees while a turn runs: a typing sign, the answer as it is being written, and the questions that wait for a person.
+"""What a chat shows while a turn runs: a typing sign, the answer as it is being written, and requests for approval.
 
-A `TurnFeed` is the turn's event sink: it never blocks, and what takes time is done by small tasks in the gateway's scope. It outlives its turn,
-because a child that the turn left behind may still ask for an approval.
+A `TurnFeed` is the turn's event sink: it never blocks; slow actions run as small tasks in the gateway's scope. It outlives its turn, because a child
+that the turn left running may still ask for an approval.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Preview", "Previews", "Prompts", "TurnFeed"]
 
 EDIT_SECONDS: Final = 0.8
 FIRST_CHARACTERS: Final = 24
-"""Below this a preview would only flicker."""
+"""A shorter preview would only flicker."""
 
 TYPING_BOUND: Final = 1.5
 PREVIEW_BOUND: Final = 30.0
 COMMAND_SHOWN: Final = 1500
-"""Characters of a command that stand in the question itself; a longer one is shown before it, in as many messages as it takes."""
+"""The maximum of characters of a command inside the question; a longer one is shown before it, in as many messages as necessary."""
 COMMAND_LONGEST: Final = 12_000
-"""Characters of a command that a chat is shown; a longer one is not asked about there, because nobody would read what they approve."""
+"""A longer command is refused instead of shown: a person could not read what they approve."""
 
 
 class Preview:
-    """An answer that is shown while it is being written. `done` is set when nothing of it is under way any more."""
+    """An answer that is shown while it is being written. `done` is set when no edit is in progress any more."""
 
     def __init__(self, platform: Platform, address: Address, reply_to: str) -> None:
         self._platform = platform
@@ -47,17 +47,17 @@ class Preview:
         self.done = trio.Event()
 
     def show(self, text: str) -> None:
-        """This is what there is now."""
+        """Set the text to show."""
         self.text = text
         self._changed.set()
 
     def close(self) -> None:
-        """The last word comes by the outbox; show nothing more."""
+        """Show nothing more: the final text is sent by the outbox."""
         self.closed = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Show what there is, at most once in a while, until closed."""
+        """Show the text, at a limited rate, until closed."""
         try:
             with working("preview", f"{self._address.platform}:{self._address.chat_id}"):
                 shown = ""
@@ -95,12 +95,12 @@ class Preview:
                 self.message_id = result.message_id
         except PlatformError as error:
             result = SendResult.failed(error)
-        # A preview is a courtesy: when the platform does not want it now, there is none, and the whole answer comes in the end.
+        # Previews are optional: if the platform refuses one, the whole answer is still sent at the end.
         return result.success
 
 
 class Previews:
-    """The previews whose last word has not been sent yet, by turn."""
+    """The previews whose final text has not been sent yet, by turn."""
 
     def __init__(self) -> None:
         self._open: dict[str, Preview] = {}
@@ -109,17 +109,17 @@ class Previews:
         return len(self._open)
 
     def put(self, turn_id: str, preview: Preview) -> None:
-        """A turn shows its answer."""
+        """Add the preview of a turn."""
         self._open[turn_id] = preview
 
     def forget(self, turn_id: str) -> None:
-        """The last word has been sent, or there is none."""
+        """Remove the preview of a turn: its final text has been sent, or there is none."""
         preview = self._open.pop(turn_id, None)
         if preview is not None:
             preview.close()
 
     async def message_of(self, turn_id: str) -> str:
-        """The message that the last word replaces, once nothing of the preview is under way."""
+        """Return the message that the final text replaces, after the last edit of the preview."""
         preview = self._open.get(turn_id)
         if preview is None:
             return ""
@@ -130,7 +130,7 @@ class Previews:
 
 
 class Prompts:
-    """Where the questions that wait for a person were sent, so that they can be settled in place."""
+    """The messages of pending approvals, so that they can be edited when they end."""
 
     def __init__(self) -> None:
         self._sent: dict[str, tuple[Address, str, str]] = {}
@@ -139,16 +139,16 @@ class Prompts:
         return len(self._sent)
 
     def sent(self, approval_id: str, address: Address, message_id: str, text: str) -> None:
-        """A question is there."""
+        """Record the message of a question."""
         self._sent[approval_id] = (address, message_id, text)
 
     def settle(self, approval_id: str) -> tuple[Address, str, str] | None:
-        """A question is over: where it is, or None if it was never sent."""
+        """Return the message of a question that has ended, or None if it was never sent."""
         return self._sent.pop(approval_id, None)
 
 
 class TurnFeed:
-    """See the module. Called with each event of the turn."""
+    """The event sink of a turn; see the module."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class TurnFeed:
         self.turn_id = ""
 
     def start(self, turn_id: str) -> None:
-        """The turn begins."""
+        """Handle the start of the turn."""
         self.turn_id = turn_id
         adapter, settings = self._platform.adapter, self._platform.settings
         if settings.typing and adapter.typing_seconds is not None:
@@ -186,7 +186,7 @@ class TurnFeed:
                 self._previews.put(turn_id, preview)
 
     def finish(self) -> None:
-        """The turn is over and committed. A preview stays until its last word has been sent."""
+        """Handle the committed end of the turn. A preview stays until its final text has been sent."""
         self._over.set()
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class TurnFeed:
         adapter, chat, thread = self._platform.adapter, self.address.chat_id or "", self.address.thread_id or ""
         with working("typing", f"{adapter.platform}:{chat}"):
             while not self._over.is_set():
-                # While a person is asked something, it is not the agent who is expected to write.
+                # No typing sign while a person is asked something.
                 if self._waiting <= 0:
                     with trio.move_on_after(TYPING_BOUND):
                         try:
@@ -244,7 +244,7 @@ class TurnFeed:
             self._asking = False
 
     async def _refuse_long(self, event: Mapping[str, Any]) -> None:
-        """Nobody can approve what the chat cannot show whole: the agent is told so, and what would do."""
+        """Refuse a command that is too long to be shown whole; the agent receives the reason and the remedy."""
         length = len(str(event["command"]))
         reason = (
             f"the command has {length} characters, and a chat is shown {COMMAND_LONGEST} at most; what cannot be shown whole is not asked about:"
@@ -255,7 +255,7 @@ class TurnFeed:
         await self._messaging.post(self.address, f"A command was refused: {reason}.", {"reply_to": self._reply_to})
 
     async def _settle(self, event: Mapping[str, Any]) -> None:
-        """Say at the question what became of it."""
+        """Edit the message of a question to show its result."""
         result = settled_text(event)
         place = self._prompts.settle(str(event["approval_id"]))
         adapter = self._platform.adapter
@@ -274,13 +274,13 @@ class TurnFeed:
 
 
 def fenced_command(event: Mapping[str, Any]) -> str:
-    """The whole command of a question, as a code block that nothing in the command can end."""
+    """Return the whole command of a question as a code block that nothing in the command can end."""
     shown = str(event.get("command", "")).replace("``", "`\u200b`")
     return f"```\n{shown}\n```"
 
 
 def question_text(event: Mapping[str, Any], prefix: str) -> str:
-    """What a person is asked. A long command stands in messages of its own before the question."""
+    """Return the text of a question. A long command is sent before it, in messages of its own."""
     length = len(str(event.get("command", "")))
     shown = fenced_command(event) if length <= COMMAND_SHOWN else f"The command is above, whole: {length} characters."
     why = str(event.get("description", "")) or "this needs your approval"
@@ -293,7 +293,7 @@ def question_text(event: Mapping[str, Any], prefix: str) -> str:
 
 
 def settled_text(event: Mapping[str, Any]) -> str:
-    """What became of a question."""
+    """Return the text that shows the result of a question."""
     if event["event"] == "approval.expired":
         reason = str(event.get("reason", ""))
         return (

@@ -1,7 +1,7 @@
-"""The gateway: it registers every adapter's conversations with the runtime, keeps the adapters running, and takes in what they bring.
+"""The message gateway: registers every adapter's conversations with the runtime, keeps the adapters running, and handles what they receive.
 
-`open` is its life. Entering registers the fronts (which sweeps their inboxes) and starts the adapters as receivers of the runtime; leaving stops the adapters
-first. Turns, lanes and the outbox are not its own: they go on while an adapter is away, and end in the runtime's order.
+Entering `open` registers the interfaces (which sweeps their inboxes) and starts the adapters as receivers of the runtime; leaving it stops the
+adapters first. Turns, lanes and the outbox belong to the runtime: they continue while an adapter is disconnected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["MessageHub"]
 
 
 class MessageHub:
-    """See the module. It is the `GatewayPort` of its adapters, and the hooks of the senders."""
+    """See the module. It is the `HubPort` of its adapters, and the hooks of the senders."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class MessageHub:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[MessageHub]:
-        """Everything is registered and running for the body of the `async with`; leaving it stops receiving, and nothing else."""
+        """Register and run everything for the body of the `async with`. Leaving it stops receiving, and nothing else."""
         async with AsyncExitStack() as interfaces:
             for platform in self.platforms:
                 platform.adapter.gateway = self
@@ -78,7 +78,7 @@ class MessageHub:
                 yield self
 
     async def _receive(self, ready: trio.Event) -> None:
-        """The receiver: a scope for small tasks, and in it one supervised task an adapter."""
+        """The receiver: a scope for small tasks, and in it one supervised task for each adapter."""
         try:
             async with trio.open_nursery() as nursery:
                 self.messaging.scope = nursery
@@ -92,7 +92,7 @@ class MessageHub:
             self.messaging.scope = None
 
     def health(self) -> dict[str, Any]:
-        """How every adapter is, for `/health/detailed`: one that is not connected makes it `degraded`, and nothing else."""
+        """Return the state of every adapter, for `/health/detailed`. One that is not connected makes it `degraded`."""
         platforms = {name: one.health() for name, one in self.supervised.items()}
         sending = self.messaging.senders.statistics()
         for name, line in platforms.items():
@@ -104,30 +104,30 @@ class MessageHub:
     # -- for the adapters ------------------------------------------------------------------------------------------------------------
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
-        """See `GatewayPort`."""
+        """See `HubPort`."""
         return await self._pipeline.receive(adapter, incoming)
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
-        """See `GatewayPort`."""
+        """See `HubPort`."""
         return await self._pipeline.clicked(adapter, source, approval_id, choice)
 
     async def get_cursor(self, adapter: Adapter) -> str | None:
-        """See `GatewayPort`."""
+        """See `HubPort`."""
         return await self.messaging.store.get_cursor(adapter.platform)
 
     async def set_cursor(self, adapter: Adapter, value: str) -> None:
-        """See `GatewayPort`."""
+        """See `HubPort`."""
         await self.messaging.store.set_cursor(adapter.platform, value)
 
     # -- for the senders -------------------------------------------------------------------------------------------------------------
 
     async def before_send(self, row: OutboxRow) -> str:
-        """A reply that replaces a preview waits until nothing of the preview is under way."""
+        """Wait, before a reply that replaces a preview, until no edit of the preview is in progress."""
         turn_id = str(row.payload.get("preview", ""))
         return await self._previews.message_of(turn_id) if turn_id else ""
 
     def after_send(self, row: OutboxRow, result: SendResult) -> None:
-        """Note where a question was asked, or withdraw it if nobody will ever see it whole, and forget the preview that this reply replaced."""
+        """Record where a question was sent, or withdraw it if it could not be sent whole; forget the preview that this reply replaced."""
         turn_id = str(row.payload.get("preview", ""))
         if turn_id:
             self._previews.forget(turn_id)
@@ -143,6 +143,6 @@ class MessageHub:
 
 
 def unsent_question(row: OutboxRow, result: SendResult) -> str:
-    """Why a question was withdrawn, for the agent: nobody refused it, nobody has seen it."""
+    """Return why a question was withdrawn, for the agent: no person refused it, no person has seen it."""
     why = result.error or "it gave no reason"
     return f"the question could not be sent to {row.platform}, so that nobody was asked ({why})"

@@ -1,8 +1,8 @@
-"""The one way in: event → seen before? → may they? → command, answer or text → the conversation's lane.
+"""Handles an inbound message: duplicate? access? then a command, an answer or text for the conversation's lane.
 
-What a receipt says is durable when it is given. Keys are computed here, once (SC-18). A message that comes while a turn runs waits, stops the turn,
-or is handed to it; in each case it is committed first, so that a crash loses nothing. While the server is draining, messages are kept for the next
-start and people are told so.
+A disposition is durable when it is returned. Session keys are computed here, once (SC-18). A message that arrives while a turn runs waits, interrupts
+the turn, or is passed to it; it is committed first in each case, so that a crash loses nothing. While the server drains, messages are kept for the
+next start and the person is told so.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .session_keys import SessionKeyError, Source, attributed_text, session_key
 __all__ = ["Inbound"]
 
 REMEMBERED: Final = 4096
-"""Events of one platform that are remembered so that a command is not carried out twice. Messages are remembered by the store."""
+"""The number of events of one platform that are remembered, so that a command is not executed twice. The store remembers messages."""
 
 ACK_SECONDS: Final = 30.0
 
 
 class Inbound:
-    """See the module. It owns no task."""
+    """See the module. It has no task of its own."""
 
     def __init__(self, messaging: MessagingCore, access: AccessControl, commands: Commands) -> None:
         self._messaging = messaging
@@ -50,7 +50,7 @@ class Inbound:
         self._acknowledged: OrderedDict[str, float] = OrderedDict()
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
-        """See `GatewayPort.receive`."""
+        """See `HubPort.receive`."""
         platform = self._messaging.platforms.find(adapter.platform)
         if platform is None:
             raise LookupError(f"the adapter {adapter.platform!r} is not one of this gateway's")
@@ -64,7 +64,7 @@ class Inbound:
             key = session_key(source, settings.isolation)
         except SessionKeyError:
             return Received(disposition=Disposition.IGNORED)
-        # Claimed before the first await, so that a redelivery that overlaps is a duplicate; given back if this attempt fails.
+        # Claimed before the first await, so that an overlapping redelivery is a duplicate; released if this attempt fails.
         if incoming.event_id:
             seen[incoming.event_id] = None
         try:
@@ -77,7 +77,7 @@ class Inbound:
         return received
 
     async def clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
-        """See `GatewayPort.approval_clicked`."""
+        """See `HubPort.approval_clicked`."""
         platform = self._messaging.platforms.find(adapter.platform)
         if platform is None or not await self._access.allows(source, platform.settings):
             return "You are not allowed to answer this."
@@ -133,7 +133,7 @@ class Inbound:
             if messaging.runtime.draining:
                 raise Draining
             with messaging.committing() as bound:
-                # Steering takes text up; files, and what no person typed, are a turn of their own.
+                # Only typed text is passed to a turn; files and generated text become turns of their own.
                 typed = not isinstance(incoming.text, LiteralText) and "content" not in incoming.payload
                 if (turn is not None or node) and settings.busy == "steer" and typed:
                     return await self._steer(inbox, turn, message, node)
@@ -141,10 +141,10 @@ class Inbound:
                     return Received(disposition=Disposition.DUPLICATE, session_key=key)
             if bound.cancelled_caught:
                 raise StoreBusy(
-                    "the message could not be written down in time; it is taken when the platform brings it again"
+                    "the message could not be stored in time; it is accepted when the platform redelivers it"
                 )
         except Draining:
-            # Not refused: it is written down, and the next start begins a turn with it (SC-9).
+            # Not refused: it is stored, and the next start begins a turn with it (SC-9).
             if await messaging.store.accept_message(message) is None:
                 return Received(disposition=Disposition.DUPLICATE, session_key=key)
             await self._say(incoming, "I am being restarted. Your message is kept, and answered afterwards.")
@@ -162,7 +162,7 @@ class Inbound:
         return Received(disposition=Disposition.ACCEPTED, session_key=key)
 
     async def _steer(self, inbox: Inbox, turn: Turn | None, message: NewMessage, node: str) -> Received:
-        """Hand a message to the running turn, here or on another node. It is in the inbox all the same, until that turn has ended and took it up."""
+        """Pass a message to the running turn, here or on another node. It stays in the inbox until that turn has ended and has used it."""
         key = message.session_key
         number = await self._messaging.store.accept_message(message)
         if number is None:
@@ -218,7 +218,7 @@ class Inbound:
 
 
 def pairing_text(platform: str, code: str) -> str:
-    """What a stranger is told."""
+    """Return the text that a stranger gets."""
     return (
         "I do not know you yet. If you should have access, give this code to the owner of this agent:\n\n"
         f"`{code}`\n\nIt is valid for an hour. They let you in with `hermes-trio pairing approve {platform} {code}`."
@@ -226,7 +226,7 @@ def pairing_text(platform: str, code: str) -> str:
 
 
 def _same_chat(key: str, source: Source, platform: Platform) -> bool:
-    """Whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
+    """Return whether a question was asked in the conversation (or, for shared buttons, in the chat) in which it is answered."""
     own = session_key(source, platform.settings.isolation)
     place = session_key(msgspec.structs.replace(source, user_id=None, user_id_alt=None), platform.settings.isolation)
     return key in (own, place) or key.startswith(place + ":")

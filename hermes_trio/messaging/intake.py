@@ -1,7 +1,7 @@
-"""What comes in from a platform is worked on in order within a chat, and side by side across chats.
+"""Handles inbound events in order within a chat, and concurrently across chats.
 
-A command may take seconds (`/stop` waits for what it stops), and other people must not wait for it. An `Intake` lives in its adapter's nursery, starts a
-task for each chat that has something to do, and is gone with that nursery. `hand_over` is the one way from there to the gateway.
+A command may take seconds (`/stop` waits for what it stops), and other chats must not wait for it. An `Intake` runs in its adapter's nursery, with a
+task for each chat that has work, and ends with that nursery. `hand_over` passes events to the gateway.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger: Final = logging.getLogger("hermes_trio.messaging.intake")
 Work = Callable[[], Awaitable[object]]
 
 AT_ONCE: Final = 256
-"""Pieces of work that may wait or run. Above that the platform's connection is read more slowly."""
+"""The maximum of events that wait or run. Beyond it the platform's connection is read more slowly."""
 
 STORE_DELAYS: Final = (0.2, 1.0, 4.0)
-"""How long a store that fails is waited for before the connection is given up: not every platform tells a thing twice."""
+"""The delays before a failing store is retried; after the last one the connection ends. Not every platform redelivers."""
 
 HEARD: Final = frozenset({Disposition.ACCEPTED, Disposition.STEERED, Disposition.COMMAND, Disposition.ANSWERED})
-"""What becomes of something that was said to the agent by somebody who may."""
+"""The dispositions of messages that were meant for the agent, from senders with access."""
 
 
 class Intake:
@@ -42,9 +42,9 @@ class Intake:
         self._chats: dict[str, deque[Work]] = {}
 
     async def put(self, chat: str, work: Work) -> None:
-        """Have `work` done after everything that was put there for this chat before; waits for room.
+        """Run `work` after everything that was put for this chat before; wait for room.
 
-        What the work raises ends the nursery, and with it the connection: it must not be swallowed, because then nobody would repeat it.
+        An exception of the work ends the nursery, and with it the connection, so that the platform redelivers the event.
         """
         await self._room.acquire()
         waiting = self._chats.get(chat)
@@ -61,16 +61,16 @@ class Intake:
                 await waiting.popleft()()
             finally:
                 self._room.release()
-        # Without a checkpoint since the loop saw that nothing waits, so that nothing can be put into a queue that nobody reads.
+        # No checkpoint since the loop found the queue empty, so that nothing can be put into a queue without a reader.
         del self._chats[chat]
 
 
 async def hand_over(adapter: Adapter, incoming: Incoming) -> Received:
-    """Give something to the gateway, patiently if the store fails. When this returns, the platform may be told that it is safe."""
+    """Pass an event to the gateway; retry while the store fails. When this returns, the event may be acknowledged."""
     for delay in STORE_DELAYS:
         try:
             return await adapter.gateway.receive(adapter, incoming)
         except StoreError as error:
-            logger.warning("a message of %s could not be written down, trying again: %s", adapter.platform, error)
+            logger.warning("could not store a message of %s; retrying: %s", adapter.platform, error)
             await trio.sleep(delay)
     return await adapter.gateway.receive(adapter, incoming)

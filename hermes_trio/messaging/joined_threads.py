@@ -1,7 +1,6 @@
-"""The threads that the agent takes part in: there nobody needs to mention it.
+"""The threads in which the agent takes part: it needs no mention there.
 
-Kept in the adapter's cursor, so that a conversation goes on after a restart as it was. Bounded: in the thread that was quiet for longest the agent must be
-mentioned again.
+Stored in the adapter's cursor, so that conversations continue after a restart. Bounded, LRU: in a dropped thread the agent must be mentioned again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ THREADS: Final = 500
 
 
 class Participation:
-    """See the module. `load` when the adapter connects, `enter` when the agent is spoken to or speaks in a thread."""
+    """See the module. `load` when the adapter connects, `enter` when the agent is addressed or replies in a thread."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -34,7 +33,7 @@ class Participation:
         return thread in self._threads
 
     async def load(self) -> None:
-        """What an earlier process has kept, behind what this one knows already."""
+        """Load what an earlier process stored, behind what this one knows already."""
         kept = await self._adapter.gateway.get_cursor(self._adapter)
         if not kept:
             return
@@ -46,7 +45,7 @@ class Participation:
         self._threads = OrderedDict.fromkeys([*earlier, *self._threads])
 
     async def enter(self, thread: str) -> None:
-        """The agent takes part in this thread from now on. A store that fails now costs a mention after a restart, no more."""
+        """Add a thread. If the store fails, the agent must be mentioned again after a restart."""
         if thread in self._threads:
             self._threads.move_to_end(thread)
             return

@@ -1,7 +1,4 @@
-"""What an adapter remembers between two events, and may forget: names, channels, the threads that the agent takes part in.
-
-Bounded, in memory, oldest first out. Nothing that must not be lost belongs here.
-"""
+"""A bounded LRU map in memory, for what an adapter may forget: names, channels, threads."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ V = TypeVar("V")
 
 
 class LruMap(Generic[K, V]):
-    """A map with a bound."""
+    """A map with a maximum size."""
 
     def __init__(self, size: int = REMEMBERED) -> None:
         self._size = size
@@ -30,14 +27,14 @@ class LruMap(Generic[K, V]):
         return len(self._known)
 
     def get(self, key: K) -> V | None:
-        """What is remembered, which keeps it longer."""
+        """Return the value and mark it as used."""
         if key not in self._known:
             return None
         self._known.move_to_end(key)
         return self._known[key]
 
     def note(self, key: K, value: V) -> None:
-        """Remember this, and forget the oldest if there is too much."""
+        """Set a value, and drop the least recently used one beyond the limit."""
         self._known[key] = value
         self._known.move_to_end(key)
         while len(self._known) > self._size:

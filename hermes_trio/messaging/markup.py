@@ -1,8 +1,8 @@
-"""What a model writes (CommonMark, more or less) in the markup of each platform.
+"""Converts a model's text (CommonMark, more or less) to the markup of each platform.
 
-The text is read once into blocks and inline nodes, and each dialect writes them. Reading never fails: what is not markup
-is text. What is written for Telegram is always valid MarkdownV2, because every node is written by a rule that is valid by
-itself and everything else is escaped; a plain form is there for the case that a message is refused all the same.
+The text is parsed once into blocks and inline nodes, and each dialect writes them. Parsing never fails: what is not markup is text. The output for
+Telegram is always valid MarkdownV2, because every node is written by a rule that is valid by itself and everything else is escaped; a plain form
+exists in case a message is refused anyway.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from attrs import define, field, frozen
 __all__ = ["escape_markdown_v2", "to_discord", "to_markdown_v2", "to_mrkdwn", "to_plain"]
 
 MAX_RUNS: Final = 2000
-"""Runs of emphasis marks in one paragraph; with more of them it is not prose and is left as text."""
+"""The maximum of runs of emphasis marks in one paragraph; one with more is left as text."""
 
 MAX_RUN: Final = 3
 MAX_DEPTH: Final = 20
 
 
 def to_markdown_v2(text: str) -> str:
-    """For Telegram with `parse_mode=MarkdownV2`."""
+    """Convert for Telegram with `parse_mode=MarkdownV2`."""
     return _write(text, _MarkdownV2())
 
 
 def to_mrkdwn(text: str) -> str:
-    """For Slack's `mrkdwn` texts; nothing in it can mention anybody."""
+    """Convert for Slack's `mrkdwn` texts. The result mentions no one."""
     return _write(text, _Mrkdwn())
 
 
 def to_plain(text: str) -> str:
-    """Without any markup, for a resend after the platform refused it."""
+    """Remove all markup, for a resend after the platform refused it."""
     return _write(text, _Plain())
 
 
 def to_discord(text: str) -> str:
-    """For Discord, which reads the same markup; mentions are switched off where the message is sent."""
+    """Convert for Discord, which reads the same markup; mentions are switched off where the message is sent."""
     return _clean(text)
 
 
 def escape_markdown_v2(text: str) -> str:
-    """Literal text within MarkdownV2."""
+    """Escape literal text within MarkdownV2."""
     return _RESERVED_V2.sub(r"\\\1", _clean(text))
 
 
 def _clean(text: str) -> str:
-    """Without characters that no platform takes: half surrogates and control characters except tab and newline."""
+    """Remove characters that no platform accepts: lone surrogates and control characters except tab and newline."""
     unified = text.replace("\r\n", "\n").replace("\r", "\n")
     return _UNSENDABLE.sub(lambda match: "\ufffd" if match.group() >= "\ud800" else "", unified)
 

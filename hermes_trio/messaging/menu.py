@@ -1,4 +1,4 @@
-"""The commands as platforms show them: in Telegram's menu and as Discord's slash commands. What they do is in `commands`."""
+"""The commands for the menus of platforms: Telegram's menu and Discord's slash commands. `commands` executes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["KNOWN_COMMANDS", "MENU", "MenuEntry"]
 
 
 class MenuEntry(msgspec.Struct, frozen=True):
-    """A command. `argument` says what may follow it, empty for nothing."""
+    """A command. `argument` describes its argument, empty for none."""
 
     name: str
     description: str
     argument: str = ""
 
     def typed(self, prefix: str, argument: str = "") -> str:
-        """The command as a person would type it."""
+        """Return the command as a person types it."""
         return f"{prefix}{self.name} {argument}".strip()
 
 
@@ -33,4 +33,4 @@ MENU: Final[Sequence[MenuEntry]] = (
 )
 
 KNOWN_COMMANDS: Final = frozenset({*(entry.name for entry in MENU), "reset", "start", "commands"})
-"""Their names and other names: where several bots listen, everything else is for somebody else."""
+"""The names and aliases of all commands. Where several bots listen, other commands are not for this one."""

@@ -1,8 +1,8 @@
-"""Sessions that end when their work has settled: what webhook deliveries and cron slots have in common.
+"""Sessions that end when their work has settled: webhook deliveries and cron slots.
 
-The answer of each turn goes to the places that were fixed when the work was accepted, not to a chat of its own. They travel with the session's
-routing, by value, so that background work which ends hours later, or after a restart, still knows them (SC-8). The session stays open while something
-that was promised is outstanding, for at most the work's `linger`; then the jobs are stopped and it ends, with its reason, whatever happened before.
+The answer of each turn goes to the addresses that were fixed when the work was accepted. They are part of the session's routing, by value, so that
+background work which ends hours later, or after a restart, still has them (SC-8). The session stays open while something that was promised is
+outstanding, at most for `linger`; then its jobs are stopped and it ends, with its reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BOOT_REASON: Final = "interrupted"
 
 
 def delivery_fields(address: Address | None) -> dict[str, str]:
-    """An address as the routing fields that travel with a session and its jobs."""
+    """Return an address as the routing fields of a session and its jobs."""
     if address is None:
         return {}
     return {
@@ -51,7 +51,7 @@ def delivery_fields(address: Address | None) -> dict[str, str]:
 
 
 def delivery_address(context: SessionContext) -> Address | None:
-    """The address in a session's routing."""
+    """Return the address in a session's routing."""
     if not context.cron_deliver_platform:
         return None
     return Address(
@@ -60,7 +60,7 @@ def delivery_address(context: SessionContext) -> Address | None:
 
 
 class OneShotInterface(Interface):
-    """The base. A subclass says how long a session may linger, and where and how an outcome is told."""
+    """Base class. A subclass decides how long a session may linger, and where and how an outcome is reported."""
 
     interactive = False
 
@@ -75,23 +75,23 @@ class OneShotInterface(Interface):
     # -- what a subclass says --------------------------------------------------------------------------------------------------------
 
     def places(self, turn: Turn) -> Sequence[Address]:
-        """Where the answer of this turn goes."""
+        """Return the addresses for the answer of this turn."""
         address = delivery_address(turn.context)
         return () if address is None else (address,)
 
     def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
-        """What is said at a place; empty for nothing."""
+        """Return the text for an address; empty for none."""
         if outcome.state is not TurnState.COMPLETED:
             return failure_text(turn, outcome, self.title(turn.context))
         text = outcome.text.strip()
         return "" if is_silent_reply(text) or is_silence_narration(text) else text
 
     def title(self, context: SessionContext) -> str:
-        """How people call this piece of work."""
+        """Return a title of this work for people."""
         return context.chat_name or context.chat_id
 
     async def ended(self, turn: Turn, outcome: Outcome) -> None:
-        """Called after each turn of the session, once it is committed."""
+        """Called after each turn of the session, after its commit."""
 
     # -- the front -------------------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class OneShotInterface(Interface):
         self._turns[turn.id] = turn
         places = [place for place in self.places(turn) if place.platform != LOG]
         if places:
-            # If the server dies in this turn, the next one knows whom to tell.
+            # If the server dies in this turn, the next one knows the addresses.
             owed = {"title": self.title(turn.context), "places": [msgspec.structs.astuple(place) for place in places]}
             self._owed.add(turn.id)
             await self._messaging.store.set_meta(_owed(turn.context.session_id), msgspec.json.encode(owed).decode())
@@ -132,7 +132,7 @@ class OneShotInterface(Interface):
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
-        """Settle what died with the last server, and, for the body of the `async with`, what dies with another node that is reaped here."""
+        """Settle turns that died with the last server, and, for the body of the `async with`, those of other nodes that are reaped here."""
         membership = self._messaging.runtime.core.membership
         name = f"interrupted {self.platform}"
 
@@ -144,9 +144,9 @@ class OneShotInterface(Interface):
             yield
 
     async def settle_interrupted(self) -> int:
-        """Turns that died with the last server: their sessions get this front's end reason, and whoever waited for an answer is told the truth, once.
+        """Settle turns that died with the last server: end their sessions with this interface's end reason, and report the interruption once.
 
-        Returns how many there were.
+        Return how many there were.
         """
         store, found, offset = self._messaging.store, 0, 0
         while True:
@@ -173,7 +173,7 @@ class OneShotInterface(Interface):
 
 
 def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:
-    """A failure, marked as one: it must never pass for an answer (SC-6)."""
+    """Return a failure, marked as one: it must not pass for an answer (SC-6)."""
     if outcome.cause is not None and outcome.cause.kind is CancelCause.DRAIN:
         if turn.input.notices:
             return ""
@@ -184,7 +184,7 @@ def failure_text(turn: Turn, outcome: Outcome, title: str) -> str:
 
 
 def interrupted_text(title: str) -> str:
-    """What is told about work that the server's end cut off."""
+    """Return the text about work that the end of the server interrupted."""
     return (
         f"[{title}: interrupted. The server was stopped before this was finished; it is not started again by itself.]"
     )

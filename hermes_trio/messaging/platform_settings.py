@@ -1,6 +1,6 @@
-"""A chat platform's table in the configuration file, completed from the environment, checked, and split into shared and own settings.
+"""Reads a chat platform's table of the configuration file, completes it from the environment, and splits it into shared and own settings.
 
-The file beats the environment. Ids may be written as numbers. A mistake names the table and the key, what stands there and what would be accepted; a token is
+The file overrides the environment. Ids may be written as numbers. An error names the table and the key, its value and the accepted values; a token is
 never quoted.
 """
 
@@ -34,7 +34,7 @@ _ID_LISTS: Final = (
 
 
 def is_configured(table: Mapping[str, Any], environment: Mapping[str, str], variable: str) -> bool:
-    """Whether the platform is wanted: it has a table or a token in the environment, and is not switched off."""
+    """Return whether the platform is configured: it has a table or a token in the environment, and is not disabled."""
     wanted = bool(table) or bool(environment.get(variable, "").strip())
     return wanted and table.get("enabled", True) is not False
 
@@ -42,7 +42,7 @@ def is_configured(table: Mapping[str, Any], environment: Mapping[str, str], vari
 def complete_table(
     table: Mapping[str, Any], platform: str, environment: Mapping[str, str], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The table with what the environment adds: `variables` by key, and `<PLATFORM>_ALLOWED_USERS`, `<PLATFORM>_HOME_CHANNEL`, `…_THREAD_ID`."""
+    """Complete the table from the environment: `variables` by key, and `<PLATFORM>_ALLOWED_USERS`, `<PLATFORM>_HOME_CHANNEL`, `…_THREAD_ID`."""
 
     def look_up(variable: str) -> str:
         return environment.get(variable, "").strip()
@@ -73,7 +73,7 @@ def _id(value: Any) -> Any:
 
 
 def read_platform(table: Mapping[str, Any], where: str, own: type[S]) -> tuple[PlatformSettings, S]:
-    """The shared and the own settings in a table. A word that is not among the accepted ones is answered with those."""
+    """Return the shared and the own settings of a table. Raises `SettingsError`, with the accepted words for a wrong one."""
     for kind in (own, PlatformSettings):
         for key, hint in typing.get_type_hints(kind).items():
             accepted = _words(hint)
@@ -92,7 +92,7 @@ def _words(hint: Any) -> Sequence[str]:
 
 
 def required_token(value: str, where: str, key: str, variable: str, advice: str) -> str:
-    """A token, if it can be one. `advice` says where a person gets it."""
+    """Return a token. Raises `SettingsError` for one that is missing or invalid; `advice` says where a person gets it."""
     if not value:
         raise SettingsError(f'[{where}]: {key} is missing; write {key} = "…" or set the variable {variable} ({advice})')
     try:
@@ -104,7 +104,7 @@ def required_token(value: str, where: str, key: str, variable: str, advice: str)
 
 
 def check_addresses(where: str, **addresses: str | None) -> None:
-    """Whether these settings, by their keys, are addresses that can be called; None is not set."""
+    """Check that these settings, by their keys, are absolute HTTP addresses; None is not set. Raises `SettingsError`."""
     for key, value in addresses.items():
         if value is None:
             continue

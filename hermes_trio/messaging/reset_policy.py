@@ -1,7 +1,7 @@
-"""When a conversation starts afresh by itself: after a time without activity, or at an hour of the day (GW-78 to GW-82).
+"""When a conversation is reset: after a time without activity, or at an hour of the day (GW-78 to GW-82).
 
-Decided at a turn boundary, from the session's last activity, the clock and the jobs that are alive; never inside a turn. A conversation whose background work
-would be orphaned by it is kept.
+Decided at a turn boundary, from the session's last activity, the clock and the running jobs; never inside a turn. A conversation is not reset while
+its background work would be orphaned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["ResetReason", "check_reset", "policy_for", "reset_reason"]
 
 
 class ResetReason(Enum):
-    """Why a conversation was started afresh: the end reason of the session before."""
+    """Why a conversation was reset: the end reason of the session before."""
 
     IDLE = "idle"
     DAILY = "daily"
 
     def told_user(self, policy: ResetSettings) -> str:
-        """What the person is told."""
+        """Return the text for the person."""
         if self is ResetReason.IDLE:
             why = f"nothing was said for more than {_span(policy.idle_minutes)}"
         else:
@@ -33,7 +33,7 @@ class ResetReason(Enum):
         return f"(A new conversation was started, because {why}. What was said before is not remembered here.)"
 
     def told_model(self) -> str:
-        """What the model is told."""
+        """Return the text for the model."""
         return (
             "This conversation was started afresh by the gateway's reset policy"
             f" ({self.value}); earlier messages are not part of it."
@@ -44,12 +44,12 @@ _DAY: Final = timedelta(days=1)
 
 
 def policy_for(settings: PlatformSettings, chat_type: str) -> ResetSettings:
-    """The policy of a chat: its type's own, else the platform's."""
+    """Return the policy of a chat: its type's own, else the platform's."""
     return settings.reset_by_chat_type.get(chat_type, settings.reset)
 
 
 def check_reset(policy: ResetSettings, where: str) -> None:
-    """Refuse a time zone that does not exist, at start and not at four in the morning."""
+    """Raise `SettingsError` for an unknown time zone, at the start of the server."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
@@ -63,7 +63,7 @@ def check_reset(policy: ResetSettings, where: str) -> None:
 def reset_reason(
     policy: ResetSettings, *, last_active: float, now: float, job_ages: Sequence[float] = ()
 ) -> ResetReason | None:
-    """Why the conversation starts afresh now, or None. `job_ages` are the ages of its live jobs, in seconds."""
+    """Return why the conversation is reset now, or None. `job_ages` are the ages of its running jobs, in seconds."""
     if policy.mode == "none" or last_active >= now:
         return None
     if any(age < policy.bg_process_max_age_hours * 3600 for age in job_ages):
@@ -76,7 +76,7 @@ def reset_reason(
 
 
 def _boundary(policy: ResetSettings, now: float) -> float:
-    """The most recent moment at which the hour struck."""
+    """Return the most recent moment of the configured hour."""
     from zoneinfo import ZoneInfo
 
     zone = ZoneInfo(policy.timezone)

@@ -1,8 +1,8 @@
-"""The senders: one task a platform takes what is committed in the outbox and brings it to its chat.
+"""The senders: one task for each platform takes committed replies from the outbox and delivers them.
 
-The order within a chat is kept, chats do not wait for each other. A failure that may pass is tried again later (the platform's `Retry-After` first), one
-that will not becomes a dead letter. What was under way when the server died, or when a connection broke without an answer, is sent again with a visible
-label. The senders are a stage of the runtime: they outlive every turn, and on the way out they get a moment to send what the last turns left.
+The order within a chat is kept; chats do not wait for each other. A temporary failure is retried later (the platform's `Retry-After` first), a
+permanent one makes a dead letter. A reply whose attempt was cut off by a crash, or by a connection that broke without a response, is sent again with
+a visible label. The senders are a stage of the runtime: they outlive every turn, and at the end they have a moment to send what the last turns left.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ logger: Final = logging.getLogger("hermes_trio.messaging.senders")
 DUPLICATE_LABEL: Final = "(This may be a duplicate: the server could not tell whether it had been sent.)"
 
 BLOCKED_SECONDS: Final = 5.0
-"""How often a sender looks again when a reply waits behind another one whose time it does not know (after a restart)."""
+"""How often a sender looks again while a reply waits behind another one whose time it does not know (after a restart)."""
 
 SHORTEST_SECONDS: Final = 0.01
-"""The shortest pause: the store and the runtime may read their clocks a moment apart."""
+"""The shortest delay: the clocks of the store and the runtime may differ a little."""
 
 OPEN_SECONDS: Final = 30.0
-"""How long a sender waits before it tries to open its platform's means of sending again."""
+"""The delay before a sender opens its platform's sending side again."""
 
 STORE_SECONDS: Final = 1.0
-"""How long a sender waits before it asks a failing store again."""
+"""The delay before a sender reads a failing store again."""
 
 UNKNOWN_ATTEMPTS: Final = 5
-"""Attempts for an error that nobody can explain."""
+"""The maximum of attempts after an unknown error."""
 
 BUTTON_LABELS: Final[Mapping[ApprovalChoice, str]] = {
     ApprovalChoice.ONCE: "Allow once",
@@ -61,16 +61,16 @@ BUTTON_LABELS: Final[Mapping[ApprovalChoice, str]] = {
 
 
 def target_of(address: Address) -> dict[str, str]:
-    """An address as an outbox target: what is sent to equal targets keeps its order."""
+    """Return an address as an outbox target: replies to equal targets keep their order."""
     return {"chat_id": address.chat_id or "", "thread_id": address.thread_id or ""}
 
 
 def compose_entries(
     adapter: Adapter | None, address: Address, text: str, payload: Mapping[str, Any] | None = None
 ) -> list[NewReply]:
-    """The outbox rows of one text: one a message, so that a retry never repeats a part that has arrived.
+    """Return the outbox rows of one text: one for each message, so that a retry never repeats a part that has arrived.
 
-    The first one carries the reply anchor and replaces a preview, the last one has the buttons.
+    The first one has the reply anchor and replaces a preview, the last one has the buttons.
     """
     pieces = [text] if adapter is None else adapter.split(text)
     entries: list[NewReply] = []
@@ -86,10 +86,10 @@ def compose_entries(
 
 
 class SenderHooks(Protocol):
-    """Who wants to know about sending: the gateway, for previews and for prompts that are settled later."""
+    """Hooks around sending, for previews and prompts."""
 
     async def before_send(self, row: OutboxRow) -> str:
-        """Called before each attempt; returns the id of a message that the reply is to replace, or nothing."""
+        """Called before each attempt; returns the id of a message that the reply replaces, or None."""
         ...
 
     def after_send(self, row: OutboxRow, result: SendResult) -> None:
@@ -98,7 +98,7 @@ class SenderHooks(Protocol):
 
 
 class _Sender(msgspec.Struct, eq=False):
-    """One platform's sender. `retries` are the times at which something is due again."""
+    """One platform's sender. `retries` are the times of the next attempts."""
 
     adapter: Adapter
     wake: trio.Event = msgspec.field(default_factory=trio.Event)
@@ -121,7 +121,7 @@ class Senders:
 
     @asynccontextmanager
     async def stage(self, runtime: Runtime) -> AsyncIterator[Senders]:
-        """The senders work for the body of the `async with`; leaving it flushes within `flush_seconds`, then cancels.
+        """Run the senders for the body of the `async with`; leaving it flushes within `flush_seconds`, then cancels.
 
         A send that is cancelled stays marked as being attempted: the next start sends it again, labelled.
         """
@@ -138,11 +138,11 @@ class Senders:
                 nursery.cancel_scope.deadline = trio.current_time() + self.settings.flush_seconds
 
     def knows(self, platform: str) -> bool:
-        """Whether there is a sender for this platform."""
+        """Return whether there is a sender for this platform."""
         return platform in self._senders
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """What each sender has done so far."""
+        """Return the counters of each sender."""
         return {
             name: {"sent": one.sent, "failed": one.failed, "dead": one.dead, "in_flight": len(one.in_flight)}
             for name, one in self._senders.items()
@@ -158,7 +158,7 @@ class Senders:
         return self._runtime.core.clock()
 
     async def _live(self, sender: _Sender) -> None:
-        """Open the sending side of one platform, and try again later if that fails. A failure concerns this platform alone."""
+        """Open the sending side of one platform, and retry later if that fails. A failure affects only this platform."""
         platform = sender.adapter.platform
         wakes = self._runtime.store.subscribe(OUTBOX_TOPIC, lambda _: sender.wake.set(), platform)
         with working("sender", f"sender:{platform}") as node, wakes:
@@ -168,7 +168,9 @@ class Senders:
                         await self._serve(sender)
                         return
                 except* Exception as group:
-                    logger.error("sending to %s is not possible now", platform, exc_info=first_cause(group))
+                    logger.error(
+                        "could not open the sending side of %s; retrying", platform, exc_info=first_cause(group)
+                    )
                     if node is not None:
                         node.note = f"sending is not possible: {type(first_cause(group)).__name__}"
                 with trio.move_on_after(OPEN_SECONDS), waiting("the next attempt to send"):
@@ -179,7 +181,7 @@ class Senders:
                     return
 
     async def _serve(self, sender: _Sender) -> None:
-        """Send what there is, until the runtime closes and nothing is left."""
+        """Send replies until the runtime closes and none is left."""
         platform = sender.adapter.platform
         async with trio.open_nursery() as nursery:
             while True:
@@ -201,7 +203,7 @@ class Senders:
                     await sender.wake.wait()
 
     async def _something(self, sender: _Sender) -> bool:
-        """Whether it is worth a transaction to claim something."""
+        """Return whether there may be something to claim, to save a transaction."""
         due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
         return due is not None and due <= self._now()
 
@@ -212,13 +214,13 @@ class Senders:
         return await self._store.claim_outbox(sender.adapter.platform, limit=free, holding=tuple(sender.in_flight))
 
     async def _pause(self, sender: _Sender) -> float:
-        """Seconds until something may be due."""
+        """Return the seconds until something may be due."""
         due = await self._store.next_outbox_due(sender.adapter.platform, holding=tuple(sender.in_flight))
         now = self._now()
         if due is None or due > now:
             wait = self.settings.look_seconds if due is None else min(due - now, self.settings.look_seconds)
             return max(wait, SHORTEST_SECONDS)
-        # What is due waits behind an earlier reply of its chat: one that is being sent, or one that is to be tried again later.
+        # A due reply waits behind an earlier one of its chat, which is being sent or is to be retried.
         while sender.retries and sender.retries[0] <= now:
             heapq.heappop(sender.retries)
         if sender.retries:
@@ -235,7 +237,7 @@ class Senders:
             raise
 
     async def _attempt(self, sender: _Sender, row: OutboxRow) -> SendResult:
-        """What came of one attempt. A mistake in a reply, or about it, is a failed attempt of that reply, and concerns no other."""
+        """Return the result of one attempt. An exception is a failed attempt of that reply, and affects no other."""
         try:
             replaces = "" if self.hooks is None else await self.hooks.before_send(row)
             return await self._try_forms(sender, row, replaces)
@@ -244,7 +246,7 @@ class Senders:
             kind, retry_after, problem = PlatformErrorKind.TRANSIENT, STORE_SECONDS, str(error)
         except Exception as error:
             platform = sender.adapter.platform
-            logger.exception("sending reply %d to %s failed in a way that the adapter does not know", row.id, platform)
+            logger.exception("reply %d to %s failed with an unexpected error", row.id, platform)
             kind, retry_after, problem = PlatformErrorKind.UNKNOWN, None, type(error).__name__
         return SendResult(success=False, error=problem, error_kind=kind, retryable=True, retry_after=retry_after)
 
@@ -253,12 +255,12 @@ class Senders:
         sender.wake.set()
 
     async def _end(self, sender: _Sender, row: OutboxRow, write: Callable[[], Awaitable[object]]) -> None:
-        """Write how an attempt ended. Until that is written nothing else is sent to the chat, and the row is this sender's."""
+        """Store the result of an attempt. Until that succeeds, the sender keeps the row and sends nothing else to the chat."""
         end = End(f"the attempt to send reply {row.id}", write, then=lambda _: self._let_go(sender, row))
         await self._runtime.core.ends.put(end)
 
     async def _try_forms(self, sender: _Sender, row: OutboxRow, replaces: str) -> SendResult:
-        """Send a reply; in another form, if the platform does not take it as it is."""
+        """Send a reply; in another form, if the platform refuses its form."""
         adapter = sender.adapter
         label = row.maybe_duplicate
         message = _outgoing(row)
@@ -274,7 +276,7 @@ class Senders:
         return result
 
     async def _send(self, adapter: Adapter, message: Outgoing, label: bool) -> SendResult:
-        """One attempt. An edit can be repeated without harm, so that it needs no label."""
+        """Make one attempt. An edit can be repeated without harm, so it needs no label."""
         if not label or message.edits:
             return await self._call(adapter, message)
         result = SendResult(success=False)
@@ -314,7 +316,7 @@ class Senders:
                 at = self._now() + delay
                 heapq.heappush(sender.retries, at)
                 await self._end(sender, row, lambda: self._store.outbox_retry(row, at=at, error=result.error))
-                logger.info("reply %d to %s failed, next attempt in %.0f s: %s", row.id, platform, delay, result.error)
+                logger.info("reply %d to %s failed; next attempt in %.0f s: %s", row.id, platform, delay, result.error)
                 return
             await self._end(sender, row, lambda: self._store.outbox_dead(row, error=result.error))
             sender.dead += 1
@@ -323,10 +325,10 @@ class Senders:
             try:
                 self.hooks.after_send(row, result)
             except Exception:
-                logger.exception("what follows from reply %d could not be done", row.id)
+                logger.exception("the hook after reply %d failed", row.id)
 
     def _delay(self, row: OutboxRow, result: SendResult) -> float | None:
-        """Seconds until the next attempt, or None if there is none."""
+        """Return the seconds until the next attempt, or None if there is none."""
         settings = self.settings
         if not result.retryable or (
             result.error_kind is PlatformErrorKind.UNKNOWN and row.attempts >= UNKNOWN_ATTEMPTS

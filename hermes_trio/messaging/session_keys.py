@@ -1,8 +1,8 @@
-"""Who is speaking where, and the session key of the conversation that this belongs to.
+"""The source of a message, and the session key of its conversation.
 
-A key is computed once, where a message comes in, and travels with it (SC-18). The layout is
-`agent:<namespace>:<platform>:<chat type>:…`; colons within an id are written as `%3A`, so that no two places share a key
-by accident. Webhook ids carry colons by design and are the one exception.
+A key is computed once, where a message arrives, and is passed along with it (SC-18). The layout is `agent:<namespace>:<platform>:<chat type>:…`;
+colons within an id are written as `%3A`, so that no two places share a key by accident. Webhook ids contain colons by design and are the one
+exception.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOWS_DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 class SessionKeyError(ValueError):
-    """An id or key that must not name a session; the message says why."""
+    """Raised for an id or key that must not name a session. The message says why."""
 
 
 _IDENTIFIERS: Final = (
@@ -48,7 +48,7 @@ _IDENTIFIERS: Final = (
     "message_id",
     "profile",
 )
-"""Platforms give ids as numbers or texts, and nothing as an empty text."""
+"""Platforms give ids as numbers or texts, and a missing id as an empty text."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,17 +84,17 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def participant(self) -> str | None:
-        """The stable id of the person, where the platform has one beside the ordinary id."""
+        """Return the stable id of the person, if the platform has one beside the ordinary id."""
         return self.user_id_alt or self.user_id
 
     def to_record(self) -> dict[str, str | bool]:
-        """A JSON-ready form without empty members."""
+        """Return a JSON-ready form without empty fields."""
         fields = msgspec.structs.asdict(self)
         return {name: value for name, value in fields.items() if value is not None and value is not False}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Source:
-        """The source behind a record; unknown members are ignored, wrong ones are named."""
+        """Return the source of a record. Unknown fields are ignored. Raises `SessionKeyError` for wrong ones."""
         known: dict[str, str] = {}
         for name in (field for field in cls.__struct_fields__ if field != "is_bot"):
             value = record.get(name)
@@ -125,7 +125,7 @@ DEFAULT_ISOLATION: Final = Isolation()
 
 
 def session_key(source: Source, isolation: Isolation = DEFAULT_ISOLATION, *, multiplex: bool = False) -> str:
-    """The key of the lane to which a message from `source` belongs.
+    """Return the session key of a message from `source`.
 
     With `multiplex`, a profile other than `default` has a namespace of its own; otherwise it is `main`.
     """
@@ -151,7 +151,7 @@ def _escaped(part: str) -> str:
 
 
 def webhook_source(route: str, delivery_id: str) -> Source:
-    """The source of one webhook delivery: a conversation of its own."""
+    """Return the source of one webhook delivery: a conversation of its own."""
     if not route or ":" in route:
         raise SessionKeyError(f"webhook route {route!r}: a route has a name without ':'")
     return Source(
@@ -166,12 +166,12 @@ def webhook_source(route: str, delivery_id: str) -> Source:
 
 
 def is_shared(source: Source, isolation: Isolation = DEFAULT_ISOLATION) -> bool:
-    """Whether several people speak in this conversation, so that each text must say who wrote it."""
+    """Return whether several people speak in this conversation, so that each text must name its author."""
     return not source.is_direct and not isolation.applies_to(source)
 
 
 def attributed_text(source: Source, text: str, isolation: Isolation = DEFAULT_ISOLATION) -> str:
-    """The text as the model sees it: in a shared conversation with the sender's name in front."""
+    """Return the text for the model: in a shared conversation with the sender's name in front."""
     if not is_shared(source, isolation):
         return text
     sender = _plain_name(source.user_name) or _plain_name(source.participant)
@@ -179,7 +179,7 @@ def attributed_text(source: Source, text: str, isolation: Isolation = DEFAULT_IS
 
 
 def _plain_name(name: str | None) -> str:
-    """A name on one line that cannot pass for markup, for another bracket or for more text than a name."""
+    """Return a name on one line that cannot pass for markup, for another bracket or for more text than a name."""
     visible = "".join(
         " " if char.isspace() else char
         for char in name or ""

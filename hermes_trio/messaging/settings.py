@@ -1,7 +1,7 @@
-"""The settings of the gateway and its adapters, read from the raw tables of the configuration file.
+"""The settings of the message gateway and its adapters.
 
-A chat platform's table holds keys of its own (a token, an address) beside those that all of them share: `split_settings` takes the shared ones out and leaves
-the rest to the platform. A mistake names the table, the key and what would be accepted. Secrets may be named by a variable (`secret_env`) instead of written.
+A chat platform's table holds keys of its own (a token, an address) beside the shared ones: `split_settings` separates them. An error names the table,
+the key and the accepted values. Secrets may be named by a variable (`secret_env`) instead of written.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ResetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a conversation starts afresh by itself (GW-78): after `idle_minutes` without activity, at `at_hour` of each day, both, or never.
+    """When a conversation is reset (GW-78): after `idle_minutes` without activity, at `at_hour` of each day, both, or never.
 
-    `timezone` is whose clock `at_hour` is on. Background work younger than `bg_process_max_age_hours` keeps a conversation as it is.
+    `at_hour` is in `timezone`. Background work younger than `bg_process_max_age_hours` prevents a reset.
     """
 
     mode: Literal["none", "idle", "daily", "both"] = "none"
@@ -50,7 +50,7 @@ class ResetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class HomeChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where answers go that name the platform only."""
+    """The chat for answers that name the platform only."""
 
     chat_id: str
     thread_id: str = ""
@@ -58,17 +58,17 @@ class HomeChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PlatformSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every chat platform's table may hold.
+    """The keys that every chat platform's table may have.
 
-    People in `allowed_users` (and those let in by a pairing code) may talk to the agent; `allow_all` lets everybody in. Strangers in a direct chat are
-    offered a pairing code (`unknown_dm = "pair"`) or ignored. `busy` says what a message does while a turn runs: wait (`queue`), stop it (`interrupt`), or
-    be given to it (`steer`). `reset` has overrides by chat type in `reset_by_chat_type`.
+    People in `allowed_users` (and those admitted by a pairing code) may talk to the agent; `allow_all` admits everyone. Strangers in a direct chat
+    get a pairing code (`unknown_dm = "pair"`) or no reply. `busy` says what a message does while a turn runs: wait (`queue`), stop it (`interrupt`),
+    or be passed to it (`steer`). `reset` has overrides by chat type in `reset_by_chat_type`.
     """
 
     enabled: bool = True
     allowed_users: list[str] = msgspec.field(default_factory=list[str])
     approval_admins: list[str] = msgspec.field(default_factory=list[str])
-    """People who may answer everybody's approvals in a group; `*` means everyone who may talk to the agent."""
+    """People who may answer all approvals in a group; `*` means everyone who may talk to the agent."""
     allow_all: bool = False
     allow_bots: bool = False
     unknown_dm: Literal["pair", "ignore"] = "pair"
@@ -85,11 +85,11 @@ class PlatformSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def isolation(self) -> Isolation:
-        """Who shares a conversation with whom."""
+        """Return which people share a conversation."""
         return Isolation(self.group_sessions_per_user, self.thread_sessions_per_user)
 
     def home_address(self, platform: str) -> Address | None:
-        """The home channel as an address."""
+        """Return the home channel as an address."""
         return None if self.home is None else Address(platform, self.home.chat_id, self.home.thread_id or None)
 
 
@@ -133,7 +133,7 @@ class RouteSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WebhookSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[webhook]`. `rate_limit` is requests a minute and route; `max_pending` bounds deliveries that are accepted and not finished."""
+    """`[webhook]`. `rate_limit` is requests a minute and route; `max_pending` limits deliveries that are accepted and not finished."""
 
     hidden: ClassVar[tuple[str, ...]] = ("secret",)
     enabled: bool = True
@@ -146,7 +146,7 @@ class WebhookSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[cron]`. `deadline` stops a job that overruns, `linger` bounds the wait for its background work, `wrap_response` adds the job's name to its answer."""
+    """`[cron]`. `deadline` stops a job that overruns, `linger` limits the wait for its background work, `wrap_response` adds the job's name to its answer."""
 
     enabled: bool = True
     timezone: str = "UTC"
@@ -157,7 +157,7 @@ class CronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CliSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[cli]`. What a line does while a turn runs, and whether answers are shown as formatted Markdown."""
+    """`[cli]`: what a line does while a turn runs, and whether answers are shown as formatted Markdown."""
 
     busy: Literal["queue", "interrupt", "steer"] = "queue"
     markdown: bool = True
@@ -168,7 +168,7 @@ _SHARED: Final = frozenset(PlatformSettings.__struct_fields__)
 
 
 def split_settings(table: Mapping[str, Any], where: str, own: type[S]) -> tuple[PlatformSettings, S]:
-    """The shared settings of a chat platform, and its own, which are what is left."""
+    """Split a table into the shared settings of a chat platform and its own. Raises `SettingsError`."""
     shared = {name: value for name, value in table.items() if name in _SHARED}
     rest = {name: value for name, value in table.items() if name not in _SHARED}
     known = sorted([*own.__struct_fields__, *_SHARED])

@@ -1,7 +1,7 @@
-"""Keeping adapters running: each on its own, with its own back-off, its own node in the tree and its own line in the health report.
+"""Keeps adapters running: each with its own back-off, its own node in the tree and its own entry in the health report.
 
-One that fails (a bad token, no network) disturbs nobody. A permanent error stops it and says so; everything else is tried again after 30, 60, 120,
-240, then every 300 seconds, for ever. Turns do not belong to it: they go on while it is away, and their replies wait in the outbox.
+A failing adapter affects no other. A permanent error (a bad token) stops it; everything else is retried after 30, 60, 120, 240, then every 300
+seconds. Turns continue while it is disconnected, and their replies wait in the outbox.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ logger: Final = logging.getLogger("hermes_trio.messaging.supervision")
 BACKOFF_SECONDS: Final = (30.0, 60.0, 120.0, 240.0, 300.0)
 
 HEALTHY_SECONDS: Final = 300.0
-"""A connection that lasted this long was a good one: its end starts the back-off afresh."""
+"""A connection that lasted this long resets the back-off when it ends."""
 
 
 @asynccontextmanager
 async def receiving(runtime: Runtime, name: str, function: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Run something that brings work in as a receiver of the runtime, for the body of the `async with`; leaving it cancels and waits for it."""
+    """Run a receiver of the runtime for the body of the `async with`; leaving it cancels the receiver and waits for it."""
     scope, ended = trio.CancelScope(), trio.Event()
 
     async def receive() -> None:
@@ -54,7 +54,7 @@ async def receiving(runtime: Runtime, name: str, function: Callable[[], Awaitabl
 
 @attrs.define(eq=False)
 class Supervised:
-    """An adapter, and how it is."""
+    """An adapter and its state."""
 
     adapter: Adapter
     clock: Callable[[], float]
@@ -68,7 +68,7 @@ class Supervised:
     _connected_at: float | None = None
 
     async def run_alone(self, membership: Membership) -> None:
-        """The same on one node at a time, if the adapter is for one: until it is this one, the adapter stands by."""
+        """Like `run`, on one node at a time for an adapter that is a singleton: on the other nodes it stands by."""
         if not self.adapter.singleton:
             await self.run()
             return
@@ -76,7 +76,7 @@ class Supervised:
         await membership.run_alone(f"adapter {self.adapter.platform}", self.run)
 
     async def run(self) -> None:
-        """Keep the adapter running until cancelled. After a permanent error it stays off, and stays visible."""
+        """Keep the adapter running until cancelled. After a permanent error it stays off, and visible."""
         try:
             with working("adapter", self.adapter.platform) as node:
                 await self._live(node)
@@ -95,19 +95,19 @@ class Supervised:
                 self._move(AdapterState.FATAL)
                 if node is not None:
                     node.note = f"fatal: {problem}"
-                logger.error("%s is off until its settings are changed: %s", platform, problem)
+                logger.error("the adapter %s is off until its settings are changed: %s", platform, problem)
                 with waiting("its settings to be changed, and a restart"):
                     await trio.sleep_forever()
             delay = self._delay(problem)
             self.retry_at = self.clock() + delay
             self._move(AdapterState.RETRYING)
-            logger.warning("%s failed, next attempt in %.0f s: %s", platform, delay, self.error)
+            logger.warning("the adapter %s failed; next attempt in %.0f s: %s", platform, delay, self.error)
             with waiting(f"the next attempt ({self.error})"):
                 await trio.sleep(delay)
             self.retry_at = None
 
     async def _once(self) -> BaseException | None:
-        """One life of the adapter; what it failed with, or None if it ended by itself."""
+        """Run the adapter once; return its failure, or None if it ended by itself."""
 
         def connected() -> None:
             self._connected_at = trio.current_time()
@@ -134,7 +134,7 @@ class Supervised:
         if problem is None:
             self.error, self.error_code = "the connection was ended", "ended"
         else:
-            # What an unknown exception says may hold anything, so that only its kind is shown.
+            # The text of an unknown exception may hold anything, so only its type is shown.
             self.error, self.error_code = f"it failed with {type(problem).__name__}", "unknown"
         return delay
 
@@ -143,7 +143,7 @@ class Supervised:
         self.since = self.clock()
 
     def health(self) -> dict[str, Any]:
-        """One line of the health report."""
+        """Return the entry of the health report."""
         return {
             "state": self.state.value,
             "since": self.since,

@@ -1,7 +1,7 @@
-"""A conversation in the terminal. It takes the same way as every other chat: the one pipeline, a lane, the outbox.
+"""A conversation in the terminal, through the same hub, lane and outbox as every other chat.
 
-The answer is shown while it is being written; the row in the outbox makes sure that what was not shown (a crash in between, work that reported while
-nobody was there) is shown the next time. Whoever leaves ends the session; `--resume` takes it up again.
+The answer is shown while it is being written; its outbox row ensures that text which was not shown (a crash in between, a report while the terminal
+was closed) is shown the next time. Leaving ends the session; `--resume` continues it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ SHOWN_MESSAGES: Final = 4
 SHOWN_CHARACTERS: Final = 600
 STOPPED: Final = "(stopped)"
 END_SECONDS: Final = 1.0
-"""How long a receipt waits for the last words of the turn that it is about."""
+"""How long a receipt waits for the last output of its turn."""
 
 _SOURCE: Final = Source(platform=CLI, chat_type="dm", chat_id=CHAT, user_id="owner", user_name="owner")
 CLI_KEY: Final = session_key(_SOURCE)
 
 
 class ResumeError(Exception):
-    """A conversation that cannot be taken up again; the text says why."""
+    """Raised for a conversation that cannot be continued. The text says why."""
 
 
 class ChatAdapter(Adapter):
@@ -67,14 +67,14 @@ class ChatAdapter(Adapter):
         ("quit", "leave; so does Ctrl-D"),
     )
     supports_edit = True
-    """A question is settled on the screen, in the moment in which it is answered."""
+    """A question is updated on the screen when it is answered."""
 
     def __init__(self, screen: Screen, lines: Lines, *, interactive: bool, ready: trio.Event | None = None) -> None:
         self.limit = Limit(1_000_000_000)
         self.left = trio.Event()
         self.inbox: Callable[[], Inbox]
         self.running: Callable[[], int] = int
-        """How many jobs run in the background."""
+        """The number of background jobs that run."""
         self.on_idle: Callable[[], None] = _nothing
         """Called when a turn has ended."""
         self.models: Sequence[str] = ()
@@ -91,7 +91,7 @@ class ChatAdapter(Adapter):
     # -- the person ------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Read one input after the other until there is no more; the first one when the session is chosen."""
+        """Read inputs until there are no more; the first one after the session is chosen."""
         connected()
         if self._ready is not None:
             await self._ready.wait()
@@ -109,7 +109,7 @@ class ChatAdapter(Adapter):
         await trio.sleep_forever()
 
     def choose_model(self, name: str = "") -> None:
-        """Let a model answer from now on; without a name, say which one does."""
+        """Choose the model of later turns; without a name, print the present one."""
         if name and name not in self.models:
             self._screen.note(unknown_model(name, self.models))
             return
@@ -120,7 +120,7 @@ class ChatAdapter(Adapter):
         self._screen.note(f"{now} answers." + (f" There are also: {', '.join(others)}." if others else ""))
 
     def status(self) -> str:
-        """What the agent is doing and for how long, in one line; empty when it is idle."""
+        """Return what the agent is doing, and for how long, in one line; empty when it is idle."""
         turn = self.inbox().current_turn(CLI_KEY)
         if turn is None or turn.node.closed_at is not None:
             return ""
@@ -131,7 +131,7 @@ class ChatAdapter(Adapter):
         return f"… working for {age:.0f} s{f', waits on {waits}' if waits else ''} (Ctrl-C stops it)"
 
     def _may_leave(self) -> bool:
-        """Leaving stops what runs in the background, so a person is told once before."""
+        """Return whether the person may leave; warn once if that would stop background work."""
         jobs = self.running()
         if not jobs or self._warned or not self._interactive:
             return True
@@ -140,7 +140,7 @@ class ChatAdapter(Adapter):
         return False
 
     async def interrupt(self) -> None:
-        """Ctrl-C: stop the turn, and show the receipt."""
+        """Stop the turn on Ctrl-C, and show the receipt."""
         over = self._over
         receipt = await self.inbox().stop_turn(CLI_KEY, Cause(CancelCause.STOP, "Ctrl-C"))
         if receipt is not None:
@@ -191,12 +191,12 @@ class ChatAdapter(Adapter):
                 pass
 
     async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
-        """Do nothing: what became of a question was shown when it was answered."""
+        """Do nothing: the result of a question was shown when it was answered."""
         await trio.lowlevel.checkpoint()
         return SendResult.sent(message_id)
 
     async def send(self, message: Outgoing) -> SendResult:
-        """Show what has not been shown while it was written."""
+        """Show what was not shown while it was written."""
         await trio.lowlevel.checkpoint()
         turn_id = str(message.payload.get("turn", ""))
         text = message.text
@@ -215,7 +215,7 @@ def _nothing() -> None:
 
 
 def _unseen(text: str, seen: str) -> str:
-    """What of a text follows the words that were shown already; all of it if they are not its beginning."""
+    """Return the part of a text that follows what was shown; all of it if that is not its beginning."""
     if not seen:
         return text
     words = seen.split(" ")
@@ -228,12 +228,12 @@ def _unseen(text: str, seen: str) -> str:
 
 
 def unknown_model(name: str, models: Sequence[str]) -> str:
-    """What is said about a model that there is not."""
+    """Return the error for an unknown model."""
     return f"there is no model {name!r}; there are: {', '.join(models)}"
 
 
 async def begin_session(store: Store, resume: str | None) -> SessionRow:
-    """The session of this conversation: a new one, the last one (`resume` empty), or one by its id."""
+    """Choose the session of this conversation: a new one, the last one (`resume` empty), or one by its id. Raises `ResumeError`."""
     if resume is None:
         made = await store.new_session(CLI_KEY, source=CLI, reason="new_session")
         found = await store.get_session(made)
@@ -259,7 +259,7 @@ async def begin_session(store: Store, resume: str | None) -> SessionRow:
 
 
 async def show_history(store: Store, screen: Screen, session: SessionRow) -> None:
-    """The end of what was said before."""
+    """Show the end of the earlier conversation."""
     said = [one for one in await store.load_history(session.id) if one.role in ("user", "assistant") and one.text]
     for message in said[-SHOWN_MESSAGES:]:
         text = message.text if len(message.text) <= SHOWN_CHARACTERS else f"{message.text[:SHOWN_CHARACTERS]} …"
@@ -267,7 +267,7 @@ async def show_history(store: Store, screen: Screen, session: SessionRow) -> Non
 
 
 async def end_session(runtime: Runtime, inbox: Inbox) -> str:
-    """The person has left: what runs is stopped and the session ends; one in which nothing was said is forgotten. Returns its id, or nothing."""
+    """Stop what runs and end the session after the person has left; delete it if it is empty. Return its id, or nothing."""
     cause = Cause(CancelCause.SESSION_ENDED, "the person has left")
     store = cast("Store", runtime.store)
     turn = inbox.current_turn(CLI_KEY)

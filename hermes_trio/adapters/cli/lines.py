@@ -1,6 +1,6 @@
-"""Where a person's lines come from: a prompt with history on a terminal, or plain lines of a pipe.
+"""Reads a person's lines: a prompt with history on a terminal, or plain lines of a pipe.
 
-Both are read in a worker thread. Leaving the scope of a prompt ends it at once and gives the terminal back as it was.
+Both are read in a worker thread. Leaving the scope of a prompt ends it at once and restores the terminal.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ PROMPT: Final = "› "
 MULTILINE: Final = "· "
 
 LIVE_LINES: Final = 12
-"""Lines of an unfinished answer that are shown above the prompt."""
+"""The maximum of lines of an unfinished answer above the prompt."""
 REDRAW_SECONDS: Final = 0.05
 
 
 class Lines(Protocol):
-    """One input after the other."""
+    """A source of inputs."""
 
     async def next(self) -> str | None:
-        """The next input, or None when there is no more. Cancelling it loses nothing that was entered completely."""
+        """Return the next input, or None at the end. Cancelling it loses no complete input."""
         ...
 
 
@@ -43,14 +43,14 @@ class PipedLines:
     """Standard input that is no terminal: each line is an input."""
 
     async def next(self) -> str | None:
-        """The next line. A thread that still waits for one when the program ends does not hold it up."""
+        """Return the next line. A thread that still waits for one does not delay the end of the program."""
         with waiting("a line"):
             line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
         return line.rstrip("\n") if line else None
 
 
 class PromptLines:
-    """A prompt with history. Enter sends, Alt-Enter makes a new line, Ctrl-C calls `interrupt`, Ctrl-D on an empty line ends."""
+    """A prompt with history. Enter sends, Alt-Enter inserts a new line, Ctrl-C calls `interrupt`, Ctrl-D on an empty line ends."""
 
     def __init__(self, history: Path | None, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
@@ -67,7 +67,7 @@ class PromptLines:
         self._session.app.min_redraw_interval = REDRAW_SECONDS
 
     def show_unfinished(self, text: str) -> None:
-        """Show the end of an answer that is being written above the prompt; nothing for an empty text."""
+        """Show the end of an unfinished answer above the prompt; nothing for an empty text."""
         self._change(text, self._status)
 
     def show_status(self, text: str) -> None:
@@ -80,7 +80,7 @@ class PromptLines:
             self._session.app.invalidate()
 
     def _message(self) -> StyleAndTextTuples:
-        """What stands before the cursor. Called by the prompt's thread, each time that it draws."""
+        """Return the text before the cursor. Called by the prompt's thread whenever it draws."""
         shown: StyleAndTextTuples = []
         if self._unfinished.strip():
             shown.append(("", "\n".join(self._unfinished.splitlines()[-LIVE_LINES:]) + "\n"))
@@ -90,7 +90,7 @@ class PromptLines:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[PromptLines]:
-        """What is printed inside appears above the prompt and does not break the line that is being typed."""
+        """Print above the prompt for the body, without breaking the line that is being typed."""
         self._token = trio.lowlevel.current_trio_token()
         with patch_stdout(raw=True):
             yield self

@@ -1,6 +1,6 @@
-"""One prompt, one shot: stream the answer, wait until everything that it started has settled, and say by the exit code how it ended.
+"""`hermes-trio run`: send one prompt, stream the answer, wait until all work has settled, and return the exit code.
 
-The session is a one-shot session like a webhook's: work in the background is waited for and its reports are answered, at most for the linger time.
+The session is a one-shot session like a webhook's: background work is awaited and its reports are answered, at most for the linger time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUN_COMPLETE: Final = "run_complete"
 
 
 class ExitCode(IntEnum):
-    """What the shell is told."""
+    """The exit codes."""
 
     COMPLETED = 0
     FAILED = 1
@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
 
 class RunResult(msgspec.Struct, kw_only=True):
-    """How a run ended: all of its turns, the first one and those that answered what its background work reported."""
+    """The result of a run: all of its turns, the first one and those that answered reports of background work."""
 
     session_id: str = ""
     outcomes: list[Outcome] = msgspec.field(default_factory=list[Outcome])
@@ -46,12 +46,12 @@ class RunResult(msgspec.Struct, kw_only=True):
 
     @property
     def last(self) -> Outcome | None:
-        """The last turn."""
+        """Return the last turn."""
         return self.outcomes[-1] if self.outcomes else None
 
     @property
     def exit_code(self) -> ExitCode:
-        """A turn that did not complete decides; the first one that did not."""
+        """Return the exit code of the first turn that did not complete, else success."""
         if self.receipt is not None:
             return ExitCode.STOPPED
         for outcome in self.outcomes or [None]:
@@ -63,7 +63,7 @@ class RunResult(msgspec.Struct, kw_only=True):
         return ExitCode.COMPLETED
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """Return a JSON-ready form."""
         last = self.last
         return {
             "status": self.exit_code.name.lower(),
@@ -92,7 +92,7 @@ class RunResult(msgspec.Struct, kw_only=True):
 
 
 class _RunFront(Interface):
-    """The run's side of the runtime."""
+    """The interface of the run."""
 
     platform = RUN
     one_shot = RUN_COMPLETE
@@ -151,7 +151,7 @@ async def run_once(
     linger: float | None = None,
     stop: trio.Event | None = None,
 ) -> RunResult:
-    """Run a prompt until it has settled. Setting `stop` stops everything and gives the receipt.
+    """Run a prompt until it has settled. Setting `stop` stops everything and sets the receipt.
 
     Cancelling it leaves the run to the runtime, which ends it with everything else.
     """
@@ -178,7 +178,7 @@ async def run_once(
 
 
 async def _stop_when_asked(runtime: Runtime, delivery: Inbox, interface: _RunFront, stop: trio.Event) -> None:
-    """Stop the turn that runs (or the first one, which says that it had ended), then what it left in the background."""
+    """Stop the running turn (or the first one, which reports that it had ended), then its background work."""
     await stop.wait()
     assert interface.first is not None
     cause = Cause(CancelCause.STOP, "Ctrl-C")

@@ -1,7 +1,7 @@
-"""What is shown in a terminal: text as it is being written, formatted where it is a terminal, plain where it is a pipe.
+"""Writes to a terminal: text as it is being written, formatted on a terminal, plain in a pipe.
 
-Text that arrives while a person types must not break their line, so that only whole lines are written while a prompt is shown: a formatted block, or
-a line of plain text.
+Output must not break the line that a person types, so only whole lines are written while a prompt is shown: a formatted block, or a line of plain
+text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 class BlockStream:
-    """Cuts text that is being written into blocks: each is complete when a blank line outside any fence follows it."""
+    """Splits streamed text into blocks: each is complete when a blank line outside any fence follows it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -29,11 +29,11 @@ class BlockStream:
 
     @property
     def unfinished(self) -> str:
-        """The block that is being written."""
+        """Return the unfinished block."""
         return "\n".join([*self._lines, self._rest])
 
     def feed(self, piece: str) -> list[str]:
-        """The blocks that are complete now."""
+        """Return the blocks that are complete."""
         *whole, self._rest = (self._rest + piece).split("\n")
         blocks: list[str] = []
         for line in whole:
@@ -41,7 +41,7 @@ class BlockStream:
         return blocks
 
     def flush(self) -> list[str]:
-        """What is left, complete or not."""
+        """Return the rest, complete or not."""
         blocks: list[str] = []
         if self._rest:
             self._lines.append(self._rest)
@@ -74,7 +74,7 @@ class BlockStream:
 
 
 class LineMarkdown(Markdown):
-    """Markdown in which a line stays a line: a list of commands, a poem and an address are not joined into one paragraph."""
+    """Markdown that keeps line breaks: lists of commands, poems and addresses are not joined into one paragraph."""
 
     def __init__(self, markup: str) -> None:
         super().__init__(markup)
@@ -85,9 +85,9 @@ class LineMarkdown(Markdown):
 
 
 class Screen:
-    """Writes to a terminal or a pipe. `file` is standard output as it is when something is written, unless another one is given.
+    """Writes to a terminal or a pipe. `file` is the present standard output, unless another one is given.
 
-    `live` is shown what is being written and is not complete yet; where formatted text is written only in whole blocks, it is how an answer streams.
+    `live` receives unfinished text; where formatted text is written only in whole blocks, an answer streams through it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Screen:
         self._open_line = False
 
     def stream(self, piece: str) -> None:
-        """More of an answer."""
+        """Write more of an answer."""
         if self._formatted:
             for block in self._blocks.feed(piece):
                 self._markdown(block)
@@ -118,7 +118,7 @@ class Screen:
             self._open_line = not piece.endswith("\n")
 
     def end_stream(self) -> None:
-        """That was all of it."""
+        """End an answer."""
         if self._formatted:
             blocks = self._blocks.flush()
             if self._live is not None:
@@ -131,7 +131,7 @@ class Screen:
             self._open_line = False
 
     def say(self, text: str) -> None:
-        """A whole text. It does not cut the block that is being written: that one follows when it is complete."""
+        """Write a whole text. It does not cut the unfinished block, which follows when it is complete."""
         if self._formatted:
             self._markdown(text)
         else:
@@ -140,13 +140,13 @@ class Screen:
             self._console.file.flush()
 
     def note(self, text: str) -> None:
-        """Something beside the conversation."""
+        """Write a remark beside the conversation."""
         if not self._formatted:
             self.end_stream()
         self._console.print(Text(text, style="dim"))
 
     def tool(self, text: str) -> None:
-        """What the agent is doing."""
+        """Write what the agent is doing."""
         if self._tools:
             self.note(f"  {text}")
 

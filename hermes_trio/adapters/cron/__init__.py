@@ -1,1 +1,1 @@
-"""Scheduled jobs: schedules, the clock that fires them, and the adapter that runs each slot as a one-shot session."""
+"""Scheduled jobs: schedules, the scheduler, and the interface that runs each slot as a one-shot session."""

@@ -1,7 +1,6 @@
-"""A cron job as people write it, as it is stored, and as it is shown.
+"""A scheduled job: parsed from fields, stored, and shown.
 
-A job's row has its name, its schedule and when it is due next; `spec` holds the rest. What became of earlier slots is not kept in the job: that is what the
-execution rows say.
+A job's row has its name, its schedule and its next slot; `spec` holds the rest. The results of earlier slots are in the execution rows.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _FIELDS: Final = (
 
 
 class JobError(ValueError):
-    """A field of a job that cannot be used; the text names it and says what would be right."""
+    """Raised for a field of a job that cannot be used. The text names it and says what is accepted."""
 
 
 class ScheduledJob(msgspec.Struct, frozen=True):
-    """A stored job, read."""
+    """A stored job."""
 
     row: CronJob
     schedule: Schedule
@@ -55,7 +54,7 @@ class ScheduledJob(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, row: CronJob) -> ScheduledJob:
-        """The job behind a row; `ValueError` if its record is damaged."""
+        """Return the job of a row. Raises `ValueError` if its record is damaged."""
         spec: Mapping[str, Any] = row.spec
         origin = cast("Mapping[str, str] | None", spec.get("origin"))
         return cls(
@@ -71,19 +70,19 @@ class ScheduledJob(msgspec.Struct, frozen=True):
         )
 
     def targets(self, platforms: Collection[str]) -> tuple[Target, ...]:
-        """Where its answers go, as it was written."""
+        """Return the delivery targets, as written."""
         return parse_targets(self.deliver, platforms)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has run as often as it should."""
+        """Return whether it has run as often as it should."""
         return self.times is not None and self.completed >= self.times
 
 
 def new_job(
     fields: Mapping[str, Any], *, id: str, tenant: str, now: float, timezone: str, platforms: Collection[str]
 ) -> CronJob:
-    """A job from what a person gave; `JobError` or another `ValueError` says what is wrong."""
+    """Make a job from a person's fields. Raises `JobError` or another `ValueError`."""
     for needed in ("name", "schedule", "prompt"):
         if not str(fields.get(needed, "")).strip():
             raise JobError(f"{needed} is missing or empty")
@@ -95,7 +94,7 @@ def new_job(
 def changed_job(
     row: CronJob, fields: Mapping[str, Any], *, now: float, timezone: str, platforms: Collection[str]
 ) -> CronJob:
-    """The job with some fields changed. A new schedule counts from now; one that is switched on again does not make up for what it missed."""
+    """Return the job with some fields changed. A new schedule counts from now; a job that is enabled again does not catch up missed slots."""
     for name in fields:
         if name not in _FIELDS:
             raise JobError(f"a job has no field {name!r}; fields are {', '.join(_FIELDS)}")
@@ -200,7 +199,7 @@ def _deliver(value: Any, platforms: Collection[str]) -> list[str]:
 
 
 def job_view(job: CronJob, latest: CronExecution | None, *, running: bool = False) -> dict[str, Any]:
-    """A job as JSON, with the names that the reference's clients know (GW-143)."""
+    """Return a job as JSON, with the names that the reference's clients know (GW-143)."""
     spec: Mapping[str, Any] = job.spec
     schedule = cast("Mapping[str, Any]", spec.get("schedule", {}))
     state = "scheduled"
@@ -234,7 +233,7 @@ def job_view(job: CronJob, latest: CronExecution | None, *, running: bool = Fals
 
 
 def execution_view(execution: CronExecution) -> dict[str, Any]:
-    """One slot as JSON."""
+    """Return one slot as JSON."""
     return {
         "slot": _iso(execution.slot),
         "state": execution.state.value,

@@ -1,12 +1,11 @@
-"""When a job is due: schedules, their slots, and which slot to run now.
+"""Schedules, their slots, and which slot to run now.
 
-A *slot* is the UTC instant at which a schedule wants to run; it is the identity under which a run is recorded, so a
-slot can be run at most once whatever the clock does. Everything here is a pure function of its arguments: the caller
-brings the clock and keeps the last slot that it has accounted for.
+A *slot* is the UTC instant at which a schedule wants to run; a run is recorded under it, so that a slot runs at most once whatever the clock does.
+Everything here is a pure function: the caller passes the time and stores the last slot that it has accounted for.
 
-Time changes. A cron expression that names hours follows the wall clock: a time that the clock skips runs once, at the
-moment of the shift, and a time that the clock repeats runs once, the first time. An expression that runs in every hour
-follows real time. Intervals are real time, counted from their anchor, and never drift.
+Daylight saving: a cron expression that names hours follows the wall clock: a time that the clock skips runs once, at the moment of the shift, and a
+repeated time runs once, the first time. An expression that runs in every hour follows real time. Intervals are real time, counted from their anchor,
+and never drift.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ __all__ = [
 ]
 
 PAST_TOLERANCE: Final = timedelta(seconds=120)
-"""A one-shot may lie this far in the past: the time that it takes to type the command."""
+"""A one-shot may be this far in the past: the time that it takes to type the command."""
 
 MIN_GRACE: Final = timedelta(seconds=120)
 MAX_GRACE: Final = timedelta(hours=2)
 
 MAX_TEXT: Final = 256
-"""Longer schedule texts are refused unread; no real expression comes near it."""
+"""Longer schedule texts are refused without parsing."""
 
 MAX_DURATION: Final = timedelta(days=3660)
 
 MISSED_LISTED: Final = 100
 MISSED_COUNTED: Final = 10_000
-"""Bounds for one answer of `due`, so that a server that slept for a year does not spend seconds listing minutes."""
+"""Limits of one result of `due`, so that a server that was off for a year does not spend seconds listing minutes."""
 
 _UNITS: Final[Mapping[str, timedelta]] = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), timedelta(seconds=1)),
@@ -93,7 +92,7 @@ _SUNDAY_LAST: Final = re.compile(r"-SUN\b")
 
 
 class ScheduleError(ValueError):
-    """A schedule text or record that cannot be used; the message says which part and what would be right."""
+    """Raised for a schedule text or record that cannot be used. The message says which part and what is accepted."""
 
 
 def _utc(instant: datetime) -> datetime:
@@ -136,11 +135,11 @@ Schedule: TypeAlias = Once | Every | Cron
 
 
 class Due(msgspec.Struct, frozen=True):
-    """What `due` decided.
+    """The result of `due`.
 
-    `run` is the one slot to run now, or None. `missed` are the newest slots that will not run because `run` stands for
-    them, in order; `missed_count` counts all of them, and is a lower bound when `missed_exact` is False. `late` says
-    that the oldest of them (or `run` itself) is older than the grace.
+    `run` is the one slot to run now, or None. `missed` are the newest slots that will not run because `run` replaces them, in order; `missed_count`
+    counts all of them, and is a lower bound when `missed_exact` is False. `late` says that the oldest of them (or `run` itself) is older than the
+    grace.
     """
 
     run: datetime | None = None
@@ -154,10 +153,10 @@ class Due(msgspec.Struct, frozen=True):
 
 
 def parse_schedule(text: str, *, now: datetime, tz: str = "UTC") -> Schedule:
-    """The schedule that a person wrote; raises `ScheduleError` with the reason if it is none.
+    """Parse a schedule. Raises `ScheduleError` with the reason.
 
-    `tz` is the zone of naive dates and of cron fields; a `CRON_TZ=Zone ` prefix overrules it. `now` anchors durations
-    and intervals, and is what "in the past" is measured against.
+    `tz` is the zone of naive dates and of cron fields; a `CRON_TZ=Zone ` prefix overrides it. `now` anchors durations and intervals, and decides what
+    is in the past.
     """
     written = text.strip()
     if not written:
@@ -267,7 +266,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def slots(schedule: Schedule, after: datetime) -> Iterator[datetime]:
-    """The slots later than `after`, ascending, in UTC; endless for most recurring schedules."""
+    """Yield the slots later than `after`, ascending, in UTC; endless for most recurring schedules."""
     start = _utc(after)
     match schedule:
         case Once(at):
@@ -286,7 +285,7 @@ def slots(schedule: Schedule, after: datetime) -> Iterator[datetime]:
 
 
 def next_after(schedule: Schedule, after: datetime) -> datetime | None:
-    """The first slot later than `after`, or None if there is none left."""
+    """Return the first slot later than `after`, or None if there is none left."""
     return next(slots(schedule, after), None)
 
 
@@ -309,7 +308,7 @@ def _wall_clock_slots(expression: str, zone: ZoneInfo, last: datetime) -> Iterat
 
 
 def _real_time_slots(expression: str, zone: ZoneInfo, last: datetime) -> Iterator[datetime]:
-    """Slots from one change of the clock to the next, each stretch with its own constant offset."""
+    """Yield slots from one change of the clock to the next, each stretch with its own constant offset."""
     offset: timedelta | None = _offset(zone, last)
     while offset is not None:
         following = None
@@ -330,7 +329,7 @@ def _real_time_slots(expression: str, zone: ZoneInfo, last: datetime) -> Iterato
 
 
 def _latest(schedule: Cron, until: datetime) -> datetime | None:
-    """The newest slot not later than `until`, found backwards: the distance to it does not matter."""
+    """Return the newest slot not later than `until`, found backwards, whatever the distance."""
     zone = _zone(schedule.zone)
     wall_clock = _names_hours(schedule.expression)
     local = until.astimezone(zone)
@@ -356,7 +355,7 @@ def _latest(schedule: Cron, until: datetime) -> datetime | None:
 
 
 def _names_hours(expression: str) -> bool:
-    """Whether some hour of the day is left out, so that the expression speaks of the clock on the wall."""
+    """Return whether some hour of the day is left out, so that the expression refers to the wall clock."""
     return len(_simulate(expression, datetime(2000, 1, 1)).hours) < 24
 
 
@@ -374,14 +373,14 @@ def _is_skipped(wall: datetime, zone: ZoneInfo) -> bool:
 
 
 def _wall_to_utc(wall: datetime, zone: ZoneInfo) -> datetime:
-    """The instant of a naive local time: the first of two, and for a skipped time the moment of the shift."""
+    """Return the instant of a naive local time: the first of two, and for a skipped time the moment of the shift."""
     if not _is_skipped(wall, zone):
         return wall.replace(tzinfo=zone).astimezone(UTC)
     return _change(zone, wall.replace(tzinfo=zone, fold=1), wall.replace(tzinfo=zone, fold=0))
 
 
 def _change(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
-    """A whole second in (before, after] at which the zone's offset stops being what it was at `before`."""
+    """Return a whole second in (before, after] at which the zone's offset stops being what it was at `before`."""
     low, high = int(before.timestamp()), math.ceil(after.timestamp())
     old = _offset(zone, datetime.fromtimestamp(low, UTC))
     while high - low > 1:
@@ -401,7 +400,7 @@ def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
 
 
 def default_grace(schedule: Schedule, slot: datetime) -> timedelta:
-    """How late `slot` may start and still count as on time: half the period, between two minutes and two hours."""
+    """Return how late `slot` may start and still count as on time: half the period, between two minutes and two hours."""
     following = next_after(schedule, slot)
     if following is None:
         return MIN_GRACE
@@ -409,10 +408,10 @@ def default_grace(schedule: Schedule, slot: datetime) -> timedelta:
 
 
 def due(schedule: Schedule, last_slot: datetime | None, now: datetime, grace: timedelta | None = None) -> Due:
-    """Which slot to run now, and which ones it stands for.
+    """Return the slot to run now, and the slots that it replaces.
 
-    `last_slot` is the newest slot that is already accounted for (ran, skipped or missed), None if there is none. All
-    slots since then collapse into one run of the newest, however late; a clock that went backwards makes nothing due.
+    `last_slot` is the newest slot that is accounted for (ran, skipped or missed), None if there is none. All slots since then collapse into one run
+    of the newest, however late; if the clock went backwards, nothing is due.
     """
     present = _utc(now)
     if isinstance(schedule, Once):
@@ -466,7 +465,7 @@ def _newest(schedule: Cron, now: datetime) -> deque[datetime]:
 
 
 def to_record(schedule: Schedule) -> dict[str, str | float]:
-    """A JSON-ready form that `from_record` reads back; `display` is for people."""
+    """Return a JSON-ready form that `from_record` reads; `display` is for people."""
     match schedule:
         case Once(at):
             return {"kind": "once", "run_at": at.isoformat(), "display": f"once at {at.isoformat()}"}
@@ -488,7 +487,7 @@ def to_record(schedule: Schedule) -> dict[str, str | float]:
 
 
 def from_record(record: Mapping[str, object]) -> Schedule:
-    """The schedule behind a record of `to_record`; raises `ScheduleError` naming the member that is wrong."""
+    """Return the schedule of a record of `to_record`. Raises `ScheduleError` naming the wrong field."""
     match record.get("kind"):
         case "once":
             return Once(_instant(record, "run_at"))

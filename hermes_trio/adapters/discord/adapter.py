@@ -1,7 +1,7 @@
-"""The Discord adapter: the Gateway in, the outbox out, slash commands and buttons.
+"""The Discord adapter: receives from the Gateway, sends from the outbox, with slash commands and buttons.
 
-Events are handed to the gateway in their order within a channel. Discord tells a thing once: while the connection is lost the session is resumed and what was
-missed is replayed, but what people write while the server is off is not seen. The gateway's supervisor ends `run`, the senders end `open`.
+Events are passed to the hub in order within a channel. Discord sends an event once: after a lost connection the session is resumed and missed events
+are replayed, but messages that people write while the server is off are not seen. The hub's supervisor ends `run`, the senders end `open`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger: Final = logging.getLogger("hermes_trio.adapters.discord.adapter")
 
 TOKEN_VARIABLE: Final = "DISCORD_BOT_TOKEN"
 TYPING_SECONDS: Final = 8.0
-"""Discord shows it for ten seconds."""
+"""Discord shows the typing sign for ten seconds."""
 
 COMMAND, COMPONENT = 2, 3
 CHANNEL_EVENTS: Final = ("CHANNEL_CREATE", "CHANNEL_UPDATE", "THREAD_CREATE", "THREAD_UPDATE")
@@ -63,7 +63,7 @@ ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
 
 
 def discord_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
-    """The adapter that `[discord]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
+    """Build the adapter of `[discord]` and the environment, or return None if it is not configured. Raises `SettingsError`."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
@@ -72,7 +72,7 @@ def discord_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -
 
 
 class DiscordAdapter(Adapter):
-    """See the module. `identify_interval` is how long Discord wants to wait between two new sessions."""
+    """See the module. `identify_interval` is the delay that Discord requires between two new sessions."""
 
     platform = PLATFORM
     limit = DISCORD
@@ -102,7 +102,7 @@ class DiscordAdapter(Adapter):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Sending is possible for the body of the `async with`; leaving it closes every connection."""
+        """Enable sending for the body of the `async with`; leaving it closes every connection."""
         settings = self.settings
         async with DiscordClient(settings.base_url, settings.token, proxy=settings.proxy) as self._open_client:
             try:
@@ -113,7 +113,7 @@ class DiscordAdapter(Adapter):
     # -- receiving -------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """See `Adapter.run`. Cancelling it ends the session; what had been handed to the gateway stays there."""
+        """See `Adapter.run`. Cancelling it ends the session; events that were passed to the hub stay there."""
         await self._threads.load()
         gateway = open_discord_gateway(self._client, backoff=self._backoff, identify_interval=self._identify_interval)
         with single_failure():
@@ -154,7 +154,7 @@ class DiscordAdapter(Adapter):
         self._channels.note(channel.id, channel)
 
     async def _channel(self, channel_id: str, guild_id: str | None) -> Channel | None:
-        """What is known about a server's channel: whether it is a thread decides which conversation this is."""
+        """Return what is known about a server's channel: a thread is a conversation of its own."""
         if guild_id is None:
             return None
         known = self._channels.get(channel_id)
@@ -206,7 +206,7 @@ class DiscordAdapter(Adapter):
             await self._clicked(interaction, source)
 
     async def _command(self, interaction: Interaction, source: Source) -> None:
-        """A slash command takes the way of a typed one; its answer is in the channel, and the person sees that it was heard."""
+        """Handle a slash command like a typed one; its reply is in the channel, and the person gets an acknowledgement."""
         text = command_text(interaction)
         if text is None or not self.settings.concerns(source):
             await self._respond(interaction, InteractionResponse.REPLY, "There is no such command here.")
@@ -219,7 +219,7 @@ class DiscordAdapter(Adapter):
                 interaction, ACKNOWLEDGED.get(received.disposition, f"`{text[:100]}` is answered here.")
             )
         except PlatformError as error:
-            logger.info("a slash command could not be acknowledged: %s", error)
+            logger.info("could not acknowledge a slash command; it is executed anyway: %s", error)
 
     async def _clicked(self, interaction: Interaction, source: Source) -> None:
         parsed = Button.parse(str(interaction.data.get("custom_id", "")))
@@ -230,21 +230,21 @@ class DiscordAdapter(Adapter):
         try:
             await self._client.follow_up(interaction, said, ephemeral=True)
         except PlatformError as error:
-            logger.info("a pressed button could not be answered: %s", error)
+            logger.info("could not respond to a pressed button: %s", error)
 
     async def _respond(
         self, interaction: Interaction, response: InteractionResponse, content: str | None = None
     ) -> None:
-        """The first answer, which Discord wants within three seconds; the work is done even if it comes too late."""
+        """Send the first response, which Discord requires within three seconds; the command is executed even if it is late."""
         try:
             await self._client.respond(interaction, response, content, ephemeral=True)
         except PlatformError as error:
-            logger.info("an interaction could not be answered: %s", error)
+            logger.info("could not respond to an interaction: %s", error)
 
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> SendResult:
-        """See `Adapter.send`. When a connection breaks without an answer, it is asked once more under the same nonce, which cannot send twice."""
+        """See `Adapter.send`. After a connection that broke without a response, retry once under the same nonce, which cannot send twice."""
         client, channel = self._client, message.thread_id or message.chat_id
         text = to_discord(message.text)
         if message.plain:
@@ -268,7 +268,7 @@ class DiscordAdapter(Adapter):
                 return SendResult.sent(sent.id)
             except PlatformError as error:
                 if first is not None:
-                    # Whatever the second attempt failed with: the first may have arrived.
+                    # Whatever the second attempt raised: the first may have arrived.
                     return msgspec.structs.replace(SendResult.failed(error), ambiguous=True)
                 if not error.ambiguous:
                     raise
@@ -283,7 +283,7 @@ class DiscordAdapter(Adapter):
 
 
 def _components(buttons: Sequence[Button]) -> list[dict[str, Any]]:
-    """One row of buttons; an empty list takes the buttons of an edited message away."""
+    """Return one row of buttons; an empty list removes the buttons of an edited message."""
     if not buttons:
         return []
     row = [

@@ -1,7 +1,6 @@
-"""Discord's REST API v10: one method a documented operation, with its rate limits obeyed.
+"""Discord's REST API v10: one method for each operation, with its rate limits.
 
-`DiscordClient` is entered by its owner; leaving it closes its connections. Events arrive over the Gateway, which is
-`discord_gateway`.
+Its owner enters `DiscordClient`; leaving it closes its connections. Events arrive over the Gateway (`gateway`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ API_URL = "https://discord.com/api/v10"
 # A call whose bucket resets within this time waits; a longer wait is the sender's to plan.
 RATE_LIMIT_PATIENCE = 5.0
 EPHEMERAL = 1 << 6
-# Nobody is pinged by what a model writes, except the author of the message that is replied to.
+# A model's text mentions no one, except the author of the message that is replied to.
 NO_MENTIONS: Mapping[str, Any] = {"parse": [], "replied_user": True}
 
 T = TypeVar("T")
@@ -41,7 +40,7 @@ Components = Sequence[Mapping[str, Any]]
 
 
 class InteractionResponse(IntEnum):
-    """How an interaction is first answered, within three seconds."""
+    """The first response to an interaction, within three seconds."""
 
     REPLY = 4
     REPLY_LATER = 5
@@ -71,18 +70,18 @@ class DiscordClient(PlatformClient):
         self.proxy = proxy
 
     async def get_current_user(self) -> User:
-        """The bot itself. Fails with UNAUTHORIZED if the token is wrong."""
+        """Return the bot itself. Raises UNAUTHORIZED if the token is wrong."""
         return await self._call("get_current_user", "GET", "/users/@me", User)
 
     async def get_gateway_bot(self) -> GatewayBot:
-        """Where the Gateway is, and how many sessions may still be started."""
+        """Return the address of the Gateway, and how many sessions may still be started."""
         return await self._call("get_gateway_bot", "GET", "/gateway/bot", GatewayBot)
 
     async def get_channel(self, channel_id: str) -> Channel:
         return await self._call("get_channel", "GET", f"/channels/{channel_id}", Channel, resource=channel_id)
 
     async def create_dm(self, user_id: str) -> Channel:
-        """The direct-message channel with a person."""
+        """Return the direct-message channel with a person."""
         return await self._call("create_dm", "POST", "/users/@me/channels", Channel, body={"recipient_id": user_id})
 
     async def create_message(
@@ -94,10 +93,10 @@ class DiscordClient(PlatformClient):
         components: Components | None = None,
         nonce: str | None = None,
     ) -> Message:
-        """Send at most 2000 characters. A reply target that is gone does not stop the message.
+        """Send at most 2000 characters. A deleted reply target does not fail the message.
 
-        With a `nonce` (at most 25 characters) a repeated call returns the first message instead of sending another,
-        as long as Discord remembers the nonce (some minutes).
+        With a `nonce` (at most 25 characters) a repeated call returns the first message instead of sending another, as long as Discord remembers the
+        nonce (some minutes).
         """
         body: dict[str, Any] = {"content": content, "allowed_mentions": NO_MENTIONS}
         if reply_to is not None:
@@ -132,7 +131,7 @@ class DiscordClient(PlatformClient):
     async def start_thread(
         self, channel_id: str, name: str, *, message_id: str | None = None, archive_after_minutes: int = 1440
     ) -> Channel:
-        """A new public thread, from a message or on its own."""
+        """Create a public thread, from a message or on its own."""
         body: dict[str, Any] = {"name": name[:100], "auto_archive_duration": archive_after_minutes}
         if message_id is None:
             path, operation = f"/channels/{channel_id}/threads", "start_thread"
@@ -150,7 +149,7 @@ class DiscordClient(PlatformClient):
         components: Components | None = None,
         ephemeral: bool = False,
     ) -> None:
-        """Answer an interaction for the first time. After three seconds it is NOT_FOUND."""
+        """Send the first response to an interaction. Raises NOT_FOUND after three seconds."""
         data: dict[str, Any] = {"allowed_mentions": NO_MENTIONS}
         if content is not None:
             data["content"] = content
@@ -165,7 +164,7 @@ class DiscordClient(PlatformClient):
     async def edit_response(
         self, interaction: Interaction, content: str, *, components: Components | None = None
     ) -> Message:
-        """Replace (or, after REPLY_LATER, write) the first answer; for 15 minutes after the interaction."""
+        """Replace (or, after REPLY_LATER, write) the first response; within 15 minutes after the interaction."""
         body: dict[str, Any] = {"content": content, "allowed_mentions": NO_MENTIONS}
         if components is not None:
             body["components"] = components
@@ -173,7 +172,7 @@ class DiscordClient(PlatformClient):
         return await self._interaction_call("edit_original_response", "PATCH", path, Message, body, interaction)
 
     async def follow_up(self, interaction: Interaction, content: str, *, ephemeral: bool = False) -> Message:
-        """Another message in answer to an interaction; for 15 minutes after the interaction."""
+        """Send another message in response to an interaction; within 15 minutes after the interaction."""
         body: dict[str, Any] = {"content": content, "allowed_mentions": NO_MENTIONS}
         if ephemeral:
             body["flags"] = EPHEMERAL
@@ -183,7 +182,7 @@ class DiscordClient(PlatformClient):
     async def overwrite_commands(
         self, application_id: str, commands: Sequence[Mapping[str, Any]], *, guild_id: str | None = None
     ) -> None:
-        """Make these the bot's slash commands, everywhere or in one guild."""
+        """Set the bot's slash commands, everywhere or in one guild."""
         scope = "" if guild_id is None else f"/guilds/{guild_id}"
         path = f"/applications/{application_id}{scope}/commands"
         await self._call("overwrite_commands", "PUT", path, None, body=list(commands), resource=guild_id or "")
@@ -268,7 +267,7 @@ def _retry_after(body: Mapping[str, Any], answer: PlatformResponse) -> float:
 
 
 def _form_errors(errors: Any, path: str) -> list[str]:
-    """Discord nests form errors along the path into the body; say each with its path."""
+    """Return each of Discord's nested form errors with its path into the body."""
     if not isinstance(errors, dict):
         return []
     found: list[str] = []

@@ -1,7 +1,7 @@
-"""Discord's messages and interactions as the gateway knows them: who speaks where, whether the agent is meant, and what was said.
+"""Converts Discord's messages and interactions: who speaks where, whether the agent is addressed, and the text.
 
-A direct message is a direct conversation. In a server's channel the agent is meant when it is mentioned or when one of its messages is answered; in a thread in
-which it takes part, by every message. A thread is a channel of its own on Discord: here it is the thread of its parent.
+A direct message is a direct conversation. In a server's channel the agent is addressed by a mention or by a reply to one of its messages; in a thread
+in which it takes part, by every message. A thread is a channel of its own on Discord, and the thread of its parent here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ TEXT_OPTION: Final = 3
 
 
 class DiscordSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `[discord]` may hold besides the shared settings.
+    """The keys of `[discord]` besides the shared settings.
 
-    Channels outside `allowed_channels` (if there are any in it) are ignored, with their threads; in `free_channels` the agent is meant by every message. With
-    `guild_id` the slash commands are registered in that server only, where they show up at once.
+    Channels outside `allowed_channels` (if it is not empty) are ignored, with their threads; in `free_channels` every message addresses the agent.
+    With `guild_id` the slash commands are registered in that server only, where they appear at once.
     """
 
     hidden: ClassVar[tuple[str, ...]] = ("token", "proxy")
@@ -45,7 +45,7 @@ class DiscordSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_
     guild_id: str = ""
 
     def concerns(self, source: Source) -> bool:
-        """Whether the agent works in this place at all."""
+        """Return whether the agent works in this channel."""
         return source.is_direct or not self.allowed_channels or source.chat_id in self.allowed_channels
 
 
@@ -59,7 +59,7 @@ def source_of(
     message_id: str | None = None,
     is_bot: bool = False,
 ) -> Source:
-    """Where something happened. `channel` is what is known about it, if anything."""
+    """Return the source of an event. `channel` is what is known about the channel, or None."""
     is_thread = channel is not None and channel.is_thread and channel.parent_id is not None
     parent = channel.parent_id if channel is not None and is_thread else channel_id
     return Source(
@@ -79,7 +79,7 @@ def source_of(
 def incoming_of(
     message: Message, channel: Channel | None, bot: User, settings: DiscordSettings, *, takes_part: bool
 ) -> Incoming | None:
-    """What a message is to the gateway; None if it is nothing that anybody said. `takes_part`: the agent is in this thread already."""
+    """Convert a message; return None if it is not something that a person said. `takes_part`: the agent takes part in this thread."""
     if message.author.id == bot.id or message.type not in (PLAIN_MESSAGE, REPLY):
         return None
     mention = re.compile(rf"<@!?{re.escape(bot.id)}>[,:]?\s*")
@@ -119,7 +119,7 @@ def incoming_of(
 
 
 def slash_commands() -> list[dict[str, Any]]:
-    """The menu as Discord's application commands."""
+    """Return the menu as Discord's application commands."""
     listed: list[dict[str, Any]] = []
     for entry in MENU:
         command: dict[str, Any] = {"name": entry.name, "description": entry.description, "type": 1}
@@ -131,7 +131,7 @@ def slash_commands() -> list[dict[str, Any]]:
 
 
 def command_text(interaction: Interaction) -> str | None:
-    """A used slash command as a person would type it; None if it is none of ours."""
+    """Return a slash command as a person would type it; None if it is not one of ours."""
     entry = next((one for one in MENU if one.name == interaction.data.get("name")), None)
     if entry is None:
         return None

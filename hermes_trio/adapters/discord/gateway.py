@@ -1,8 +1,8 @@
 """Discord's Gateway v10: a stream of events that survives lost connections.
 
-`open_discord_gateway` owns the connection and its heartbeat, resumes a session when the connection is lost, and begins a new one
-when it must. Its user reads `events`. Fatal answers (a bad token, forbidden intents) leave the block as a permanent `PlatformError`;
-so does, as a transient one, an outage longer than the back-off allows. Leaving the block ends everything.
+`open_discord_gateway` owns the connection and its heartbeat, resumes a session when the connection is lost, and begins a new one when necessary. Its
+user reads `events`. A fatal close (a bad token, forbidden intents) raises a permanent `PlatformError`; an outage longer than the back-off allows
+raises a transient one. Leaving the block ends everything.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Intents(IntFlag):
-    """What a bot asks to be told. MESSAGE_CONTENT must be enabled in the developer portal."""
+    """The events that a bot subscribes to. MESSAGE_CONTENT must be enabled in the developer portal."""
 
     GUILDS = 1 << 0
     GUILD_MESSAGES = 1 << 9
@@ -64,7 +64,7 @@ DEFAULT_INTENTS = Intents.GUILDS | Intents.GUILD_MESSAGES | Intents.DIRECT_MESSA
 
 
 class GatewayStatus(Enum):
-    """Where the connection stands."""
+    """The state of the connection."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -80,15 +80,15 @@ class Dispatch:
     data: dict[str, Any]
 
     def message(self) -> Message | None:
-        """The message of a MESSAGE_CREATE or MESSAGE_UPDATE; None for other events and for unreadable data."""
+        """Return the message of a MESSAGE_CREATE or MESSAGE_UPDATE; None for other events and for unreadable data."""
         return self._as(Message) if self.name in ("MESSAGE_CREATE", "MESSAGE_UPDATE") else None
 
     def interaction(self) -> Interaction | None:
-        """The interaction of an INTERACTION_CREATE."""
+        """Return the interaction of an INTERACTION_CREATE."""
         return self._as(Interaction) if self.name == "INTERACTION_CREATE" else None
 
     def thread(self) -> Channel | None:
-        """The thread of a THREAD_CREATE."""
+        """Return the thread of a THREAD_CREATE."""
         return self._as(Channel) if self.name == "THREAD_CREATE" else None
 
     def _as(self, kind: type[T]) -> T | None:
@@ -113,7 +113,7 @@ class _Session:
 
 
 class _Lost(Exception):
-    """This connection is over; another one should be made after `delay` seconds."""
+    """Raised when this connection is over; the next one is opened after `delay` seconds."""
 
     def __init__(self, why: str, *, delay: float = 0.0) -> None:
         super().__init__(why)
@@ -122,10 +122,9 @@ class _Lost(Exception):
 
 @final
 class DiscordGateway:
-    """A running Gateway connection. Made by `open_discord_gateway`.
+    """A running Gateway connection, opened by `open_discord_gateway`.
 
-    `events` gives every event once, in order, READY and RESUMED included. It is bounded: a slow reader slows the
-    connection, never the heartbeat.
+    `events` yields every event once, in order, including READY and RESUMED. It is bounded: a slow reader delays the connection, never the heartbeat.
     """
 
     def __init__(
@@ -153,11 +152,11 @@ class DiscordGateway:
 
     @property
     def reconnects(self) -> int:
-        """How often a connection had to be replaced."""
+        """Return how often the connection was replaced."""
         return self._reconnection.count
 
     async def run(self) -> None:
-        """Keep a connection until cancelled, or until a failure that reconnecting cannot mend."""
+        """Keep a connection until cancelled, or until a failure that reconnecting cannot fix."""
         async with self._send:
             while True:
                 delay = await self._connect_once()
@@ -165,7 +164,7 @@ class DiscordGateway:
                 await trio.sleep(delay)
 
     async def _connect_once(self) -> float:
-        """One connection from beginning to end. Returns how long to wait before the next."""
+        """Run one connection. Return the delay before the next."""
         try:
             address = await self._address()
             url = f"{address.rstrip('/')}/?v=10&encoding=json"
@@ -270,10 +269,10 @@ class DiscordGateway:
             try:
                 await _say(socket, HEARTBEAT, self._sequence or None)
             except SocketClosed:
-                # The receiving task has the whole story.
+                # The receiving task reports the cause.
                 return
             await trio.sleep(interval)
-        # Nobody is at the other end, so there is nobody to say goodbye to. The receiving task sees the end.
+        # The peer is gone, so no close frame is sent. The receiving task sees the end.
         await socket.abort()
 
     def _judge(self, closed: SocketClosed) -> Exception:
@@ -312,8 +311,7 @@ async def open_discord_gateway(
 ) -> AsyncGenerator[DiscordGateway, None]:
     """Stay connected to the Gateway while the block runs.
 
-    The block's own exceptions leave it as they are. A failure of the connection cancels the block and leaves it as
-    `PlatformError`.
+    Exceptions of the block propagate unchanged. A failure of the connection cancels the block and raises `PlatformError`.
     """
     gateway = DiscordGateway(
         client,

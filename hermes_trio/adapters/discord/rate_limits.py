@@ -1,7 +1,7 @@
-"""Discord's rate limits, as its answers tell them: learn the buckets, and wait instead of being refused.
+"""Discord's rate limits: learns the buckets from responses, and waits instead of being refused.
 
-Discord bans clients that collect refusals, so a call for an exhausted bucket waits for the bucket's reset. A wait longer
-than the patience given is not made: the call fails with the time to wait, and its sender decides.
+Discord bans clients that collect refusals, so a call for an exhausted bucket waits for the bucket's reset. If that takes longer than the given limit,
+the call fails with the time to wait, and its sender decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Bucket:
 
 @final
 class RateLimits:
-    """What is known about one bot's buckets. A bucket counts for each top-level resource on its own."""
+    """The known buckets of one bot. A bucket counts for each top-level resource separately."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -35,9 +35,9 @@ class RateLimits:
         self._all_blocked_until = float("-inf")
 
     async def admit(self, operation: str, resource: str) -> None:
-        """Wait until a call may be made. Raises RATE_LIMITED if that would take longer than the patience.
+        """Wait until a call may be made. Raises RATE_LIMITED if that would take longer than the limit.
 
-        Cancelling it changes nothing.
+        Cancelling it has no effect on the buckets.
         """
         while True:
             now = trio.current_time()
@@ -59,7 +59,7 @@ class RateLimits:
             await trio.sleep_until(ready)
 
     def learn(self, operation: str, resource: str, headers: Mapping[str, str]) -> None:
-        """Take over what an answer's headers say about its bucket."""
+        """Update a bucket from the headers of a response."""
         name, remaining = headers.get("x-ratelimit-bucket"), headers.get("x-ratelimit-remaining")
         reset_after = _number(headers.get("x-ratelimit-reset-after"))
         if name is None or remaining is None or reset_after is None:
@@ -74,7 +74,7 @@ class RateLimits:
         self._buckets[key] = _Bucket(left, resets_at)
 
     def refused(self, operation: str, resource: str, retry_after: float, *, everywhere: bool) -> None:
-        """A call was answered 429."""
+        """Record a response of 429."""
         resets_at = trio.current_time() + retry_after
         if everywhere:
             self._all_blocked_until = max(self._all_blocked_until, resets_at)

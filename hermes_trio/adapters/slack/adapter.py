@@ -1,7 +1,7 @@
-"""The Slack adapter: Socket Mode or the Events API in, the outbox out, Block Kit buttons for approvals.
+"""The Slack adapter: receives by Socket Mode or the Events API, sends from the outbox, with Block Kit buttons for approvals.
 
-A delivery is acknowledged when the gateway has it in the store; one that Slack repeats meanwhile is recognised by its channel and time stamp. Slack has no
-typing sign for bots. The gateway's supervisor ends `run`, the senders end `open`.
+A delivery is acknowledged when the hub has stored it; one that Slack repeats meanwhile is recognised by its channel and time stamp. Slack has no
+typing sign for bots. The hub's supervisor ends `run`, the senders end `open`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SECRET_VARIABLE: Final = "SLACK_SIGNING_SECRET"
 MAX_BODY_BYTES: Final = 1_048_576
 READY_SECONDS: Final = 0.05
 TELL_SECONDS: Final = 1.5
-"""A request must be answered within three seconds: telling a person something beside that has half of it."""
+"""The time limit for messages beside a response: a request must be answered within three seconds."""
 
 ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
     Disposition.UNAUTHORISED: "You are not allowed to use this agent.",
@@ -58,7 +58,7 @@ ACKNOWLEDGED: Final[Mapping[Disposition, str]] = {
 
 
 def slack_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
-    """The adapter that `[slack]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
+    """Build the adapter of `[slack]` and the environment, or return None if it is not configured. Raises `SettingsError`."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     variables = {"token": TOKEN_VARIABLE, "app_token": APP_TOKEN_VARIABLE, "signing_secret": SECRET_VARIABLE}
@@ -83,7 +83,7 @@ def _check(settings: SlackSettings) -> None:
 
 
 class SlackAdapter(Adapter):
-    """See the module. With `mode = "events"` the server must bring requests for `endpoint` to `handle`."""
+    """See the module. With `mode = "events"` the server must pass requests for `endpoint` to `handle`."""
 
     platform = PLATFORM
     limit = SLACK_LIMIT
@@ -113,7 +113,7 @@ class SlackAdapter(Adapter):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Sending is possible for the body of the `async with`; leaving it closes every connection."""
+        """Enable sending for the body of the `async with`; leaving it closes every connection."""
         settings = self.settings
         async with SlackClient(
             settings.base_url, settings.token, app_token=settings.app_token, proxy=settings.proxy
@@ -126,7 +126,7 @@ class SlackAdapter(Adapter):
     # -- receiving -------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """See `Adapter.run`. Cancelling it ends the connection; what was not acknowledged comes again with the next one."""
+        """See `Adapter.run`. Cancelling it ends the connection; unacknowledged deliveries are repeated on the next one."""
         self._identity = await self._client.auth_test()
         await self._threads.load()
         self._receiving = True
@@ -147,7 +147,7 @@ class SlackAdapter(Adapter):
             self._receiving = False
 
     async def _take(self, envelope: Envelope) -> None:
-        """Work on one delivery, acknowledge it, and tell the person who waits for an answer."""
+        """Handle one delivery, acknowledge it, and respond to the person."""
         callback, pressed, command = envelope.event(), envelope.block_actions(), envelope.command()
         if callback is not None:
             await self._event(callback)
@@ -176,7 +176,7 @@ class SlackAdapter(Adapter):
             await self._threads.enter(f"{source.chat_id}/{source.thread_id}")
 
     async def _named(self, incoming: Incoming) -> Incoming:
-        """With the person's name, as far as Slack tells it."""
+        """Add the person's name, as far as Slack reveals it."""
         user = incoming.source.user_id
         if not incoming.addressed or not user or incoming.source.is_bot:
             return incoming
@@ -185,7 +185,7 @@ class SlackAdapter(Adapter):
             try:
                 name = await self._client.user_name(user)
             except PlatformError as error:
-                logger.info("the name of %s could not be looked up: %s", user, error)
+                logger.info("could not look up the name of %s: %s", user, error)
                 name = user
             self._names.note(user, name)
         return msgspec.structs.replace(incoming, source=msgspec.structs.replace(incoming.source, user_name=name))
@@ -202,21 +202,21 @@ class SlackAdapter(Adapter):
         return ACKNOWLEDGED.get(received.disposition, f"`{incoming.plain_text[:100]}` is answered here.")
 
     async def _tell(self, response_url: str, said: str) -> None:
-        """Show something to the person who pressed a button."""
+        """Show a text to the person who pressed a button."""
         if not response_url or not said:
             return
         with trio.move_on_after(TELL_SECONDS):
             try:
                 await self._client.respond(response_url, escape(said))
             except PlatformError as error:
-                logger.info("a pressed button could not be answered: %s", error)
+                logger.info("could not respond to a pressed button: %s", error)
 
     # -- the Events API --------------------------------------------------------------------------------------------------------------
 
     async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
-        """Answer Slack's request: an event, a click or a command. Events are repeated until they are answered with 200.
+        """Answer Slack's request: an event, a click or a command. Slack repeats an event until it gets 200.
 
-        Cancelling it leaves what was accepted accepted; the repetition is recognised.
+        Cancelling it does not undo what was accepted; the repetition is recognised.
         """
         names = headers_of(headers)
         if method != "POST":
@@ -236,7 +236,7 @@ class SlackAdapter(Adapter):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return CallbackResponse.refusal(400, f"the body cannot be read: {error}")
         except StoreError as error:
-            logger.error("a delivery could not be written down: %s", error)
+            logger.error("could not store a delivery; Slack will repeat it: %s", error)
             return CallbackResponse.refusal(503, "it could not be stored; send it again", ("Retry-After", "5"))
 
     async def _answer(self, content_type: str, body: bytes) -> CallbackResponse:
@@ -261,7 +261,7 @@ class SlackAdapter(Adapter):
     # -- sending ---------------------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Outgoing) -> SendResult:
-        """See `Adapter.send`. The anchor of a reply is its thread; if that is gone, it goes to the channel."""
+        """See `Adapter.send`. The anchor of a reply is its thread; if that is gone, the reply is sent to the channel."""
         client, channel = self._client, message.chat_id
         text = posted(message.text, plain=message.plain)
         blocks = button_blocks(message.text, message.buttons) if message.buttons and not message.plain else None
@@ -280,11 +280,11 @@ class SlackAdapter(Adapter):
         return SendResult.sent(sent)
 
     async def _remove(self, channel: str, ts: str) -> None:
-        """Take away a message that grew too long to be changed, and was sent anew."""
+        """Delete a message that grew too long to be edited, and was sent anew."""
         try:
             await self._client.delete(channel, ts)
         except PlatformError as error:
-            logger.info("an outdated message could not be deleted: %s", error)
+            logger.info("could not delete an outdated message: %s", error)
 
     async def edit(self, chat_id: str, thread_id: str, message_id: str, text: str) -> SendResult:
         """See `Adapter.edit`; the message loses its buttons, and shows what fits."""
@@ -299,7 +299,7 @@ async def _tell_when_ready(socket: SlackSocket, connected: Callable[[], None]) -
 
 
 def _chat(payload: Mapping[str, Any]) -> str:
-    """The channel that a delivery is about, whatever its kind."""
+    """Return the channel of a delivery, whatever its kind."""
     event, channel = payload.get("event"), payload.get("channel")
     for found in (event, channel):
         if isinstance(found, dict):

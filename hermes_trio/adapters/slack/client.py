@@ -1,6 +1,6 @@
-"""Slack's Web API: one method a documented method, and Slack's error words as error kinds.
+"""Slack's Web API: one method for each API method, and Slack's error codes as error kinds.
 
-`SlackClient` is entered by its owner; leaving it closes its connections. Events arrive over `slack_socket` or at an HTTP endpoint.
+Its owner enters `SlackClient`; leaving it closes its connections. Events arrive over `socket` or at an HTTP endpoint.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class SlackClient(PlatformClient):
         self.proxy = proxy
 
     async def auth_test(self) -> Identity:
-        """Whose token it is. Fails with UNAUTHORIZED if the token is wrong."""
+        """Return the owner of the token. Raises UNAUTHORIZED if the token is wrong."""
         return _read("auth.test", await self._call("auth.test", {}), Identity)
 
     async def open_connection(self) -> str:
-        """A single-use WebSocket address for Socket Mode (apps.connections.open). It holds a ticket: do not show it."""
+        """Return a single-use WebSocket address for Socket Mode (apps.connections.open). It contains a ticket and must not be shown."""
         app_token = require_token("Slack app-level token", self._app_token)
         body = await self._call("apps.connections.open", {}, token=app_token)
         return str(body.get("url") or "")
@@ -141,22 +141,22 @@ class SlackClient(PlatformClient):
         await self._call("chat.delete", {"channel": channel, "ts": ts})
 
     async def open_conversation(self, user: str) -> str:
-        """The id of the direct-message channel with a person."""
+        """Return the id of the direct-message channel with a person."""
         body = await self._call("conversations.open", {"users": user})
         return str(body["channel"]["id"])
 
     async def channel_name(self, channel: str) -> str:
-        """The channel's name, empty for direct messages."""
+        """Return the channel's name, empty for direct messages."""
         body = await self._call("conversations.info", {"channel": channel})
         return str(body["channel"].get("name") or "")
 
     async def user_name(self, user: str) -> str:
-        """What a person is called."""
+        """Return a person's name."""
         body = await self._call("users.info", {"user": user})
         return str(body["user"].get("real_name") or body["user"].get("name") or user)
 
     async def add_reaction(self, channel: str, ts: str, name: str) -> bool:
-        """Put an emoji on a message. Says whether that changed anything."""
+        """Add an emoji to a message. Return whether that changed anything."""
         try:
             await self._call("reactions.add", {"channel": channel, "timestamp": ts, "name": name})
         except PlatformError as error:
@@ -174,7 +174,7 @@ class SlackClient(PlatformClient):
         replace_original: bool = False,
         in_channel: bool = False,
     ) -> None:
-        """Answer a click or a command at its response URL: five times at most, for 30 minutes."""
+        """Respond to a click or a command at its response URL: five times at most, within 30 minutes."""
         params: dict[str, Any] = {
             "text": text,
             "replace_original": replace_original,

@@ -1,7 +1,7 @@
-"""Slack's events, commands and clicks as the gateway knows them: who speaks where, whether the agent is meant, and what was said.
+"""Converts Slack's events, commands and clicks: who speaks where, whether the agent is addressed, and the text.
 
-A direct message is a direct conversation. In a channel the agent is meant when it is mentioned, and answers in the thread of that message; in a thread in which
-it takes part, by every message. A mention comes as two events about one message, which therefore have one identity.
+A direct message is a direct conversation. In a channel the agent is addressed by a mention, and answers in the thread of that message; in a thread in
+which it takes part, by every message. A mention arrives as two events about one message, which therefore have one identity.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["PLATFORM", "PREFIX", "SlackSettings", "click_source", "command_incom
 
 PLATFORM: Final = "slack"
 PREFIX: Final = "!"
-"""Slack keeps texts that begin with a slash for itself."""
+"""Slack reserves texts that begin with a slash."""
 
 FILE_SHARE: Final = "file_share"
 UNNAMED_FILE: Final = "a file"
 
 SAID: Final = (None, FILE_SHARE, "thread_broadcast", "bot_message")
-"""The kinds of message event that are something said; the others tell of edits, deletions and people who come and go."""
+"""The kinds of message events that are something said; the others are edits, deletions and joins."""
 
 
 class SlackSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `[slack]` may hold besides the shared settings.
+    """The keys of `[slack]` besides the shared settings.
 
-    Socket Mode needs `app_token`, the Events API `signing_secret`, and `endpoint` as the path of its request URLs. Channels outside `allowed_channels` (if
-    there are any in it) are ignored; in `free_channels` the agent is meant by every message.
+    Socket Mode needs `app_token`, the Events API `signing_secret`, and `endpoint` as the path of its request URLs. Channels outside
+    `allowed_channels` (if it is not empty) are ignored; in `free_channels` every message addresses the agent.
     """
 
     hidden: ClassVar[tuple[str, ...]] = ("token", "app_token", "signing_secret", "proxy")
@@ -53,14 +53,14 @@ class SlackSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fi
     free_channels: list[str] = msgspec.field(default_factory=list[str])
 
     def concerns(self, source: Source) -> bool:
-        """Whether the agent works in this place at all."""
+        """Return whether the agent works in this channel."""
         return source.is_direct or not self.allowed_channels or source.chat_id in self.allowed_channels
 
 
 def incoming_of(
     event: Event, identity: Identity, settings: SlackSettings, *, takes_part: bool, user_name: str | None = None
 ) -> Incoming | None:
-    """What an event is to the gateway; None if it is nothing that anybody said. `takes_part`: the agent is in this thread already."""
+    """Convert an event; return None if it is not something that a person said. `takes_part`: the agent takes part in this thread."""
     if event.type not in ("message", "app_mention") or event.subtype not in SAID or not event.channel or not event.ts:
         return None
     if event.user == identity.user_id or (event.bot_id is not None and event.bot_id == identity.bot_id):
@@ -98,7 +98,7 @@ def incoming_of(
 
 
 def _attached(event: Event) -> str:
-    """What stands for the words of a message that has only files: their names, as far as Slack tells them."""
+    """Return the text for a message that has only files: their names, as far as Slack reveals them."""
     names = [one.name or one.title or UNNAMED_FILE for one in event.files or ()]
     if not names and event.subtype == FILE_SHARE:
         names = [UNNAMED_FILE]
@@ -106,15 +106,15 @@ def _attached(event: Event) -> str:
 
 
 def _command_or_text(text: str) -> str | LiteralText:
-    """People begin ordinary sentences with this prefix: only the known commands are commands."""
+    """Return a command only for the known ones: people begin ordinary sentences with this prefix."""
     command = parse_command(text, prefix=PREFIX)
     return text if command is None or command.name in KNOWN_COMMANDS else LiteralText(text)
 
 
 def command_incoming(command: SlashCommand) -> Incoming:
-    """A used slash command: one of ours by its own name or by its first word (`/hermes stop`), else text for the agent.
+    """Convert a slash command: one of ours by its own name or by its first word (`/hermes stop`), else text for the agent.
 
-    Slack knows no slash commands in threads, so it belongs to the channel.
+    Slack has no slash commands in threads, so it belongs to the channel.
     """
     own = command.command.lstrip("/").rpartition("-")[2]
     first = command.text.split(maxsplit=1)[0].lower() if command.text.strip() else ""
@@ -137,7 +137,7 @@ def command_incoming(command: SlashCommand) -> Incoming:
 
 
 def click_source(pressed: BlockActions) -> Source:
-    """Where a button was pressed, and by whom."""
+    """Return the source of a pressed button."""
     channel = pressed.container.channel_id or (pressed.channel.id if pressed.channel is not None else "")
     shown = pressed.message
     thread = pressed.container.thread_ts or (shown.thread_ts if shown is not None else None)
@@ -159,7 +159,7 @@ _ENTITIES: Final = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 
 
 def plain_text(text: str) -> str:
-    """What a person wrote, from Slack's form of it: links, mentions and the three escaped characters."""
+    """Convert a person's text from Slack's form: links, mentions and the three escaped characters."""
 
     def shown(match: re.Match[str]) -> str:
         kind, target, label = match.groups()

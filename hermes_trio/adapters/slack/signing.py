@@ -1,4 +1,4 @@
-"""Slack's request signature v0: who sent a request to our endpoint, and when."""
+"""Verifies Slack's request signature v0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_AGE_SECONDS = 300
 
 
 def is_signed_by_slack(signing_secret: str, *, timestamp: str, signature: str, body: bytes, now: float) -> bool:
-    """Whether `X-Slack-Signature` and `X-Slack-Request-Timestamp` fit the raw body, within five minutes of `now`."""
+    """Return whether `X-Slack-Signature` and `X-Slack-Request-Timestamp` fit the raw body, within five minutes of `now`."""
     if not signing_secret or not timestamp.isascii() or not timestamp.isdigit():
         return False
     if abs(now - int(timestamp)) > MAX_AGE_SECONDS:

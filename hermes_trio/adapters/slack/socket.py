@@ -1,8 +1,8 @@
-"""Slack's Socket Mode: a stream of envelopes that each must be acknowledged.
+"""Slack's Socket Mode: a stream of envelopes, each of which must be acknowledged.
 
-`open_slack_socket` owns the connection. When Slack announces that it will end a connection, the next one is opened before the old one
-is closed, so that nothing is lost in between; when a connection is lost without notice, Slack repeats what was not
-acknowledged. Its user reads `envelopes` and acknowledges each once it is safe. Leaving the block ends everything.
+`open_slack_socket` owns the connection. When Slack announces the end of a connection, the next one is opened before the old one is closed, so that
+nothing is lost; after an unexpected loss, Slack repeats what was not acknowledged. Its user reads `envelopes` and acknowledges each once it is
+stored. Leaving the block ends everything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SocketStatus(Enum):
-    """Where the connection stands."""
+    """The state of the connection."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -47,7 +47,7 @@ class SocketStatus(Enum):
 @final
 @attrs.frozen
 class Envelope:
-    """One delivery. Slack repeats an event that is not acknowledged within three seconds, so the same one may come again.
+    """One delivery. Slack repeats an event that is not acknowledged within three seconds, so the same one may arrive again.
 
     `kind` is events_api, interactive or slash_commands; `payload` is decoded JSON.
     """
@@ -59,9 +59,9 @@ class Envelope:
     _socket: WebSocket = attrs.field(repr=False)
 
     async def acknowledge(self, answer: dict[str, Any] | None = None) -> bool:
-        """Say that the delivery is safe here, optionally with an answer to show. False if the connection is gone.
+        """Acknowledge the delivery, optionally with a response to show. Return False if the connection is gone: Slack will deliver it again.
 
-        Then Slack will deliver it again. Cancelling it makes the connection unusable, and it is replaced.
+        Cancelling it makes the connection unusable, and it is replaced.
         """
         message: dict[str, Any] = {"envelope_id": self.id}
         if answer is not None:
@@ -73,16 +73,16 @@ class Envelope:
         return True
 
     def event(self) -> EventCallback | None:
-        """The event of an events_api envelope; None for other kinds and for unreadable payloads."""
+        """Return the event of an events_api envelope; None for other kinds and for unreadable payloads."""
         return self._as(EventCallback) if self.kind == "events_api" else None
 
     def block_actions(self) -> BlockActions | None:
-        """The pressed element of an interactive envelope."""
+        """Return the pressed element of an interactive envelope."""
         pressed = self.kind == "interactive" and self.payload.get("type") == "block_actions"
         return self._as(BlockActions) if pressed else None
 
     def command(self) -> SlashCommand | None:
-        """The command of a slash_commands envelope."""
+        """Return the command of a slash_commands envelope."""
         return self._as(SlashCommand) if self.kind == "slash_commands" else None
 
     def _as(self, kind: type[T]) -> T | None:
@@ -93,7 +93,7 @@ class Envelope:
 
 
 class _Lost(Exception):
-    """This connection is over, and another one should be made."""
+    """Raised when this connection is over and must be replaced."""
 
 
 class _Frame(msgspec.Struct, frozen=True):
@@ -106,9 +106,9 @@ class _Frame(msgspec.Struct, frozen=True):
 
 @final
 class SlackSocket:
-    """A running Socket Mode connection. Made by `open_slack_socket`.
+    """A running Socket Mode connection, opened by `open_slack_socket`.
 
-    `envelopes` is bounded: a slow reader slows the connection down, and Slack repeats what it did not get rid of.
+    `envelopes` is bounded: a slow reader slows the connection down, and Slack repeats what it could not deliver.
     """
 
     def __init__(self, client: SlackClient, *, backoff: Backoff, ping_interval: float, drain: float) -> None:
@@ -123,18 +123,18 @@ class SlackSocket:
 
     @property
     def reconnects(self) -> int:
-        """How often a connection had to be replaced."""
+        """Return how often the connection was replaced."""
         return self._reconnection.count
 
     async def run(self) -> None:
-        """Keep a connection until cancelled, or until a failure that reconnecting cannot mend."""
+        """Keep a connection until cancelled, or until a failure that reconnecting cannot fix."""
         async with self._send, trio.open_nursery() as connections:
             while True:
                 delay = await self._connect_once(connections)
                 await trio.sleep(delay)
 
     async def _connect_once(self, connections: trio.Nursery) -> float:
-        """One connection until it must be replaced. Returns how long to wait before the next."""
+        """Run one connection until it must be replaced. Return the delay before the next."""
         try:
             url = await self._client.open_connection()
             with single_failure():
@@ -185,7 +185,7 @@ class SlackSocket:
         self._reconnection.ready()
 
     async def _receive(self, socket: WebSocket) -> None:
-        """Hand envelopes over until Slack announces that this connection will end."""
+        """Pass envelopes on until Slack announces the end of this connection."""
         while True:
             frame = _decode(await socket.receive())
             if frame.type == "disconnect":
@@ -200,7 +200,7 @@ class SlackSocket:
                     self._handing_over.discard(socket)
 
     async def _watch(self, socket: WebSocket) -> None:
-        """Drop the connection when nothing has been heard for two pings; the receiving task sees the end."""
+        """Drop the connection after two pings without a response; the receiving task sees the end."""
         try:
             # While a slow reader holds the receiving task up, nothing can be heard.
             while socket in self._handing_over or trio.current_time() < socket.heard_at + 2 * self._ping_interval:
@@ -234,9 +234,8 @@ async def open_slack_socket(
 ) -> AsyncGenerator[SlackSocket, None]:
     """Stay connected over Socket Mode while the block runs.
 
-    The block's own exceptions leave it as they are. A failure of the connection cancels the block and leaves it as
-    `PlatformError`: a permanent one for a bad token or a switched-off Socket Mode, a transient one for an outage longer than
-    the back-off allows.
+    Exceptions of the block propagate unchanged. A failure of the connection cancels the block and raises `PlatformError`: a permanent one for a bad
+    token or a disabled Socket Mode, a transient one for an outage longer than the back-off allows.
     """
     socket = SlackSocket(client, backoff=backoff or Backoff(), ping_interval=ping_interval, drain=drain)
     with single_failure():

@@ -1,4 +1,4 @@
-"""Texts as Slack takes them: its markup, its three lengths, and the blocks below which buttons stand."""
+"""Texts in Slack's form: its markup, its three length limits, and the blocks with buttons."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hermes_trio.store.records import ApprovalChoice
 __all__ = ["SLACK_LIMIT", "UPDATE_CHARACTERS", "button_blocks", "escape", "posted", "shortened"]
 
 POST_CHARACTERS: Final = 40_000
-"""Slack cuts what is longer, without a word."""
+"""Slack cuts longer texts without an error."""
 UPDATE_CHARACTERS: Final = 4_000
-"""Slack refuses to change a message into a longer one."""
+"""Slack refuses to edit a message into a longer one."""
 SECTION_CHARACTERS: Final = 3_000
 SECTION_ROOM: Final = 2_000
-"""What is cut into sections leaves room for what the markup adds."""
+"""The length of a section before markup is added."""
 
 STYLES: Final[Mapping[ApprovalChoice, str]] = {ApprovalChoice.ONCE: "primary", ApprovalChoice.DENY: "danger"}
 
 
 def escape(text: str) -> str:
-    """Literal text."""
+    """Escape literal text."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -45,7 +45,7 @@ def _forms(text: str, *, plain: bool = False) -> Iterator[str]:
 
 
 def posted(text: str, *, plain: bool = False) -> str:
-    """A text as it is posted: with markup, or plainer if Slack would cut it."""
+    """Return a text for posting: with markup, or plainer if Slack would cut it."""
     for form in _forms(text, plain=plain):
         if form.strip() and len(form) <= POST_CHARACTERS:
             return form
@@ -56,7 +56,7 @@ def posted(text: str, *, plain: bool = False) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text, for a message that shows it while it is being written."""
+    """Return the beginning of a text, for a message that is edited while the text is being written."""
     room = UPDATE_CHARACTERS
     form = to_mrkdwn(text)
     while len(form) > UPDATE_CHARACTERS:
@@ -66,7 +66,7 @@ def shortened(text: str) -> str:
 
 
 def button_blocks(text: str, buttons: Sequence[Button]) -> list[dict[str, Any]]:
-    """The text in sections, and the buttons below it."""
+    """Return the text in sections, and the buttons below it."""
     sections: list[dict[str, Any]] = []
     for piece in split_text(text, Limit(SECTION_ROOM, _escaped_length)):
         form = next((one for one in _forms(piece) if one.strip() and len(one) <= SECTION_CHARACTERS), escape(piece))

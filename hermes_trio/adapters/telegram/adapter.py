@@ -1,7 +1,7 @@
-"""The Telegram adapter: long polling or webhook in, the outbox out, buttons for approvals.
+"""The Telegram adapter: receives by long polling or webhook, sends from the outbox, with buttons for approvals.
 
-An update is confirmed when the gateway has it in the store, and not before: what a crash leaves unconfirmed comes again, and is recognised if it had been
-stored. Markup that Telegram does not take is replaced by plain text before anybody sees an error. The gateway's supervisor ends `run`, the senders end `open`.
+An update is confirmed after the hub has stored it: what a crash leaves unconfirmed is redelivered, and recognised if it had been stored. Markup that
+Telegram refuses is replaced by plain text. The hub's supervisor ends `run`, the senders end `open`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ TOKEN_VARIABLE: Final = "TELEGRAM_BOT_TOKEN"
 SECRET_HEADER: Final = "x-telegram-bot-api-secret-token"
 MAX_UPDATE_BYTES: Final = 1_048_576
 TYPING_SECONDS: Final = 4.0
-"""Telegram shows it for five seconds."""
+"""Telegram shows the typing sign for five seconds."""
 
 COMMAND_SECONDS: Final = 1.0
-"""A command that takes longer is confirmed while it is carried out: Telegram gives nothing new to anybody before that."""
+"""A command that takes longer is confirmed while it is executed: Telegram delivers nothing new before that."""
 
 FLUSH_SECONDS: Final = 2.0
 TOAST_LENGTH: Final = 200
@@ -58,7 +58,7 @@ BUTTONS_A_ROW: Final = 2
 
 
 def telegram_platform(table: Mapping[str, Any], environment: Mapping[str, str]) -> Platform | None:
-    """The adapter that `[telegram]` and the environment ask for, or None. Raises `SettingsError` for a table that cannot be used."""
+    """Build the adapter of `[telegram]` and the environment, or return None if it is not configured. Raises `SettingsError`."""
     if not is_configured(table, environment, TOKEN_VARIABLE):
         return None
     completed = complete_table(table, PLATFORM, environment, {"token": TOKEN_VARIABLE})
@@ -67,7 +67,7 @@ def telegram_platform(table: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 class TelegramAdapter(Adapter):
-    """See the module. In webhook mode the server must bring requests for `endpoint` to `handle`."""
+    """See the module. In webhook mode the server must pass requests for `endpoint` to `handle`."""
 
     platform = PLATFORM
     limit = TELEGRAM
@@ -102,7 +102,7 @@ class TelegramAdapter(Adapter):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Sending is possible for the body of the `async with`; leaving it closes every connection."""
+        """Enable sending for the body of the `async with`; leaving it closes every connection."""
         async with TelegramClient(
             self.settings.base_url, self.settings.token, proxy=self.settings.proxy
         ) as self._open_client:
@@ -114,7 +114,7 @@ class TelegramAdapter(Adapter):
     # -- receiving -------------------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """See `Adapter.run`. Cancelled, it tells Telegram what is safe, in a bounded time."""
+        """See `Adapter.run`. When cancelled, it confirms stored updates with Telegram, in a bounded time."""
         client = self._client
         self._bot = await client.get_me()
         self.bot_name = self._bot.username or ""
@@ -166,7 +166,7 @@ class TelegramAdapter(Adapter):
                     logger.info("could not confirm updates with Telegram; they will be redelivered: %s", error)
 
     async def _take(self, update: Update, poller: TelegramPoller) -> None:
-        """Work on one update and confirm it."""
+        """Handle one update and confirm it."""
         is_command = update.message is not None and (update.message.text or "").startswith("/")
         async with trio.open_nursery() as nursery:
 
@@ -182,7 +182,7 @@ class TelegramAdapter(Adapter):
         await self._answer(update.callback_query, said)
 
     async def _accept(self, update: Update) -> str:
-        """Give one update to the gateway; returns what is shown to a person who pressed a button. What people edit is not said again."""
+        """Pass one update to the hub; return the text for a person who pressed a button. Edited messages are ignored."""
         if update.callback_query is not None:
             return await self._clicked(update.callback_query)
         assert self._bot is not None
@@ -198,20 +198,20 @@ class TelegramAdapter(Adapter):
         return await self.gateway.approval_clicked(self, source_of(query.message, query.sender), *parsed)
 
     async def _answer(self, query: CallbackQuery | None, said: str) -> None:
-        """End the progress mark on a button."""
+        """End the progress sign on a button."""
         if query is None:
             return
         try:
             await self._client.answer_callback_query(query.id, said[:TOAST_LENGTH])
         except PlatformError as error:
-            logger.info("a pressed button could not be answered: %s", error)
+            logger.info("could not respond to a pressed button: %s", error)
 
     # -- the webhook -----------------------------------------------------------------------------------------------------------------
 
     async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
-        """Answer Telegram's request. It is repeated until it is answered with 200, which is said when the update is stored.
+        """Answer Telegram's request. Telegram repeats it until it gets 200, which is sent when the update is stored.
 
-        Cancelling it leaves what was accepted accepted; the repetition is recognised.
+        Cancelling it does not undo what was accepted; the repetition is recognised.
         """
         if method != "POST":
             return CallbackResponse.refusal(405, "an update is a POST request", ("Allow", "POST"))
@@ -225,15 +225,15 @@ class TelegramAdapter(Adapter):
         try:
             update = parse_update(body)
         except msgspec.ValidationError as error:
-            # Refusing it would hold up everything behind it for ever.
-            logger.warning("an update of an unforeseen form was skipped: %s", error)
+            # Refusing it would block every later update.
+            logger.warning("skipped an update of an unknown form: %s", error)
             return CallbackResponse.of(200, {"ok": True})
         except (msgspec.DecodeError, UnicodeDecodeError):
             return CallbackResponse.refusal(400, "the body is not JSON")
         try:
             said = await self._accept(update)
         except StoreError as error:
-            logger.error("an update could not be written down: %s", error)
+            logger.error("could not store an update; Telegram will repeat it: %s", error)
             return CallbackResponse.refusal(503, "the update could not be stored; send it again", ("Retry-After", "5"))
         await self._answer(update.callback_query, said)
         return CallbackResponse.of(200, {"ok": True})
@@ -295,12 +295,12 @@ def _chat(update: Update) -> str:
 
 
 def _number(text: str) -> int | None:
-    """An id of Telegram's. Anything else (an anchor from another platform) is none."""
+    """Return an id of Telegram, or None for anything else (an anchor from another platform)."""
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _forms(text: str, *, plain: bool) -> Iterator[tuple[str, str | None]]:
-    """The text with markup, without markup, and as it came: one of them is taken."""
+    """Return the text with markup, without markup, and unchanged: Telegram accepts one of them."""
     if not plain:
         yield to_markdown_v2(text), "MarkdownV2"
     yield to_plain(text), None

@@ -1,7 +1,6 @@
-"""The Telegram Bot API: one method a documented method, and a poller that confirms only what was accepted.
+"""The Telegram Bot API: one method for each API method, and a poller that confirms only accepted updates.
 
-The bot token is part of every URL, so nothing here quotes one. `TelegramClient` is entered by its owner; leaving it
-closes its connections.
+The bot token is part of every URL, so nothing here quotes one. Its owner enters `TelegramClient`; leaving it closes its connections.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ T = TypeVar("T")
 
 
 def parse_update(body: bytes) -> Update:
-    """One update from the body of a webhook delivery. Raises `msgspec.DecodeError` if it is none."""
+    """Parse an update from the body of a webhook delivery. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(body, type=Update)
 
 
@@ -55,7 +54,7 @@ class TelegramClient(PlatformClient):
         super().__init__(HttpLink(base_url, redaction=redaction, timeout=timeout, proxy=proxy))
 
     async def get_me(self) -> User:
-        """The bot itself. Fails with UNAUTHORIZED if the token is wrong."""
+        """Return the bot itself. Raises UNAUTHORIZED if the token is wrong."""
         return await self._call("getMe", {}, User)
 
     async def get_updates(
@@ -66,7 +65,7 @@ class TelegramClient(PlatformClient):
         limit: int = 100,
         allowed_updates: Sequence[str] = UPDATE_KINDS,
     ) -> list[Update]:
-        """Updates from `offset` on; asking for an offset confirms everything below it.
+        """Return updates from `offset` on. Requesting an offset confirms everything below it.
 
         Waits up to `timeout` seconds for the first one.
         """
@@ -79,7 +78,7 @@ class TelegramClient(PlatformClient):
     def poll(
         self, *, timeout: int = LONG_POLL_SECONDS, allowed_updates: Sequence[str] = UPDATE_KINDS
     ) -> TelegramPoller:
-        """An iterator of updates that are confirmed one by one."""
+        """Return an iterator of updates that are confirmed one by one."""
         return TelegramPoller(self, timeout, tuple(allowed_updates))
 
     async def set_webhook(
@@ -100,7 +99,7 @@ class TelegramClient(PlatformClient):
         await self._call("setWebhook", params, bool)
 
     async def delete_webhook(self, *, drop_pending_updates: bool = False) -> None:
-        """Go back to polling."""
+        """Return to polling."""
         await self._call("deleteWebhook", {"drop_pending_updates": drop_pending_updates}, bool)
 
     async def get_webhook_info(self) -> WebhookInfo:
@@ -117,7 +116,7 @@ class TelegramClient(PlatformClient):
         inline_keyboard: Sequence[Sequence[Mapping[str, str]]] | None = None,
         silent: bool = False,
     ) -> Message:
-        """Send text of at most 4096 UTF-16 units. A reply target that is gone does not stop the message."""
+        """Send text of at most 4096 UTF-16 units. A deleted reply target does not fail the message."""
         params: dict[str, Any] = {"chat_id": chat_id, "text": text}
         if parse_mode is not None:
             params["parse_mode"] = parse_mode
@@ -140,7 +139,7 @@ class TelegramClient(PlatformClient):
         parse_mode: str | None = None,
         inline_keyboard: Sequence[Sequence[Mapping[str, str]]] | None = None,
     ) -> bool:
-        """Replace a message's text and buttons. Says whether that changed anything."""
+        """Replace a message's text and buttons. Return whether that changed anything."""
         params: dict[str, Any] = {"chat_id": chat_id, "message_id": message_id, "text": text}
         if parse_mode is not None:
             params["parse_mode"] = parse_mode
@@ -151,7 +150,7 @@ class TelegramClient(PlatformClient):
     async def edit_message_buttons(
         self, chat_id: int | str, message_id: int, inline_keyboard: Sequence[Sequence[Mapping[str, str]]] = ()
     ) -> bool:
-        """Replace, or by default remove, a message's buttons. Says whether that changed anything."""
+        """Replace, or by default remove, a message's buttons. Return whether that changed anything."""
         markup = {"inline_keyboard": inline_keyboard}
         params = {"chat_id": chat_id, "message_id": message_id, "reply_markup": markup}
         return await self._edit("editMessageReplyMarkup", params)
@@ -171,7 +170,7 @@ class TelegramClient(PlatformClient):
     async def answer_callback_query(
         self, callback_query_id: str, text: str | None = None, *, show_alert: bool = False
     ) -> None:
-        """End the progress mark on a pressed button."""
+        """End the progress sign on a pressed button."""
         params: dict[str, Any] = {"callback_query_id": callback_query_id, "show_alert": show_alert}
         if text is not None:
             params["text"] = text
@@ -265,14 +264,13 @@ def _bad_request(message: str, text: str, parameters: Parameters, code: int) -> 
 
 @final
 class TelegramPoller:
-    """Updates by long polling, each of which the Bot API keeps until the consumer confirms it.
+    """Receives updates by long polling; the Bot API keeps each until the consumer confirms it.
 
-    `async for` gives each update once. `confirm` says that the update is safe with the consumer; the offset moves only
-    over confirmed updates, so whatever was not confirmed when the process died is given out again. When all updates
-    of an answer have been given out, the next poll waits until all of them have been confirmed.
+    `async for` yields each update once. `confirm` says that the consumer has stored the update; the offset advances only over confirmed updates, so
+    that unconfirmed ones are yielded again after a crash. After the last update of a response, the next poll waits until all of them have been
+    confirmed.
 
-    An error of a poll leaves the loop as `PlatformError`; iterating again goes on from the same place. Cancelling
-    an iteration loses nothing.
+    An error of a poll is raised as `PlatformError`; iterating again continues from the same place. Cancelling an iteration loses nothing.
     """
 
     def __init__(self, client: TelegramClient, timeout: int, allowed_updates: tuple[str, ...]) -> None:
@@ -288,7 +286,7 @@ class TelegramPoller:
 
     @property
     def unconfirmed(self) -> frozenset[int]:
-        """The ids that were given out and not confirmed."""
+        """Return the ids that were yielded and not confirmed."""
         return frozenset(self._given)
 
     def __aiter__(self) -> Self:
@@ -306,16 +304,16 @@ class TelegramPoller:
         return update
 
     def confirm(self, update_id: int) -> None:
-        """The update with this id needs to be given out never again. Repeating it is harmless."""
+        """Confirm the update with this id. Idempotent."""
         self._given.discard(update_id)
         if not self._given and self._newest:
             self._offset = self._newest + 1
             self._all_confirmed.set()
 
     async def flush(self) -> None:
-        """Tell the Bot API what has been confirmed, without waiting for new updates. Call it before ending.
+        """Send the confirmations to the Bot API, without waiting for new updates. Call it before ending.
 
-        Otherwise the confirmation would travel only with the next poll, and a restart would see the updates again.
+        Otherwise they would be sent only with the next poll, and a restart would receive the updates again.
         """
         offset = min(self._given) if self._given else self._offset
         if offset is not None:

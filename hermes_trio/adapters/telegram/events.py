@@ -1,7 +1,7 @@
-"""Telegram's messages as the gateway knows them: who speaks where, whether the agent is meant, and what was said.
+"""Converts Telegram's messages: who speaks where, whether the agent is addressed, and the text.
 
-A private chat is a direct conversation. In a group the agent is meant when it is mentioned, when one of its messages is answered, or when one of its commands
-is given. A forum's topic is a thread; its General topic is the group itself, as on Telegram's own wire.
+A private chat is a direct conversation. In a group the agent is addressed by a mention, by a reply to one of its messages, or by one of its commands.
+A forum's topic is a thread; its General topic is the group itself, as in the Bot API.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ GENERAL_TOPIC: Final = 1
 
 
 class TelegramSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `[telegram]` may hold besides the shared settings.
+    """The keys of `[telegram]` besides the shared settings.
 
-    `webhook_url` is the public https address that Telegram posts to in webhook mode; its path is where the server answers. Groups outside `allowed_chats` (if
-    there are any in it) are ignored; in `free_chats` the agent is meant by every message.
+    `webhook_url` is the public https address that Telegram posts to in webhook mode; the server answers at its path. Groups outside `allowed_chats`
+    (if it is not empty) are ignored; in `free_chats` every message addresses the agent.
     """
 
     hidden: ClassVar[tuple[str, ...]] = (
@@ -51,7 +51,7 @@ class TelegramSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown
 
 
 def source_of(message: Message, user: User | None = None) -> Source:
-    """Where a message stands, and who wrote it (or `user`, who pressed a button below it)."""
+    """Return the source of a message by its author (or by `user`, who pressed a button below it)."""
     chat, person = message.chat, user or message.sender
     thread = message.message_thread_id if message.is_topic_message else None
     return Source(
@@ -72,7 +72,7 @@ def _name(user: User) -> str:
 
 
 def incoming_of(message: Message, bot: User, settings: TelegramSettings) -> Incoming | None:
-    """What a message is to the gateway; None if it is nothing that anybody said to this bot (a pinned message, a channel's post)."""
+    """Convert a message; return None if it is not something that a person said to this bot (a pinned message, a channel's post)."""
     text = _text(message)
     if not text or message.sender is None or message.sender.id == bot.id or message.chat.type == "channel":
         return None
@@ -110,7 +110,7 @@ def _names(message: Message, bot: User, mention: re.Pattern[str], text: str) -> 
 
 
 def _commands(text: str, bot: User) -> bool:
-    """Whether it is a command for this bot: addressed to it, or one that it knows and that names no other bot."""
+    """Return whether it is a command for this bot: addressed to it, or a known one that names no other bot."""
     command = parse_command(text)
     if command is None:
         return False

@@ -1,9 +1,8 @@
-"""The chat in the browser, as a delivering adapter beside the stateless API: conversations of a key's tenant, streamed answers, approvals in place.
+"""The chat in the browser, a delivering adapter beside the stateless API: conversations of a key's tenant, streamed answers, approvals in place.
 
-What was said is in rows, so that a page that was closed and a server that was restarted lose nothing: the session's transcript, with what came back from
-the background; the replies outside any transcript (answers to commands, failures), which are the outbox rows of the chat; the questions that wait. How far
-each key has read is a row as well. What a page sees live (text as it is written, tools, questions) goes through a bounded feed of its owner, from which
-a page resumes.
+Everything said is in rows, so that closing a page or restarting the server loses nothing: the session's transcript, with reports of background work;
+replies outside any transcript (answers to commands, failures), which are the outbox rows of the chat; pending questions; and how far each key has
+read. Live events (text as it is written, tools, questions) go through a bounded feed of their owner, from which a page resumes.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ from .attachments import WebAttachment, attached_files, compose_content, file_of
 __all__ = ["WebAdapter", "web_platform"]
 
 FEED_LENGTH: Final = 2000
-"""Events of one owner that are kept for pages that come back."""
+"""The number of events of one owner that are kept for pages that reconnect."""
 
 BATCH_SECONDS: Final = 0.05
 HEARTBEAT_SECONDS: Final = 15.0
 TEXT_LENGTH: Final = 100_000
 SHOWN: Final = 500
-"""Messages of a transcript that a page is given: the newest."""
+"""The number of newest messages of a transcript that a page gets."""
 
 RESULT_SHOWN: Final = 4000
 ASIDES: Final = 50
-"""Replies of a chat that are looked at for what is in no transcript: the newest."""
+"""The number of newest replies of a chat that are examined for texts in no transcript."""
 
 CONVERSATIONS: Final = 100
 
@@ -69,7 +68,7 @@ _TOLD: Final = frozenset(
 
 
 class WebStore(Protocol):
-    """What the adapter reads of conversations that are over, or that no page has open."""
+    """The verbs of the store for conversations that have ended, or that no page has open."""
 
     async def list_sessions(self, which: SessionFilter, page: Page, /) -> list[SessionRow]: ...
 
@@ -87,7 +86,7 @@ class WebStore(Protocol):
 
 
 class WebMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """What a person writes. `id` makes sending it twice harmless."""
+    """A person's message. `id` makes sending it twice harmless."""
 
     text: str = ""
     id: str = ""
@@ -95,7 +94,7 @@ class WebMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebDecision(msgspec.Struct, forbid_unknown_fields=True):
-    """How a person answers a question."""
+    """A person's answer to a question."""
 
     choice: str
 
@@ -107,7 +106,7 @@ class WebSeen(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebMark(msgspec.Struct, frozen=True, array_like=True):
-    """How far a conversation was read: so many messages of a session, and everything up to a reply."""
+    """How far a conversation was read: a number of messages of a session, and everything up to a reply."""
 
     session: str = ""
     messages: int = 0
@@ -123,14 +122,14 @@ class OwnerFeed:
         self._wake = trio.Event()
 
     def put(self, event: Mapping[str, Any]) -> None:
-        """Add an event. It never waits."""
+        """Add an event, without waiting."""
         self.last += 1
         self._events.append((self.last, msgspec.json.encode(event)))
         self._wake.set()
         self._wake = trio.Event()
 
     def after(self, number: int) -> list[tuple[int, bytes]] | None:
-        """What came after a number; None if that is not kept any more."""
+        """Return the events after a number; None if they are no longer kept."""
         if number > self.last or (self._events and number < self._events[0][0] - 1) or (not self._events and number):
             return None
         return [one for one in self._events if one[0] > number]
@@ -141,7 +140,7 @@ class OwnerFeed:
 
 
 class WebAdapter(Adapter):
-    """See the module. `mounts` are its addresses on the server; `store` is put there when the gateway opens."""
+    """See the module. `mounts` are its addresses on the server; `store` is set when the gateway opens."""
 
     platform = "web"
     singleton = False
@@ -158,12 +157,12 @@ class WebAdapter(Adapter):
     # -- the adapter contract ------------------------------------------------------------------------------------------------------
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Messages come over HTTP, through the mounts: there is nothing to connect to."""
+        """Wait until cancelled: messages arrive over HTTP, through the mounts."""
         connected()
         await trio.sleep_forever()
 
     async def send(self, message: Outgoing) -> SendResult:
-        """Tell the pages of its owner that there is a message: they read it from its row. A page that is not open finds it later."""
+        """Notify the pages of its owner of a message, which they read from its row. A page that is not open finds it later."""
         if not message.payload.get("approval_id"):
             turn = str(message.payload.get("turn", ""))
             self._tell(message.chat_id, {"event": "message", "turn": turn, "text": message.text[:RESULT_SHOWN]})
@@ -171,7 +170,7 @@ class WebAdapter(Adapter):
         return SendResult.sent(self._ids.make("web_", 12))
 
     def on_event(self, context: SessionContext, event: Mapping[str, Any]) -> None:
-        """Show a turn's events as they happen."""
+        """Publish a turn's events as they happen."""
         if event.get("event") in _TOLD:
             shown = dict(event)
             if "result" in shown:
@@ -179,7 +178,7 @@ class WebAdapter(Adapter):
             self._tell(context.chat_id, shown)
 
     async def on_turn_start(self, turn: Turn) -> None:
-        """Say that the agent works, and on what: a message that waited, also before a restart, is shown from here on."""
+        """Publish that a turn begins, with its message: one that waited, also before a restart, is shown from here on."""
         given = turn.input
         notices = [notice.text[:RESULT_SHOWN] for notice in given.notices]
         event: dict[str, Any] = {"event": "turn.started", "turn": turn.id, "notices": notices}
@@ -188,7 +187,7 @@ class WebAdapter(Adapter):
         self._tell(turn.context.chat_id, event)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
-        """Say that a turn is over, and how."""
+        """Publish the end of a turn, and its outcome."""
         chat = outcome.session_key.rpartition(":")[2]
         self._tell(chat, {"event": "turn.ended", "turn": outcome.turn_id, "state": outcome.state.value})
 
@@ -208,7 +207,7 @@ class WebAdapter(Adapter):
             feed.put({**event, "conversation": name})
 
     def _forget(self, chat: str) -> None:
-        """A turn is in the transcript: of what happened live, only the messages that wait for a turn of their own are kept."""
+        """Drop the live events of a turn that is in the transcript, except messages that wait for a turn of their own."""
         waiting = _waiting(self._live.pop(chat, []))
         if waiting:
             self._live[chat] = waiting
@@ -217,7 +216,7 @@ class WebAdapter(Adapter):
 
     @property
     def mounts(self) -> Sequence[Mount]:
-        """The addresses of the chat."""
+        """Return the addresses of the chat."""
         base = "/v1/web/conversations"
         return (
             _mount("web_conversations", "GET", base, self._list, "Your conversations in the browser"),
@@ -276,7 +275,7 @@ class WebAdapter(Adapter):
         return MountResponse({"object": "list", "data": data})
 
     async def _unread(self, caller: MountCaller, row: SessionRow) -> int:
-        """Answers that this key has not been shown. A conversation that it never opened has none."""
+        """Count the answers that this key has not been shown; none for a conversation that it never opened."""
         chat = row.session_key.rpartition(":")[2]
         seen = await self._mark(caller, chat)
         if seen is None:
@@ -295,7 +294,7 @@ class WebAdapter(Adapter):
         return None if found is None else msgspec.json.decode(found, type=WebMark)
 
     async def _replies(self, chat: str) -> list[OutboxRow]:
-        """What was said in a chat outside transcripts or with a turn, newest first; questions have rows of their own."""
+        """Return what was said in a chat outside transcripts or with a turn, newest first; questions have rows of their own."""
         target = target_of(Address(self.platform, chat, None))
         rows = await self.store.replies_to(self.platform, target, limit=ASIDES)
         return [row for row in rows if not row.payload.get("approval_id")]
@@ -347,7 +346,7 @@ class WebAdapter(Adapter):
         return MountResponse({"object": "hermes.web.seen"})
 
     async def _advance(self, caller: MountCaller, chat: str, mark: WebMark) -> bool:
-        """Note how far a key has read; a page that is behind another one of the same key takes nothing back."""
+        """Store how far a key has read; a page that is behind another one of the same key does not move it back."""
         known = await self._mark(caller, chat)
         if known is not None:
             messages = max(known.messages, mark.messages) if known.session == mark.session else mark.messages
@@ -398,7 +397,7 @@ class WebAdapter(Adapter):
         return MountResponse({"object": "hermes.web.received", "receipt": received.disposition.value}, 202)
 
     def _began(self, chat: str, id: str) -> bool:
-        """Whether the turn of a message has begun already: it has told what was said."""
+        """Return whether the turn of a message has begun: it has published the message."""
         return any(one.get("said", {}).get("id") == id for one in self._live.get(chat, ()))
 
     async def _decide(self, request: MountRequest) -> MountResponse:
@@ -449,7 +448,7 @@ def _mount(name: str, method: str, path: str, handler: Any, summary: str, **more
 
 
 def _owner(caller: MountCaller) -> str:
-    """Whose conversations: the tenant's, by a name that has no special character."""
+    """Return the owner of conversations: the tenant, by a name without special characters."""
     return "admin" if not caller.tenant else "t" + sha256(caller.tenant.encode()).hexdigest()[:16]
 
 
@@ -492,7 +491,7 @@ def _question(row: ApprovalRow) -> dict[str, Any]:
 
 
 def _waiting(live: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of what happened live, the messages whose turn has not begun."""
+    """Return the messages of the live events whose turn has not begun."""
     began = [one["said"]["id"] for one in live if one["event"] == "turn.started" and "said" in one]
     return [one for one in live if one["event"] == "said" and one["id"] not in began]
 
@@ -502,16 +501,16 @@ def _seen_key(caller: MountCaller, chat: str) -> str:
 
 
 def _said(text: str, id: str, content: Content) -> dict[str, Any]:
-    """What a person said, as pages are told: its files by their names."""
+    """Return a person's message for pages: its files by their names."""
     return {"text": text, "id": id, "attachments": [] if isinstance(content, str) else attached_files(content)}
 
 
 def _asides(
     session: SessionRow | None, messages: Sequence[StoredMessage], replies: Sequence[OutboxRow]
 ) -> list[dict[str, Any]]:
-    """What was said to a person and is in no transcript, oldest first: answers to commands, how a turn failed.
+    """Return what was said to a person and is in no transcript, oldest first: answers to commands, failures of turns.
 
-    What belongs to a conversation that was started anew, or before the messages that are shown, is left out.
+    Replies of an earlier conversation, or before the messages that are shown, are left out.
     """
     since = 0.0 if session is None else session.started_at
     if messages and len(messages) == SHOWN:
@@ -543,7 +542,7 @@ def _conversation(row: SessionRow) -> dict[str, Any]:
 
 
 def _message(row: StoredMessage, place: int) -> dict[str, Any]:
-    """A message of the transcript; its files are fetched by its place and its number."""
+    """Return a message of the transcript; its files are fetched by its place and its number."""
     content = row.message.content
     return {
         "id": row.id,
@@ -559,5 +558,5 @@ def _message(row: StoredMessage, place: int) -> dict[str, Any]:
 
 
 def web_platform() -> Platform:
-    """The chat in the browser. The server has let its people in: each holds a key."""
+    """Return the platform of the chat in the browser. The server authenticates its people: each holds a key."""
     return Platform(WebAdapter(), PlatformSettings(allow_all=True, unknown_dm="ignore"))

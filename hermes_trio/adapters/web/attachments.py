@@ -1,7 +1,7 @@
-"""Files that a person sends with a message, and those that stand in a transcript: pictures and text, which is what an agent's content can hold.
+"""Files that a person sends with a message, and those in a transcript: pictures and text.
 
-A file becomes two parts of the message's content: a line with its name, and the picture; the text of a text file follows its name in the same part. So a
-model reads the names, no provider is sent a field that it does not know, and a transcript gives the files back without anything beside it.
+A file becomes two parts of the message's content: a line with its name, and the picture; the text of a text file follows its name in the same part.
+So a model reads the names, providers get no unknown field, and the transcript alone is enough to return the files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICTURES: Final[Mapping[str, tuple[bytes, ...]]] = {
     "image/gif": (b"GIF87a", b"GIF89a"),
     "image/webp": (b"RIFF",),
 }
-"""Pictures that every model with eyes reads, with how their bytes begin."""
+"""Pictures that every vision model reads, with their first bytes."""
 
 _HEAD: Final = re.compile(r"\[File: ([^\]\n]*)\](?:\n|$)")
 _DATA: Final = re.compile(r"data:([a-z]+/[a-z0-9.+-]+);base64,", re.IGNORECASE)
@@ -45,7 +45,7 @@ class WebAttachment(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def compose_content(text: str, files: Sequence[WebAttachment]) -> Content:
-    """What a message with files is for the agent. Raises `MountProblem` for a file that no agent could read."""
+    """Return the content of a message with files. Raises `MountProblem` for a file that no agent could read."""
     if not files:
         return text
     if len(files) > MOST_FILES:
@@ -88,7 +88,7 @@ def _refused(name: str, why: str) -> MountProblem:
 
 
 def _walk(content: Content) -> Iterator[tuple[int, str, str, Any]]:
-    """The parts of a content: index, name of the file that it is or empty, media type, and text or address."""
+    """Yield the parts of a content: index, name of the file or empty, media type, and text or address."""
     if isinstance(content, str):
         yield 0, "", "text/plain", content
         return
@@ -112,12 +112,12 @@ def _walk(content: Content) -> Iterator[tuple[int, str, str, Any]]:
 
 
 def said_text(content: Content) -> str:
-    """The text of a message without its files."""
+    """Return the text of a message without its files."""
     return "\n".join(value for _, name, media, value in _walk(content) if not name and media == "text/plain")
 
 
 def attached_files(content: Content) -> list[dict[str, Any]]:
-    """The files of a message: their names, types and sizes, and by which part each is fetched (none for a picture that lies elsewhere)."""
+    """Return the files of a message: names, types and sizes, and the part by which each is fetched (none for a picture at another address)."""
     found: list[dict[str, Any]] = []
     for index, name, media, value in _walk(content):
         if name:
@@ -129,7 +129,7 @@ def attached_files(content: Content) -> list[dict[str, Any]]:
 
 
 def file_of(content: Content, part: int) -> MountFile | None:
-    """The file in one part of a content, or None."""
+    """Return the file in one part of a content, or None."""
     for index, name, media, value in _walk(content):
         if index == part and name:
             if media == "text/plain":

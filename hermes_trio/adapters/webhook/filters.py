@@ -1,8 +1,7 @@
-"""What a webhook request says (payload, event name, delivery id) and whether a route's filters want it.
+"""Parses a webhook request (payload, event name, delivery id), and matches it against a route's filters.
 
-Filters come from the configuration and are checked once, when the route is read: what is malformed is listed with its
-place, and a filter with any problem matches nothing, so that a typing error never lets more through. Files named by
-`in_file` are read by a function that the caller passes in.
+Filters are parsed once, when the route is read: every mistake is listed with its place, and a filter with a mistake matches nothing, so that a typing
+error never lets more through. Files named by `in_file` are read by a function that the caller passes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 OPERATORS: Final = ("exists", "missing", "equals", "not_equals", "contains", "in", "in_file", "regex")
 MAX_DEPTH: Final = 20
 MAX_REGEX_TEXT: Final = 10_000
-"""Characters of a value that a regular expression is shown: the pattern is the owner's, the value is anybody's."""
+"""The maximum of characters of a value that a regular expression is applied to: the pattern is the operator's, the value is untrusted."""
 
 MAX_DELIVERY_ID: Final = 128
 _SAFE_ID: Final = re.compile(r"[A-Za-z0-9_~-]+(?:\.[A-Za-z0-9_~-]+)*")
@@ -42,7 +41,7 @@ _MISSING: Final = object()
 
 
 class PayloadError(ValueError):
-    """A body that is not an object; the message is fit for the sender."""
+    """Raised for a body that is not an object. The message is for the sender."""
 
 
 # The request
@@ -58,10 +57,10 @@ class WebhookEvent(msgspec.Struct, frozen=True):
 
 
 class DeliveryId(msgspec.Struct, frozen=True):
-    """What a request is called, and the identity under which it is done at most once. Those of different routes never meet.
+    """The id of a request, and the identity under which it is handled at most once, within its route.
 
-    `id` is the sender's name for the delivery; `generated` says that the sender gave none, so that it is unique to the request.
-    `once` is what the signature covers: an id that anybody can change protects from nothing.
+    `id` is the sender's id of the delivery; `generated` says that the sender gave none, so that it is unique to the request. `once` is what the
+    signature covers: an unsigned id protects from nothing.
     """
 
     route: str
@@ -71,7 +70,7 @@ class DeliveryId(msgspec.Struct, frozen=True):
 
 
 def parse_payload(body: bytes, content_type: str = "") -> dict[str, object]:
-    """The object in a body: JSON, or form fields; a form's `payload` field that holds a JSON object is that object."""
+    """Return the object in a body: JSON, or form fields; a form's `payload` field that holds a JSON object is that object. Raises `PayloadError`."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -114,7 +113,7 @@ def _kind(value: object) -> str:
 
 
 def event_name(headers: Mapping[str, str], payload: Mapping[str, object]) -> str:
-    """The event's name: from the sender's header, else the payload's `event_type` or `type`, else `unknown`."""
+    """Return the event's name: from the sender's header, else the payload's `event_type` or `type`, else `unknown`."""
     candidates = (
         headers.get("x-github-event"),
         headers.get("x-gitlab-event"),
@@ -127,9 +126,9 @@ def event_name(headers: Mapping[str, str], payload: Mapping[str, object]) -> str
 def delivery_of(
     route: str, headers: Mapping[str, str], payload: Mapping[str, object], generate: Callable[[], str]
 ) -> DeliveryId:
-    """The request's delivery id; a sender that gives none gets a fresh one from `generate`.
+    """Return the request's delivery id; `generate` makes one if the sender gave none.
 
-    An id that could not stand in a session key (odd characters, too long) is replaced by its hash, which is as stable.
+    An id that is not valid in a session key (odd characters, too long) is replaced by its hash, which is as stable.
     """
     given: list[object] = [headers.get("x-github-delivery"), headers.get("svix-id"), headers.get("webhook-id")]
     if "stripe-signature" in headers:
@@ -142,9 +141,9 @@ def delivery_of(
 
 
 def signed_delivery(delivery: DeliveryId, scheme: Scheme | None, event: WebhookEvent, body: bytes) -> DeliveryId:
-    """The delivery with the identity that its signature covers: the signed id, else the hash of what was signed.
+    """Return the delivery with the identity that its signature covers: the signed id, else the hash of what was signed.
 
-    Nothing is signed by a token, or where no authentication is asked for: there the sender's id is all there is.
+    A token signs nothing: there, and without authentication, the sender's id is used.
     """
     named: object = None
     signed: bytes | None = None
@@ -178,7 +177,7 @@ def _safe(value: str) -> str:
 
 
 def walk(value: object, path: Iterable[str], *, indexes: bool) -> tuple[bool, object]:
-    """Whether there is something at `path` below `value`, and what; `indexes` allows numbers to step into lists."""
+    """Return whether there is a value at `path` below `value`, and which; `indexes` allows numbers to step into lists."""
     for step in path:
         if isinstance(value, Mapping):
             members = cast("Mapping[str, object]", value)
@@ -216,19 +215,19 @@ _Test: TypeAlias = Callable[[WebhookEvent, ReadFile], bool]
 
 
 class Filters(msgspec.Struct, frozen=True):
-    """A route's filters, ready to be asked, and what was wrong with them ("filters[1].regex: …")."""
+    """A route's filters, parsed, and the mistakes in them ("filters[1].regex: …")."""
 
     test: _Test
     problems: tuple[str, ...] = ()
 
 
 def matches(filters: Filters, event: WebhookEvent, read_file: ReadFile) -> bool:
-    """Whether the route wants this event. `read_file` gives a file's text, or None if it cannot be read."""
+    """Return whether the route wants this event. `read_file` returns a file's text, or None if it cannot be read."""
     return not filters.problems and filters.test(event, read_file)
 
 
 def parse_filters(spec: object, where: str = "filters") -> Filters:
-    """Read a filter specification: nothing, one object, or a list of which all must match."""
+    """Parse a filter specification: nothing, one object, or a list of which all must match."""
     if spec is None:
         return Filters(lambda event, read_file: True)
     problems: list[str] = []
@@ -363,7 +362,7 @@ def _listed(value: object, text: str | None) -> bool:
 
 
 def _entries(text: str) -> set[str]:
-    """The entries of a list file: a JSON list, the keys of a JSON object, or one a line."""
+    """Return the entries of a list file: a JSON list, the keys of a JSON object, or one a line."""
     if text.lstrip()[:1] in ("[", "{"):
         try:
             parsed: object = msgspec.json.decode(text.encode("utf-8", "replace"))

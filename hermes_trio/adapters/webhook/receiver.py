@@ -1,8 +1,8 @@
-"""The webhook front door: an authentic event becomes one delivery, one session, one turn; or is delivered as it is.
+"""Receives webhooks: an authentic event becomes one delivery, one session, one turn; or is delivered directly.
 
-A delivery's id is kept in the same transaction as the work that it brings, and 202 is said after that commit: a refusal, a crash or a failed direct
-delivery leaves no trace, and the sender's next attempt is welcome (SC-5). Load is refused before anything is accepted (SC-6), with 503 while
-draining. The text of an event is literal: it takes the way of a message into the lane, and never passes through commands (SC-31).
+A delivery's id is committed in the transaction of its work, and 202 is sent after that commit: a refusal, a crash or a failed direct delivery has no
+effect, and the sender's next attempt is accepted (SC-5). Load is refused before anything is accepted (SC-6), with 503 while draining. The text of an
+event is literal: it goes to the lane as a message, and is never a command (SC-31).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FILE_BYTES: Final = 1_048_576
 
 
 class WebhookInterface(OneShotInterface):
-    """The deliveries' side of the runtime."""
+    """The interface of deliveries."""
 
     def __init__(self, messaging: MessagingCore, routes: Mapping[str, WebhookRoute]) -> None:
         super().__init__(messaging, WEBHOOK, WEBHOOK_COMPLETE)
@@ -84,7 +84,7 @@ class WebhookInterface(OneShotInterface):
         return self._messaging.runtime.settings.linger_seconds if route is None else route.settings.linger
 
     def told(self, turn: Turn, outcome: Outcome, place: Address) -> str:
-        # A failure is the owner's business, not that of everybody who reads a pull request.
+        # A failure is reported to the operator, not to the readers of a pull request.
         if outcome.state is not TurnState.COMPLETED and place.platform == GITHUB_COMMENT:
             return ""
         return super().told(turn, outcome, place)
@@ -98,7 +98,7 @@ class WebhookInterface(OneShotInterface):
 
 
 class WebhookReceiver:
-    """`handle` answers `POST /webhooks/{route}`. Open it inside the runtime; it owns no socket."""
+    """Answers `POST /webhooks/{route}` by `handle`. Open it inside the runtime; it owns no socket."""
 
     prefix: Final = "/webhooks/"
 
@@ -126,12 +126,12 @@ class WebhookReceiver:
 
     @property
     def max_body_bytes(self) -> int:
-        """A server need not read more than this of a body (and one byte, to know)."""
+        """Return the maximum size of a body."""
         return self.settings.max_body_bytes
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[WebhookReceiver]:
-        """Deliveries are worked on for the body of the `async with`. What an earlier server had accepted and not begun, begins."""
+        """Handle deliveries for the body of the `async with`. Deliveries that an earlier server had accepted and not begun are begun."""
         async with self.interface.settling():
             self.interface.pending.update(await self._messaging.store.waiting_sessions(WEBHOOK))
             async with self._messaging.runtime.delivering(self.interface) as self.interface.inbox:
@@ -139,7 +139,7 @@ class WebhookReceiver:
 
     @property
     def endpoint(self) -> str:
-        """The address of all routes."""
+        """Return the address of all routes."""
         return self.prefix + "{route}"
 
     async def handle(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> CallbackResponse:
@@ -170,7 +170,9 @@ class WebhookReceiver:
         try:
             return await self._deliver(route, event, delivery)
         except StoreError as error:
-            logger.error("a delivery of %s could not be written down: %s", route.name, error)
+            logger.error(
+                "could not store a delivery of the webhook route %s; the sender gets 503: %s", route.name, error
+            )
             return CallbackResponse.refusal(
                 503, "the delivery could not be stored; send it again", ("Retry-After", str(RETRY_SECONDS))
             )
@@ -180,7 +182,7 @@ class WebhookReceiver:
     def _check(
         self, route: WebhookRoute, names: Mapping[str, str], headers: Iterable[tuple[str, str]], body: bytes
     ) -> tuple[CallbackResponse | None, Scheme | None]:
-        """The refusal of a request that is not to be read, or the scheme by which it is authentic."""
+        """Return the refusal of a request, or the scheme by which it is authentic."""
         if not route.settings.enabled:
             return CallbackResponse.refusal(403, "this webhook route is disabled"), None
         declared = names.get("content-length", "")
@@ -203,7 +205,7 @@ class WebhookReceiver:
         return None, None if verdict is None else verdict.scheme
 
     def _over_rate(self, name: str) -> float:
-        """Seconds until the route takes another request, on whichever node; 0 and counted if it does now."""
+        """Return the seconds until the route accepts another request, on any node; 0, and count it, if it does now."""
         now, log = trio.current_time(), self._requests[name]
         while log and now - log[0] >= RATE_WINDOW:
             log.popleft()
@@ -219,7 +221,7 @@ class WebhookReceiver:
             log.extend([trio.current_time()] * min(amount, self.settings.rate_limit))
 
     def _read_file(self, name: str) -> str | None:
-        """A file below the home directory, for the filter `in_file`."""
+        """Read a file below the home directory, for the filter `in_file`."""
         if self._home is None:
             return None
         home = self._home.resolve()
@@ -310,7 +312,7 @@ class WebhookReceiver:
     async def _deliver_directly(
         self, route: WebhookRoute, delivery: DeliveryId, place: Address, text: str
     ) -> CallbackResponse:
-        """Without an agent: the text is brought to its place within the request, and only then is the id kept."""
+        """Send the text without an agent, within the request, and store the id only after that."""
         platform = self._messaging.platforms.find(place.platform)
         assert platform is not None, "checked when the route was made"
         result = SendResult(success=False, error="there was nothing to say")
@@ -343,6 +345,6 @@ async def _send_once(send: Any, message: Outgoing) -> SendResult:
     except PlatformError as error:
         return SendResult.failed(error)
     except Exception as error:
-        logger.exception("sending failed in a way that the adapter does not know")
+        logger.exception("a direct delivery failed with an unexpected error")
         return SendResult(success=False, error=type(error).__name__)
     return result

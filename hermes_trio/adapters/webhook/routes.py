@@ -1,7 +1,6 @@
-"""A webhook route, ready to be asked: its secrets, its filters, its template, and where its answers go.
+"""A webhook route: its secrets, its filters, its template, and the target of its answers.
 
-Routes are checked when the server starts: a route without a secret, a filter that cannot be read or a target that does not exist is refused with its
-name, not found out by the first sender.
+Routes are checked when the server starts: a route without a secret, with a wrong filter or an unknown target is refused by its name.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class UnknownAddress(ValueError):
-    """An event whose place of delivery cannot be told; the text is fit for the sender."""
+    """Raised for an event that does not name its place of delivery. The text is for the sender."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,22 +51,22 @@ class WebhookRoute:
     platforms: Platforms = attrs.field(repr=False)
 
     def authenticate(self, headers: Iterable[tuple[str, str]], body: bytes, now: float) -> Verified | Rejected | None:
-        """How a request is signed, or why it is not authentic; None where the route asks for no authentication."""
+        """Return how a request is signed, or why it is not authentic; None if the route needs no authentication."""
         if self.insecure:
             return None
         return verify(headers, self.secrets, body, now, scheme=self.scheme)
 
     @property
     def scheme(self) -> Scheme | None:
-        """The scheme that the route is pinned to."""
+        """Return the scheme that the route requires, or None."""
         return Scheme(self.settings.scheme) if self.settings.scheme else None
 
     def wants(self, event: str) -> bool:
-        """Whether an event of this name is for the route."""
+        """Return whether the route wants events of this name."""
         return not self.settings.events or event in self.settings.events
 
     def place(self, event: WebhookEvent) -> Address:
-        """Where the answer to this event goes; `UnknownAddress` if its settings and the event do not give one."""
+        """Return the address for the answer to this event. Raises `UnknownAddress` if its settings and the event do not give one."""
         deliver = self.settings.deliver
         extra = render_extra(self.settings.deliver_extra, event)
         if deliver == LOG:
@@ -90,7 +89,7 @@ class WebhookRoute:
 def build_routes(
     settings: WebhookSettings, platforms: Platforms, *, host: str | None, environment: Mapping[str, str]
 ) -> dict[str, WebhookRoute]:
-    """All routes by name; `SettingsError` for one that must not be served."""
+    """Build all routes by name. Raises `SettingsError` for one that must not be served."""
     routes: dict[str, WebhookRoute] = {}
     for name, route in settings.routes.items():
         where = f"webhook.routes.{name}"

@@ -1,9 +1,8 @@
-"""Whether a webhook request was sent by somebody who knows the route's secret.
+"""Verifies that a webhook request was sent by a holder of the route's secret.
 
-A route pins its scheme; without one, the headers choose among the schemes that the secret fits, and the first scheme found
-decides: a request that carries a broken signature of one scheme is not tried under another. A public key (`whpk_`) verifies
-Ed25519 signatures and is never a shared secret: everybody may know it. Comparisons take constant time over bytes. Reasons
-name headers and what was wrong with them, never a secret or an expected signature.
+A route names its scheme; without one, the headers choose among the schemes that the secret fits, and the first scheme found decides: a request with
+an invalid signature of one scheme is not tried under another. A public key (`whpk_`) verifies Ed25519 signatures and is never a shared secret.
+Comparisons take constant time over bytes. Reasons name headers and what was wrong with them, never a secret or an expected signature.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = [
 ]
 
 INSECURE_NO_AUTH: Final = "INSECURE_NO_AUTH"
-"""A secret that asks for no authentication at all; only a server on a loopback address grants it."""
+"""A secret that disables authentication; only a server on a loopback address accepts it."""
 
 REPLAY_WINDOW: Final = 300
 """Seconds that a signed timestamp may differ from now, in both directions, inclusive."""
