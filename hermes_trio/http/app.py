@@ -1,7 +1,7 @@
-"""The application: one front door, then Quart for what is routed and plain callables for what is hot or streams.
+"""The ASGI application: checks origins and keys, then calls handlers, through Quart for ordinary routes and directly for hot routes and streams.
 
-Both carriers call the same handlers through `ApiApp.answer`, so errors, keys, limits and headers cannot differ between them. Quart itself lives in
-`quart_carrier`, which is loaded when it is first needed.
+Both paths call the same handlers through `ApiApp.answer`, so that errors, keys, limits and headers cannot differ between them. Quart is in
+`quart_app`, which is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ T = TypeVar("T")
 
 
 REJOIN_SECONDS: Final = 2.0
-"""What `Retry-After` says while a node joins again."""
+"""The value of `Retry-After` while a node joins again."""
 
 
 def standard_routes(core: ApiCore) -> list[Route]:
-    """All routes of the front end."""
+    """Return all routes of the API."""
     return [
         *health_routes(),
         *model_routes(),
@@ -84,12 +84,12 @@ def standard_routes(core: ApiCore) -> list[Route]:
 
 
 def make_app(core: ApiCore, more: Sequence[Route] = ()) -> ASGIApp:
-    """The ASGI application of a front end; `more` are routes of other interfaces, such as webhooks."""
+    """Return the ASGI application of an API; `more` are routes of other interfaces, such as webhooks."""
     return ApiApp(core, [*standard_routes(core), *more])
 
 
 async def unavailable_app(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of a node that has lost its lease and joins again: 503 to every request, with `Retry-After`."""
+    """Return the application of a node that has lost its lease and joins again: 503 to every request, with `Retry-After`."""
     if scope["type"] != "http":
         return
     error = ApiError(
@@ -102,13 +102,13 @@ async def unavailable_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def internal_error() -> ApiError:
-    """500, without a word about what went wrong inside."""
+    """Return 500, without the cause."""
     return ApiError(500, "The server failed while it handled this request; its log has the details.")
 
 
 @final
 class ApiApp:
-    """Lets requests in: origins and preflights first, then the route's carrier."""
+    """The ASGI application: checks origins and preflights first, then dispatches to the route."""
 
     def __init__(self, core: ApiCore, routes: list[Route]) -> None:
         self._core = core
@@ -118,13 +118,13 @@ class ApiApp:
         self._match = match_direct(routes)
         self._quart: RemediedQuartTrio | None = None
         self._passed: tuple[type[Exception], ...] = ()
-        """Errors that are the carrier's own business."""
+        """Exceptions that Quart handles itself."""
         self._store_lines = LineLimiter()
         self._relay: Relay | None = Relay(core, self) if core.shared else None
 
     @property
     def quart(self) -> RemediedQuartTrio:
-        """The carrier of what is not hot. It is made when it is first asked for: a server that only chats never loads it."""
+        """Return the Quart application. It is made on first use: a server that only chats never imports it."""
         if self._quart is None:
             from .quart_app import PASSED, make_quart
 
@@ -161,7 +161,7 @@ class ApiApp:
                 break
         if origin is not None or scope["method"] == "OPTIONS":
             if origin is not None and scope["method"] != "OPTIONS" and self._is_own(scope, origin):
-                pass  # a page of this server: what it may do is for its cookie to say
+                pass  # a page of this server: its cookie decides what it may do
             elif origin is None or not self._cors.allows(origin):
                 self._core.metrics.refused("origin")
                 error = ApiError(403, "This origin is not allowed to use this server.", code="origin_not_allowed")
@@ -181,12 +181,12 @@ class ApiApp:
             await self._watched(found[0], found[1], scope, receive, send)
 
     def _is_own(self, scope: Scope, origin: bytes) -> bool:
-        """Whether a request comes from a page of this server, opened under one of its names."""
+        """Return whether a request comes from a page of this server, opened under one of its names."""
         host = next((value for name, value in scope["headers"] if name == b"host"), None)
         return is_own_origin(origin, host) and self._core.signin.knows_host_header(host or b"")
 
     async def _identify(self, request: Request) -> Principal:
-        """Who makes a request: by its bearer key, else by its cookie, which is good for the pages of this server alone."""
+        """Return who makes a request: by its bearer key, else by its cookie, which is valid for pages of this server only."""
         core = self._core
         if request.raw_header(b"authorization") is None and request.raw_header(b"cookie") is not None:
             found = await core.signin.find(request)
@@ -198,7 +198,7 @@ class ApiApp:
     async def _direct(
         self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer in this task; whoever serves us cancels it when the client leaves."""
+        """Answer in this task; the server cancels it when the client leaves."""
         began = perf_counter()
         core = self._core
         request = Request(core, scope, partial(read_body, receive, core.limits.body_bytes), params)
@@ -223,10 +223,10 @@ class ApiApp:
     async def _watched(
         self, route: Route, params: Mapping[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """The same behind a server that says only through `receive` that the client has left."""
+        """The same behind a server that reports only through `receive` that the client has left."""
         body_read = trio.Event()
         if scope["method"] in ("GET", "HEAD"):
-            # Nobody will read a body, so nobody else is in `receive`.
+            # The handler reads no body, so no other task is in `receive`.
             body_read.set()
 
         async def receiving() -> Message:
@@ -249,7 +249,7 @@ class ApiApp:
     async def run_stream(
         self, route: Route, request: Request, stream: EventStream, writer: StreamWriter
     ) -> Response | None:
-        """Run a stream to its end; an answer that came in its place is returned. Raises what breaks a stream off that has begun."""
+        """Run a stream to its end; return a response that came in its place. Raises what cuts off a stream that has begun."""
         try:
             if self._relay is None:
                 await stream.run(writer)
@@ -274,7 +274,7 @@ class ApiApp:
         return None
 
     async def answer(self, route: Route, request: Request) -> HandlerResult:
-        """Call a route's handler, after everything that comes before it; errors become answers."""
+        """Call a route's handler, after all checks; errors become responses."""
         core = self._core
         try:
             check_length(request, core.limits.body_bytes)
@@ -295,7 +295,7 @@ class ApiApp:
         return await self.handle(route, request)
 
     async def handle(self, route: Route, request: Request) -> HandlerResult:
-        """Call a route's handler for a caller who may use it, here or on the node that has the session; errors become answers."""
+        """Call a route's handler for an authorised caller, here or on the node that has the session; errors become responses."""
         try:
             if route.turns:
                 self._core.check_intake()
@@ -310,7 +310,7 @@ class ApiApp:
     async def _relayed(
         self, relay: Relay, route: Route, request: Request, work: Callable[[], Awaitable[T]]
     ) -> T | HandlerResult:
-        """What `work` returns, or the answer of the node that has to do it. If that node is gone meanwhile, `work` is called again, here."""
+        """Return the result of `work`, or the response of the node that has to do it. If that node is gone meanwhile, call `work` again here."""
         while True:
             try:
                 return await work()
@@ -322,7 +322,7 @@ class ApiApp:
                 continue
 
     def _refusal(self, route: Route, error: Exception) -> Response:
-        """The answer to a request that failed. Raises what is the carrier's own business."""
+        """Return the response to a request that failed. Raises exceptions that Quart handles itself."""
         told = translate(error)
         if told is None:
             if isinstance(error, self._passed):
@@ -334,7 +334,7 @@ class ApiApp:
         return error_response(told, route.dialect)
 
     def _note_store(self, route: Route, error: Exception) -> None:
-        """Log what the client is not told about a store that cannot be used: where it is, and what the system said."""
+        """Log what the client does not see about an unavailable store: its place, and the system's error."""
         left_out = self._store_lines.admit(trio.current_time())
         if left_out is not None:
             more = f" ({left_out} more failures were not logged)" if left_out else ""
@@ -342,7 +342,7 @@ class ApiApp:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """The lifespan of an application that has nothing to start and nothing to end: what it serves belongs to the runtime."""
+    """Handle the lifespan of the application, which has nothing to start or end: the runtime owns what it serves."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -351,12 +351,12 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 def error_response(error: ApiError, dialect: str = "") -> Response:
-    """An error as an answer, in the shape of that API."""
+    """Return an error as a response, in the shape of that API."""
     return Response(error.body(dialect), error.status, error.headers)
 
 
 def headers_of(response: Response) -> HeaderPairs:
-    """All headers of an answer, except those that belong to the connection."""
+    """Return all headers of a response, except those of the connection."""
     if response.media is JSON_TYPE:
         own = tuple(response.headers)
         if not own:

@@ -1,8 +1,8 @@
-"""Who is asking: bearer keys, what each may do, and whose work it sees.
+"""Authentication: bearer keys, their scopes, and whose work each may see.
 
-Keys are compared by their SHA-256 digests, so no comparison's time says anything about a key. The admin key comes from the configuration or
-from a file that only its owner can read; all others live in the store, as digests, each with scopes and a tenant of its own. The keyring belongs to
-the front end and remembers the keys that it has seen until one is revoked.
+Keys are compared by their SHA-256 digests, so that the time of a comparison reveals nothing about a key. The admin key comes from the configuration
+or from a file that only its owner can read; all others are in the store, as digests, each with scopes and a tenant. The keyring caches the keys that
+it has seen until one is revoked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MINIMUM_LENGTH: Final = 16
 PREFIX: Final = "ht-"
 MOST_REMEMBERED: Final = 10_000
 REMEMBERED_SECONDS: Final = 60.0
-"""How long a key is trusted without asking the store again, which also notes its use."""
+"""How long a key is cached before the store is read again, which also records its use."""
 
 PLACEHOLDERS: Final = frozenset(
     {
@@ -80,11 +80,11 @@ PLACEHOLDERS: Final = frozenset(
 
 
 class UnsafeKey(ValueError):
-    """A key that must not guard a server, with what would be right."""
+    """Raised for a key that is too weak to protect a server. The text says what is required."""
 
 
 class RequiredScope(Enum):
-    """What a key must be allowed for a route. `OPEN` needs no key, `ANY` is content with every key."""
+    """The scope that a route requires. `OPEN` needs no key, `ANY` accepts every key."""
 
     OPEN = "open"
     ANY = "any"
@@ -101,7 +101,7 @@ SCOPES: Final = tuple(
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever holds a key. `tenant` is what its work is filed under; an admin sees all tenants."""
+    """The holder of a key. `tenant` owns its work; an admin sees all tenants."""
 
     key_id: str
     name: str
@@ -111,16 +111,16 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
 
     def may(self, access: RequiredScope) -> bool:
-        """Whether this key opens that door."""
+        """Return whether this key has the scope."""
         return self.admin or access is RequiredScope.ANY or access.value in self.scopes
 
     def owns(self, tenant: str) -> bool:
-        """Whether this key sees the work of that tenant."""
+        """Return whether this key may see the work of that tenant."""
         return self.admin or tenant == self.tenant
 
     @property
     def sees(self) -> str | None:
-        """The tenant to filter by, or None for no filter."""
+        """Return the tenant to filter by, or None for no filter."""
         return None if self.admin else self.tenant
 
 
@@ -128,27 +128,27 @@ ADMIN: Final = Principal(key_id="admin", name="admin", tenant="", scopes=frozens
 
 
 def new_key() -> str:
-    """A fresh admin key: 256 bits."""
+    """Make an admin key of 256 bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 class Keyring:
-    """Says who holds a key. The store's signal of a revocation calls `forget`, so a revoked key is refused from the next request on."""
+    """Finds the holder of a key. The store's signal of a revocation calls `forget`, so that a revoked key is refused from the next request on."""
 
     def __init__(self, admin_key: str, store: KeyStore) -> None:
         self._admin_digest = sha256(admin_key.strip().encode()).digest()
         self.admin_mark = sha256(b"admin key of a browser session" + self._admin_digest).hexdigest()
-        """Tells one admin key from another, and nothing else about it."""
+        """Distinguishes one admin key from another, and reveals nothing else about it."""
         self._store = store
         self._known: dict[bytes, tuple[Principal, float]] = {}
         self._refusals = LineLimiter()
 
     def now(self) -> float:
-        """The clock that keys and sign-ins expire by."""
+        """Return the time by which keys and sign-ins expire."""
         return self._store.now()
 
     async def identify(self, request: Request) -> Principal:
-        """The caller of a request, or 401. A key that was seen lately costs no checkpoint."""
+        """Return the principal of a request. Raises 401. A cached key costs no checkpoint."""
         value = request.raw_header(b"authorization")
         token = value[7:].strip() if value is not None and value.startswith(b"Bearer ") else None
         if not token and value is None:
@@ -174,7 +174,7 @@ class Keyring:
         return caller
 
     async def find(self, secret: str) -> Principal | None:
-        """Who holds this key; None if it is not in force."""
+        """Return the holder of this key; None if it is not in force."""
         secret = secret.strip()
         if hmac.compare_digest(sha256(secret.encode("utf-8", "surrogateescape")).digest(), self._admin_digest):
             return ADMIN
@@ -182,14 +182,14 @@ class Keyring:
         return None if row is None else _caller(row)
 
     async def find_by_id(self, key_id: str) -> Principal | None:
-        """The holder of the key with this id; None if it is not in force."""
+        """Return the holder of the key with this id; None if it is not in force."""
         for row in await self._store.list_api_keys():
             if row.id == key_id and (row.expires_at is None or row.expires_at > self.now()):
                 return _caller(row)
         return None
 
     def forget(self, key_id: str) -> None:
-        """A key was revoked."""
+        """Drop a revoked key from the cache."""
         self._known = {digest: known for digest, known in self._known.items() if known[0].key_id != key_id}
 
     def _refuse(self, request: Request, why: str, token: bytes = b"") -> ApiError:
@@ -217,7 +217,7 @@ class Keyring:
 
 
 def _masked(token: bytes) -> str:
-    """The first letters of a key, so that its owner knows which one was sent."""
+    """Return the first letters of a key, so that its owner recognises it."""
     shown = "".join(chr(byte) if 33 <= byte < 127 else "?" for byte in token[:4]) if len(token) > 16 else ""
     return f"{shown}****"
 
@@ -234,14 +234,14 @@ def _caller(row: ApiKey) -> Principal:
 
 
 def _shown(text: str | None) -> str:
-    """Client-controlled text as a log line may hold it."""
+    """Return client-controlled text in a form that is safe in a log line."""
     if not text:
         return "-"
     return "".join(character if character.isprintable() else "?" for character in text[:200])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Return whether an address is reachable from this machine only."""
     if host in ("localhost", "ip6-localhost"):
         return True
     try:
@@ -251,7 +251,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """A key that may guard a server, trimmed; else `UnsafeKey`."""
+    """Return the key, trimmed. Raises `UnsafeKey` if it is too weak."""
     trimmed = key.strip()
     if len(trimmed) < MINIMUM_LENGTH:
         raise UnsafeKey(f"the API key has {len(trimmed)} characters; it must have at least {MINIMUM_LENGTH}")
@@ -272,7 +272,8 @@ class AdminKey(RedactedStruct, frozen=True):
 
 
 def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
-    """The configured key, else the one in the home's key file, else a new one, which `keep_key` writes there once the server is up.
+    """Return the configured key, else the one in the home directory's key file, else a new one, which `keep_key` writes there once the server
+    listens.
 
     A key that was not configured serves loopback addresses only.
     """
@@ -295,7 +296,7 @@ def admin_key(configured: str, home: Path, hosts: Iterable[str]) -> AdminKey:
 
 
 def keep_key(key: AdminKey) -> None:
-    """Write a new key to its file, with mode 0600; any other key is left alone. Raises `OSError`, and `FileExistsError` where another start was quicker."""
+    """Write a new key to its file, with mode 0600; do nothing for any other key. Raises `OSError`, and `FileExistsError` if another start was faster."""
     if not key.made or key.path is None:
         return
     descriptor = os.open(key.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
-"""The server's steps that a stateless client does not see, kept beside the calls of its own tools.
+"""Stores the server's steps that a stateless client does not see, with the calls of its own tools.
 
-A client that brings its history sends back its own tool calls and their results, but not what the server's tools did in the same turn. Those steps commit
-with the turn, under the call with which it ended, and are put back into the history when that call comes again. A client whose kept steps have expired
-goes on with the history that it brought.
+A client that sends its history returns its own tool calls and their results, but not those of the server's tools in the same turn. These steps are
+committed with the turn, under the call with which it ended, and are restored in the history when that call is returned. After they have expired, the
+history of the client is used as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _messages: Final = msgspec.json.Decoder(list[Message])
 
 
 def client_calls(value: Any, param: str) -> tuple[ToolCall, ...]:
-    """`tool_calls` of an assistant's message that a client sends back."""
+    """Parse `tool_calls` of an assistant's message that a client returns."""
     try:
         entries = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
@@ -56,7 +56,7 @@ def _key(opening: str, call: ToolCall) -> str:
 
 
 def _canonical(arguments: str) -> bytes:
-    """Arguments as they are whatever client wrote them again: spaces, and the order of keys, are the client's own."""
+    """Return arguments in a canonical form: clients may change spaces and the order of keys."""
     try:
         return msgspec.json.encode(msgspec.json.decode(arguments or "{}"), order="sorted")
     except (msgspec.DecodeError, RecursionError):
@@ -64,12 +64,12 @@ def _canonical(arguments: str) -> bytes:
 
 
 def opening_of(history: Sequence[Message], prompt: str) -> str:
-    """How a conversation that a client brings begins: the text of its first message of a person."""
+    """Return the opening of a client's conversation: the text of its first user message."""
     return next((message.text for message in history if message.role == "user"), prompt)
 
 
 def kept_steps(tenant: str, opening: str, messages: Sequence[Message], calls: Sequence[ToolCall]) -> list[object]:
-    """What commits with a turn that ends with calls of client tools: its own steps, if the client does not see all of them."""
+    """Return what is committed with a turn that ends with calls of client tools: its own steps, if the client does not see all of them."""
     steps = [
         message
         for message in messages
@@ -92,7 +92,7 @@ def kept_steps(tenant: str, opening: str, messages: Sequence[Message], calls: Se
 
 
 async def restore_steps(store: ReplyStore, tenant: str, opening: str, history: Sequence[Message]) -> list[Message]:
-    """The history with the steps that were kept in the place of the messages that the client saw of them."""
+    """Restore the stored steps in the history, in the place of the messages that the client saw of them."""
     restored: list[Message] = []
     brought = {call.id for message in history for call in message.tool_calls}
     for message in history:
@@ -110,11 +110,11 @@ async def restore_steps(store: ReplyStore, tenant: str, opening: str, history: S
 def split_results(
     messages: Sequence[Message], params: Sequence[str], brought: int = 0
 ) -> tuple[list[Message], list[Message], Message | None]:
-    """History, results that the turn brings, and its message, from a conversation with tool calls.
+    """Split a conversation with tool calls into history, results that the turn brings, and its message.
 
-    `params` says where each message stands; those before `brought` are not the client's.
+    `params` says where each message is in the body; those before `brought` are not the client's.
 
-    Raises 400 for a result that answers no call.
+    Raises 400 for a result without a call.
     """
     waiting: set[str] = set()
     last = -1

@@ -1,6 +1,6 @@
-"""What may stand in `content`: text, or parts of text and images, in the spellings that clients use; and what it becomes.
+"""Validates and normalises `content`: text, or parts of text and images, in the spellings that clients use.
 
-Text collapses to one string; with images it stays a list of canonical `text` and `image_url` parts. Every mistake is a 400 whose `param` points at it.
+Text becomes one string; with images it stays a list of canonical `text` and `image_url` parts. Every mistake is a 400 whose `param` points at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IMAGE_TYPES: Final = frozenset({"image_url", "input_image"})
 
 
 def normalise(content: Any, param: str) -> Content:
-    """The canonical form of a message's content; `param` is where it stands in the body."""
+    """Return the canonical form of a message's content; `param` is its place in the body."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -113,21 +113,21 @@ def _image(part: Mapping[str, Any], param: str) -> dict[str, Any]:
 
 
 def text_of(content: Content) -> str:
-    """The text of normalised content."""
+    """Return the text of normalised content."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def has_content(content: Content) -> bool:
-    """Whether a turn can be about it: text that is not blank, or an image."""
+    """Return whether content is enough for a turn: text that is not blank, or an image."""
     if isinstance(content, str):
         return bool(content.strip())
     return any(part["type"] == "image_url" or part["text"].strip() for part in content)
 
 
 def flat_text(content: Any) -> str:
-    """The text in a system message, however nested; images and everything else are left out."""
+    """Return the text of a system message, however nested; images and other parts are left out."""
     if isinstance(content, str):
         return content[:TEXT_LENGTH]
     texts: list[str] = []

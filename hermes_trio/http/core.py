@@ -1,6 +1,6 @@
-"""`ApiCore`: everything that the handlers share, and what the front end needs from outside, as small Protocols.
+"""`ApiCore`: what the handlers share, and what the API needs of other layers, as small Protocols.
 
-The host is what it sees of a Runtime: the stateless entry, the tree, the drain. There is no way from here to a channel.
+Of a Runtime it sees only the stateless entry, the tree and the drain. It has no access to a channel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["ApiCore", "ApiServices", "ApiSettings", "CronPort", "DrainProof", "M
 
 
 class DrainProof(Protocol):
-    """What a drain found when it ended."""
+    """The report of a finished drain."""
 
     @property
     def ok(self) -> bool: ...
@@ -50,7 +50,7 @@ class DrainProof(Protocol):
 
 
 class RuntimePort(Protocol):
-    """What the front end sees of the runtime that it is served from."""
+    """The part of the runtime that the API uses."""
 
     stateless: StatelessEntry
 
@@ -85,13 +85,13 @@ class CronPort(Protocol):
     async def list_jobs(self, tenant: str | None, *, include_disabled: bool) -> list[dict[str, Any]]: ...
 
     async def create_job(self, tenant: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a job; `ValueError` says which field is wrong."""
+        """Create a job. Raises `ValueError` for a wrong field."""
         ...
 
     async def get_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
 
     async def update_job(self, tenant: str | None, job_id: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Change a job; None if there is none, `ValueError` for a field that is wrong."""
+        """Change a job; return None if there is none. Raises `ValueError` for a wrong field."""
         ...
 
     async def delete_job(self, tenant: str | None, job_id: str) -> bool: ...
@@ -103,12 +103,12 @@ class CronPort(Protocol):
     async def run_job(self, tenant: str | None, job_id: str) -> dict[str, Any] | None: ...
 
     async def executions(self, tenant: str | None, job_id: str, limit: int = 20) -> list[dict[str, Any]] | None:
-        """The newest slots of a job; None if there is no such job."""
+        """Return the newest slots of a job; None if there is no such job."""
         ...
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """A model that clients may name. `root` is the real model behind an alias."""
+    """A model that clients may choose. `root` is the real model behind an alias."""
 
     id: str
     root: str = ""
@@ -116,18 +116,18 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 class DrainControl:
-    """The one drain of this server: carried out by the first who asks, and waited for by everybody else."""
+    """The drain of this server: done by the first caller, awaited by all others."""
 
     def __init__(self, runtime: RuntimePort) -> None:
         self._runtime = runtime
         self._attempt: trio.Event | None = None
         self.report: dict[str, Any] | None = None
-        """What the drain found, once it has ended."""
+        """The report of the drain, after it has ended."""
 
     async def run(self, seconds: float) -> dict[str, Any]:
-        """Drain, or wait for the drain that is under way; returns its report.
+        """Drain, or wait for the drain that is in progress; return its report.
 
-        Cancelling whoever carries it out leaves the intake closed, and hands the rest to the next who waits or asks.
+        If the draining caller is cancelled, new work stays refused, and the next caller continues the drain.
         """
         while self.report is None:
             if self._attempt is not None:
@@ -143,7 +143,7 @@ class DrainControl:
 
 
 class ApiSettings(RedactedStruct, frozen=True, kw_only=True):
-    """How the API of a server is set up."""
+    """The settings of the API."""
 
     hidden: ClassVar[tuple[str, ...]] = ("admin_key",)
     admin_key: str
@@ -155,16 +155,16 @@ class ApiSettings(RedactedStruct, frozen=True, kw_only=True):
 
 
 class ApiServices(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API asks of the rest of the gateway. What is None is not there, and its routes say so."""
+    """What the API uses of the rest of the gateway. A service that is None is not configured, and its routes say so."""
 
     approvals: ApprovalsPort | None = None
     cron: CronPort | None = None
     platforms: Callable[[], Mapping[str, Any]] | None = None
-    """How the adapters are, for the health report."""
+    """The state of the adapters, for the health report."""
     confinement: Callable[[], Mapping[str, Any]] | None = None
     """How commands are confined: `status` is ok or degraded."""
     mcp: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
-    """How the MCP servers are, by name."""
+    """The state of the MCP servers, by name."""
 
 
 NO_SERVICES: Final = ApiServices()
@@ -175,7 +175,7 @@ SHOW_SECONDS: Final = 2.0
 
 
 class ApiCore:
-    """The front end's parts. Made once per server; it owns no task and nothing that must be closed."""
+    """What the handlers share. Made once for each server; it owns no task and nothing that must be closed."""
 
     def __init__(
         self, runtime: RuntimePort, store: Store, settings: ApiSettings, services: ApiServices = NO_SERVICES
@@ -191,7 +191,7 @@ class ApiCore:
         self.version = settings.version
         self.home = home
         self.routes: list[Route] = []
-        """The route table, put there by the application."""
+        """The route table, set by the application."""
         self.health_body: bytes | None = None
         self.openapi_body: bytes | None = None
         self.ids = Ids()
@@ -211,9 +211,9 @@ class ApiCore:
         self.load = LoadHistory()
         self.drain = DrainControl(runtime)
         self.conversations = SessionLocks()
-        """Turns of one named conversation of responses take turns."""
+        """Serialises turns of one named conversation of responses."""
         self.live_responses: dict[str, tuple[str, Callable[[], bytes]]] = {}
-        """Responses that are being made: tenant and body, by id."""
+        """Responses in progress: tenant and body, by id."""
         if self.shared:
             self._shown = runtime.membership.answering(SHOW_RESPONSE, self._show_response)
             self._shown.__enter__()  # for as long as the node is one
@@ -241,20 +241,20 @@ class ApiCore:
 
     @property
     def shared(self) -> bool:
-        """Whether other nodes may use the store at the same time: then a run that is not live here may be live there."""
+        """Return whether other nodes may use the store: then a run that is not live here may be live there."""
         return self.store.lease_seconds > 0
 
     def _forget_key(self, key_id: str) -> None:
-        """A key was put out of force, here or on another node: it is asked for again."""
+        """Drop a key that was revoked, here or on another node, from the cache."""
         self.keyring.forget(key_id)
         self.signin.forget(key_id)
 
     def check_intake(self) -> None:
-        """Raise if no new work is taken. Reads are answered all the same."""
+        """Raise if new work is refused. Reads are answered anyway."""
         if self.runtime.draining:
             raise Draining()
 
     @property
     def public_model(self) -> str:
-        """The name of the default model, for answers to requests that named none."""
+        """Return the name of the default model, for responses to requests that named none."""
         return self.models[0].id

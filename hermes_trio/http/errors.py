@@ -1,6 +1,6 @@
-"""Every error that a client can be told, in one envelope of four keys: `message`, `type`, `param`, `code`.
+"""The errors of the API, in one envelope of four keys: `message`, `type`, `param`, `code`.
 
-Handlers raise `ApiError`; what the layers below raise is translated here. Messages pass the redactor on their way out.
+Handlers raise `ApiError`; exceptions of the layers below are translated here. Messages are redacted.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 NOT_AGAIN: Final = (b"x-should-retry", b"false")
-"""Tells the official clients not to repeat a request by themselves."""
+"""The header that tells the official clients not to retry."""
 
 
 class ApiError(Exception):
-    """An answer that says what was wrong, where, and what would be right. `more` is added to the envelope's four keys."""
+    """An error response that says what was wrong, where, and what is accepted. `more` is added to the envelope's four keys."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ApiError(Exception):
         self.more: Mapping[str, Any] = {} if more is None else more
 
     def body(self, dialect: str = "") -> bytes:
-        """The envelope, as the API of that `dialect` writes it."""
+        """Return the envelope in the form of that `dialect`."""
         if dialect == "anthropic":
             kind = anthropic_error_type(self.status)
             told = {"type": kind, "message": redact(str(self)), "param": self.param, "code": self.code, **self.more}
@@ -90,22 +90,22 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 
 
 def anthropic_error_type(status: int) -> str:
-    """What Anthropic's API calls an error of that status."""
+    """Return the error type of Anthropic's API for a status."""
     return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def body_too_large(limit: int) -> ApiError:
-    """413."""
+    """Return 413."""
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="body_too_large")
 
 
 def not_found(what: str, id: str, code: str | None) -> ApiError:
-    """404 for a thing that is not there, or not this caller's."""
+    """Return 404 for a resource that does not exist, or is not the caller's."""
     return ApiError(404, f"There is no {what} {id[:64]!r}.", code=code)
 
 
 def invalid_body(error: msgspec.ValidationError) -> ApiError:
-    """400 with the path into the body as `param`; a field that is missing is named like one that is wrong."""
+    """Return 400 with the path into the body as `param`, also for a missing field."""
     text, path = str(error), ""
     if match := _PATH.search(text):
         path = match["path"].removeprefix("$").removeprefix(".")
@@ -123,12 +123,12 @@ def invalid_body(error: msgspec.ValidationError) -> ApiError:
 
 
 def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
-    """The header that says when to come back."""
+    """Return the `Retry-After` header."""
     return ((b"retry-after", b"%d" % max(1, ceil(seconds))),)
 
 
 def translate(error: BaseException) -> ApiError | None:
-    """What a client is told about an error of a lower layer, or None if it is not one that was raised on purpose."""
+    """Return the `ApiError` for an exception of a lower layer, or None for an unexpected one."""
     match error:
         case ApiError():
             return error
@@ -169,5 +169,5 @@ def translate(error: BaseException) -> ApiError | None:
 
 
 def redact_text(text: str) -> str:
-    """An error's text as a client may see it."""
+    """Return an error's text, redacted for a client."""
     return redact(text) if text else ""

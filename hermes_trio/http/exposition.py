@@ -1,4 +1,4 @@
-"""The metrics as Prometheus reads them. Loaded when somebody asks for them: most servers are never asked."""
+"""Renders the metrics in Prometheus' format. Imported on the first request for them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BOUNDS: Final = (*(str(float(bucket)) for bucket in BUCKETS), "+Inf")
 
 
 class _Counted(Collector):
-    """What was counted since the start."""
+    """The counters since the start."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Counters and the histogram."""
+        """Yield the counters and the histogram."""
         metrics = self._metrics
         answers = CounterMetricFamily(
             "hermes_http_requests", "Answers, by route and status.", labels=["route", "status"]
@@ -65,13 +65,13 @@ class _Counted(Collector):
 
 
 class _Live(Collector):
-    """Gauges of what is alive now."""
+    """Gauges of the present state."""
 
     def __init__(self, core: ApiCore) -> None:
         self._core = core
 
     def collect(self) -> Iterator[Metric]:
-        """The tree and the limiter, in one step without a checkpoint."""
+        """Read the tree and the limiter, in one step without a checkpoint."""
         host = self._core.runtime
         yield GaugeMetricFamily("hermes_turns_active", "Turns that hold a limiter token.", value=host.stateless.active)
         yield GaugeMetricFamily("hermes_draining", "1 while new work is refused.", value=int(host.draining))
@@ -113,7 +113,7 @@ class _Live(Collector):
 
 
 def exposition_of(metrics: Metrics) -> bytes:
-    """The text. A fresh registry each time: everything in it is read off the moment."""
+    """Return the text. The registry is new each time: all values are read at this moment."""
     registry = CollectorRegistry()
     registry.register(_Counted(metrics))
     registry.register(_Live(metrics.core))

@@ -1,4 +1,4 @@
-"""The headers that every answer carries, and which origins may read it."""
+"""The headers of every response, and CORS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECURITY: Final = (
 )
 
 JSON_ANSWER: Final = HeaderBlock([(b"content-type", b"application/json"), *SECURITY])
-"""All headers of a JSON answer that has none of its own."""
+"""All headers of a JSON response that has none of its own."""
 
 JSON_ANSWER_NAMES: Final = frozenset(name for name, _ in JSON_ANSWER)
 
@@ -38,7 +38,7 @@ _EXPOSED: Final = (
 
 
 def with_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """These headers and the security headers; a header that an answer sets itself is not set again."""
+    """Return these headers and the security headers; a header that a response sets itself is kept."""
     own = list(headers)
     names = {name for name, _ in own}
     return own + [pair for pair in SECURITY if pair[0] not in names]
@@ -55,11 +55,11 @@ class Cors:
         self._any = b"*" in self._origins
 
     def allows(self, origin: bytes) -> bool:
-        """Whether this origin may read answers."""
+        """Return whether this origin may read responses."""
         return self._any or origin.rstrip(b"/") in self._origins
 
     def headers(self, origin: bytes) -> HeaderPairs:
-        """What an allowed origin is told."""
+        """Return the headers for an allowed origin."""
         headers = [
             (b"access-control-allow-origin", b"*" if self._any else origin),
             (b"access-control-allow-methods", _METHODS),

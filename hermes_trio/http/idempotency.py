@@ -1,7 +1,7 @@
-"""`Idempotency-Key` on answers that are given once: the first request works, the others get its answer, byte for byte.
+"""`Idempotency-Key` on requests: the first request works, later ones get its response, byte for byte.
 
-A key belongs to a tenant, a route and a session; used again with another body it is a conflict. The answer commits with its turn, so a crash cannot
-separate the two. Requests that come while the first one works wait for it; if it fails or its client leaves, the next one takes over.
+A key belongs to a tenant, a route and a session; with another body it is a conflict. The response is committed with its turn, so that a crash cannot
+separate the two. Requests that arrive while the first one works wait for it; if it fails or its client leaves, the next one takes over.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["IdempotentReplies", "IdempotentUse", "ReplyStore", "fingerprint_of"]
 
 
 class ReplyStore(Protocol):
-    """What the replies need from the store."""
+    """The verbs of the store that this needs."""
 
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None: ...
 
 
 def fingerprint_of(body: bytes) -> str:
-    """What tells two bodies apart."""
+    """Return a digest of a body."""
     return sha256(body).hexdigest()
 
 
 class IdempotentUse(msgspec.Struct, frozen=True):
-    """One use of a key. `replayed` is the earlier answer, if there is one."""
+    """One use of a key. `replayed` is the earlier response, or None."""
 
     tenant: str
     route: str
@@ -43,7 +43,7 @@ class IdempotentUse(msgspec.Struct, frozen=True):
     replayed: Response | None = None
 
     def record(self, response: Response) -> list[object]:
-        """What must commit with the turn, so that this answer can be repeated. Failures are not kept."""
+        """Return what must be committed with the turn, so that this response can be replayed. Failures are not stored."""
         if not self.key or response.status >= 400:
             return []
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
@@ -61,7 +61,7 @@ class IdempotentUse(msgspec.Struct, frozen=True):
 
 
 class IdempotentReplies:
-    """Who is working on which key now."""
+    """The keys that requests work on now."""
 
     def __init__(self, store: ReplyStore, membership: Membership) -> None:
         self._store = store
@@ -70,9 +70,9 @@ class IdempotentReplies:
 
     @asynccontextmanager
     async def once(self, tenant: str, route: str, key: str, body: bytes) -> AsyncIterator[IdempotentUse]:
-        """Be the one who works on this key for the body of the `async with`, or get the answer of the one who was.
+        """Hold this key for the body of the `async with`, or get the response of its earlier holder.
 
-        Cancelling it gives the key to the next in line.
+        Cancelling it passes the key to the next request in line.
         """
         fingerprint = fingerprint_of(body) if key else ""
         mine = IdempotentUse(tenant, route, key, fingerprint)

@@ -1,4 +1,4 @@
-"""What a client may send: lengths and shapes of ids and headers, loose booleans, and how often a key may ask."""
+"""Validates what clients send: ids, headers, numbers and loose booleans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNSAFE: Final = ("..", "/", "\\")
 
 
 def loose_bool(value: Any, default: bool) -> bool:
-    """JSON booleans, the usual words for them, and numbers by truthiness; everything else is the default (API-27)."""
+    """Parse JSON booleans, the usual words for them, and numbers by truthiness; anything else is the default (API-27)."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -48,7 +48,7 @@ def loose_bool(value: Any, default: bool) -> bool:
 
 
 def whole_number(text: str, default: int, *, least: int = 0, most: int | None = None) -> int:
-    """A number from a query string; the default for anything else, and never more than `most`."""
+    """Parse a number of a query string; the default for anything else, and at most `most`."""
     try:
         number = int(text)
     except ValueError:
@@ -59,13 +59,13 @@ def whole_number(text: str, default: int, *, least: int = 0, most: int | None = 
 
 
 def page_of(request: Request) -> Page:
-    """The part of a list that `limit` and `offset` of the query ask for: 50 entries by default, and at most 200."""
+    """Return the page that `limit` and `offset` of the query ask for: 50 entries by default, at most 200."""
     limit = whole_number(request.query("limit"), PAGE, least=1, most=LARGEST_PAGE)
     return Page(limit, whole_number(request.query("offset"), 0, most=2**31))
 
 
 def check_length(request: Request, limit: int) -> None:
-    """Refuse a body by its announced length, before anybody reads it."""
+    """Refuse a body by its announced length, before it is read."""
     value = request.header(b"content-length")
     if value is None:
         return
@@ -76,7 +76,7 @@ def check_length(request: Request, limit: int) -> None:
 
 
 def path_safe_id(value: str, param: str) -> str:
-    """A session id that a client chose: trimmed, and nothing that means something in a path or a header."""
+    """Return a session id that a client chose, trimmed. Raises 400 for characters with a meaning in a path or a header."""
     trimmed = value.strip()
     problem = ""
     if len(trimmed) > ID_LENGTH:
@@ -91,18 +91,18 @@ def path_safe_id(value: str, param: str) -> str:
 
 
 def is_reserved_id(session_id: str) -> bool:
-    """Whether only the server makes sessions of such an id: derived ones, those of responses and those of runs."""
+    """Return whether only the server creates sessions of such an id: derived ones, those of responses and those of runs."""
     return session_id.startswith(RESERVED_PREFIXES)
 
 
 def session_id_header(request: Request) -> str:
-    """`X-Hermes-Session-Id`, or the empty string."""
+    """Return `X-Hermes-Session-Id`, or an empty text."""
     value = request.header(b"x-hermes-session-id")
     return path_safe_id(value, "X-Hermes-Session-Id") if value else ""
 
 
 def session_key_header(request: Request) -> str:
-    """`X-Hermes-Session-Key`, or the empty string."""
+    """Return `X-Hermes-Session-Key`, or an empty text."""
     value = request.header(b"x-hermes-session-key")
     if not value:
         return ""
@@ -118,7 +118,7 @@ def session_key_header(request: Request) -> str:
 
 
 def detaches(request: Request) -> bool:
-    """Whether the turn of a request goes on as a run when its client leaves: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
+    """Return whether the turn of a request continues as a run when its client leaves: `X-Hermes-On-Disconnect`, else `server.on_disconnect`."""
     value = request.raw_header(b"x-hermes-on-disconnect")
     if value is None:
         return request.core.server.on_disconnect == "detach"
@@ -134,7 +134,7 @@ def detaches(request: Request) -> bool:
 
 
 def idempotency_key(request: Request) -> str:
-    """`Idempotency-Key`, or the empty string."""
+    """Return `Idempotency-Key`, or an empty text."""
     value = request.header(b"idempotency-key")
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""Limits of one API key: requests a minute, which all nodes of a store share, and streams of run events at once."""
+"""Limits of one API key: requests a minute, shared by all nodes of a store, and concurrent streams of run events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import ApiError, retry_after
 __all__ = ["RateLimiter", "ReaderLimit"]
 
 KEYS_REMEMBERED: Final = 10_000
-"""Rate-limited callers that are remembered; the longest unused ones are forgotten first, which gives them a full bucket."""
+"""The number of rate-limited callers that are remembered, LRU; a dropped one starts with a full bucket."""
 
 
 class _Bucket(msgspec.Struct):
@@ -27,17 +27,17 @@ class _Bucket(msgspec.Struct):
 
 
 class ReaderLimit:
-    """How many streams of run events a key reads at once. Each costs memory for as long as its reader stalls."""
+    """Limits the streams of run events that a key reads at once. Each uses memory while its reader stalls."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._reading: Counter[str] = Counter()
         self.paging = trio.Lock()
-        """Held while a page of stored events is read and encoded: readers that catch up take turns, and everybody else comes in between."""
+        """Held while a page of stored events is read and encoded: readers that catch up take turns with other requests."""
 
     @contextmanager
     def reading(self, key_id: str) -> Iterator[None]:
-        """One reader of this key for the body of the `with`; 429 if it has too many."""
+        """Count one reader of this key for the body of the `with`. Raises 429 beyond the limit."""
         if self._reading[key_id] >= self._most:
             raise ApiError(
                 429,
@@ -70,7 +70,7 @@ class RateLimiter:
             self._shared = membership.share("requests", self._taken_elsewhere)
 
     def check(self, key_id: str) -> None:
-        """Take one token, or raise 429 with the time after which there is one."""
+        """Take one token, or raise 429 with the time until there is one."""
         if not self._rate:
             return
         bucket = self._bucket(key_id)

@@ -1,7 +1,7 @@
-"""The load of the last minutes: a sample every two seconds, for whoever opens a page later.
+"""The load of the last minutes: a sample every two seconds, for pages that are opened later.
 
-Bounded, and of counts alone: nodes by kind, answers a second, how late the loop was, replies that wait. `sample_load` runs inside the receiver of the server,
-and not at all on a virtual clock, where a timer that nobody waits for would move the time.
+Bounded, and counts only: nodes by kind, responses a second, how late the loop was, replies that wait. `sample_load` runs inside the receiver of the
+server, and not on a virtual clock, whose time a timer would move.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LoadHistory", "LoadSample", "sample_load"]
 EVERY_SECONDS: Final = 2.0
 KEPT: Final = 180
 STORE_EVERY: Final = 5
-"""Samples for which a count of the store is good: it costs a read."""
+"""The number of samples for which a count of the store is reused: it costs a read."""
 
 STORE_SECONDS: Final = 1.0
 """How long a sample waits for the store."""
@@ -49,11 +49,11 @@ class LoadHistory:
         self._outbox = 0
 
     def after(self, number: int) -> list[LoadSample]:
-        """The samples that came after a number, the oldest first."""
+        """Return the samples after a number, the oldest first."""
         return [one for one in self._samples if one.number > number]
 
     async def take(self, core: ApiCore, seconds: float, late: float) -> None:
-        """Take a sample of the last `seconds`. A store that does not answer leaves its count as it was."""
+        """Take a sample of the last `seconds`. If the store does not answer, its count stays."""
         if self._number % STORE_EVERY == 0:
             with trio.move_on_after(STORE_SECONDS), suppress(Exception):
                 self._outbox = (await core.store.backlog()).get("outbox", 0)
@@ -68,7 +68,7 @@ class LoadHistory:
 
 
 async def sample_load(core: ApiCore) -> None:
-    """Sample the load until it is cancelled."""
+    """Sample the load until cancelled."""
     if virtual_clock_of(trio.lowlevel.current_clock()) is not None:
         return
     last = trio.current_time()

@@ -1,7 +1,7 @@
-"""What Prometheus reads: counters that the carriers raise, and gauges that are read off the runtime when somebody looks.
+"""Metrics for Prometheus: counters, and gauges that are read from the runtime on request.
 
 All names begin with `hermes_`. Label values come from the route table, never from a client. Every request is counted here, so counting is a few
-dictionary operations; the library that writes the text is loaded when somebody asks for it (`exposition`).
+dictionary operations; the library that renders the text is imported on request (`exposition`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Metrics:
         self.refusals: dict[str, int] = {}
         self.departures: dict[str, int] = {}
         self.relayed: int = 0
-        """Requests that were handed to the node that has their session."""
+        """Requests that were relayed to the node that has their session."""
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """An answer was given."""
+        """Count a response."""
         key = (route, status)
         self.answers[key] = self.answers.get(key, 0) + 1
         buckets = self.buckets.get(route)
@@ -45,15 +45,15 @@ class Metrics:
         self.seconds[route] += seconds
 
     def refused(self, reason: str) -> None:
-        """A request was refused before any route."""
+        """Count a request that was refused before any route."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     def left(self, route: str) -> None:
-        """A client left before its answer was complete."""
+        """Count a client that left before its response was complete."""
         self.departures[route] = self.departures.get(route, 0) + 1
 
     def render(self) -> bytes:
-        """The text that Prometheus reads, taken in one step without a checkpoint."""
+        """Return the text for Prometheus, taken in one step without a checkpoint."""
         from .exposition import exposition_of
 
         return exposition_of(self)

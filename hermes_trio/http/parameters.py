@@ -1,7 +1,7 @@
 """Every parameter of the model APIs, in one of three classes: honoured, a hint that changes nothing, or refused.
 
-The tables are closed: a parameter that is not in them is a 400 that names it, as is a refused one whose value would change the answer. `docs/parameters.md`
-shows the same tables. Below them is how tools, the choice among them and the shape of the answer are read.
+The tables are closed: a parameter that is not in them is a 400 that names it, and so is a refused one whose value would change the answer.
+`docs/parameters.md` shows the same tables. Below them are the parsers of tools, of the choice among them and of the response format.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 MOST_TOOLS: Final = 128
 MOST_STOPS: Final = 16
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""What model providers take as the name of a tool, and a little more."""
+"""The names of tools that model providers accept, and a little more."""
 
 
 class ParameterClass(Enum):
-    """What becomes of a parameter."""
+    """How a parameter is treated."""
 
     HONOURED = "honoured"
     HINT = "hint"
@@ -190,7 +190,7 @@ MESSAGES_PARAMETERS: Final[Mapping[str, RequestParameter]] = {
 
 
 def check_parameters(table: Mapping[str, RequestParameter], body: msgspec.Struct) -> None:
-    """400 for a refused parameter whose value would change the answer."""
+    """Raise 400 for a refused parameter whose value would change the answer."""
     for name, parameter in table.items():
         if parameter.kind is ParameterClass.REFUSED and (value := getattr(body, name)) not in parameter.neutral:
             if isinstance(value, bool) and any(value is neutral for neutral in parameter.neutral):
@@ -209,7 +209,7 @@ async def read_plain_or_full(
     full: msgspec.json.Decoder[T],
     table: Mapping[str, RequestParameter],
 ) -> T:
-    """The body: by the decoder of a plain request, which most are, else by the full one, whose refused parameters are checked."""
+    """Decode the body: with the decoder of a plain request, which most are, else with the full one, whose refused parameters are checked."""
     body = await request.body()
     try:
         return decode_json(body, plain, max_depth=request.core.limits.json_depth)
@@ -224,7 +224,7 @@ async def read_plain_or_full(
 
 
 def number_option(value: Any, param: str, least: float, most: float) -> float | None:
-    """A number in its range, or None."""
+    """Return a number in its range, or None. Raises 400."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
@@ -233,7 +233,7 @@ def number_option(value: Any, param: str, least: float, most: float) -> float | 
 
 
 def whole_option(value: Any, param: str, least: int, most: int) -> int | None:
-    """A whole number in its range, or None."""
+    """Return a whole number in its range, or None. Raises 400."""
     number = number_option(value, param, least, most)
     if number is None or isinstance(number, int) or number.is_integer():
         return None if number is None else int(number)
@@ -241,7 +241,7 @@ def whole_option(value: Any, param: str, least: int, most: int) -> int | None:
 
 
 def word_option(value: Any, param: str) -> str:
-    """A short text, or the empty one."""
+    """Return a short text, or an empty one. Raises 400."""
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > 64:
@@ -250,7 +250,7 @@ def word_option(value: Any, param: str) -> str:
 
 
 def stop_option(value: Any, param: str) -> tuple[str, ...]:
-    """A text or a list of texts at which the answer stops."""
+    """Return the texts at which the answer stops. Raises 400."""
     if value is None:
         return ()
     found = [value] if isinstance(value, str) else value
@@ -265,7 +265,7 @@ def stop_option(value: Any, param: str) -> tuple[str, ...]:
 
 
 def format_option(value: Any, param: str, *, flat: bool) -> Mapping[str, Any] | None:
-    """The shape of the answer, as the chat completions API writes it. `flat` is the spelling of the responses API."""
+    """Return the response format, in the form of the chat completions API. `flat` is the spelling of the responses API."""
     if value is None:
         return None
     table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -349,7 +349,7 @@ def _only_functions(entry: Mapping[str, Any], param: str) -> None:
 
 
 def chat_tools(value: Any) -> tuple[ToolSpec, ...]:
-    """`tools` of a chat completion."""
+    """Parse `tools` of a chat completion."""
     found: list[ToolSpec] = []
     for number, entry in enumerate(_entries(value, "tools")):
         where = f"tools[{number}]"
@@ -362,7 +362,7 @@ def chat_tools(value: Any) -> tuple[ToolSpec, ...]:
 
 
 def function_tools(value: Any, schema: str = "parameters") -> tuple[ToolSpec, ...]:
-    """`tools` of a response (`schema` is `parameters`) or of a message (`input_schema`)."""
+    """Parse `tools` of a response (`schema` is `parameters`) or of a message (`input_schema`)."""
     found: list[ToolSpec] = []
     for number, entry in enumerate(_entries(value, "tools")):
         where = f"tools[{number}]"
@@ -398,7 +398,7 @@ def _choice(value: Any, parallel: Any, name: Any) -> ToolChoice | None:
 
 
 def chat_choice(value: Any, parallel: Any) -> ToolChoice | None:
-    """`tool_choice` and `parallel_tool_calls` of a chat completion."""
+    """Parse `tool_choice` and `parallel_tool_calls` of a chat completion."""
     table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     function: Any = table.get("function") if table.get("type") == "function" else None
     return _choice(
@@ -407,6 +407,6 @@ def chat_choice(value: Any, parallel: Any) -> ToolChoice | None:
 
 
 def response_choice(value: Any, parallel: Any) -> ToolChoice | None:
-    """`tool_choice` and `parallel_tool_calls` of a response."""
+    """Parse `tool_choice` and `parallel_tool_calls` of a response."""
     table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     return _choice(value, parallel, table.get("name") if table.get("type") == "function" else None)

@@ -1,6 +1,6 @@
-"""Carries requests to the handlers through Quart: everything that is neither hot nor a stream, and every path that does not exist.
+"""Dispatches requests through Quart: ordinary routes, and every path that does not exist.
 
-Loaded by the door when it is first needed, because Quart and what it brings are a fifth of a server's start and memory.
+Imported on first use, because Quart and its dependencies are a fifth of a server's start time and memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["PASSED", "make_quart"]
 logger: Final = logging.getLogger("hermes_trio.http")
 
 PASSED: Final = (HTTPException,)
-"""What Quart raises on purpose, for its own error handlers."""
+"""Exceptions that Quart raises for its own error handlers."""
 
 
 def make_quart(app: ApiApp, core: ApiCore, routes: list[Route]) -> RemediedQuartTrio:
-    """The Quart application of a door."""
+    """Return the Quart application of an `ApiApp`."""
     quart = RemediedQuartTrio("hermes_trio.http", static_folder=None)
     quart.config["MAX_CONTENT_LENGTH"] = core.limits.body_bytes
     quart.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
@@ -79,7 +79,7 @@ def _to_quart(response: Response) -> QuartResponse:
 
 
 def _what_to_change(path: str) -> str:
-    """What a client whose base URL is not right should do about it."""
+    """Return advice for a client whose base URL is wrong."""
     if path.startswith("/v1/v1/"):
         return "There is nothing at this path: set the client's base URL without /v1, which it adds by itself."
     if path in _UNPREFIXED:

@@ -1,8 +1,9 @@
-"""Requests whose turn has to run on another node: handed to it whole, and answered here with what it says there.
+"""Relays requests whose turn has to run on another node: the node handles the whole request, and its response is returned here.
 
-A session is bound to the node that has its shell, its files or its jobs. The node that a request came in on finds that out when it is about to start the turn,
-and nothing has happened by then. It puts the request to the other node, which calls the same handler with it, and reads the answer piece by piece: a request
-of membership each. A client that leaves is told on, and so is a node that dies: its clients have left. Keys and cookies stay here; who is asking is told.
+A session is bound to the node that has its shell, its files or its jobs. The node that received a request finds that out when it is about to start
+the turn, before anything has happened. It sends the request to the other node, which calls the same handler, and reads the response piece by piece,
+with one membership request each. A client that leaves is reported to the other node, and a node that dies counts as a client that has left. Keys and
+cookies are not sent; the principal is.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ MORE: Final = "http_more"
 LEAVE: Final = "http_leave"
 
 POLL_SECONDS: Final = 10.0
-"""How long the other node waits for something to tell before it says that there is nothing yet."""
+"""How long the other node waits for data before it answers that there is none yet."""
 ANSWER_SECONDS: Final = 10.0
-"""How much longer its answer may take before it counts as a node that does not answer."""
+"""The additional time before the other node counts as not answering."""
 JOIN_SECONDS: Final = 0.05
-"""Pieces of a stream that come within this time travel together."""
+"""Pieces of a stream that arrive within this time are sent together."""
 PIECE_BYTES: Final = 512 * 1024
 KEPT_SECONDS: Final = 120.0
-"""How long an answer is kept that nobody has read to its end."""
+"""How long a response that is not read to its end is kept."""
 LOOK_SECONDS: Final = 60.0
 STORE_TRIES: Final = 10
 STORE_PAUSE: Final = 0.5
@@ -57,11 +58,11 @@ _KEPT_BACK: Final = frozenset({b"authorization", b"cookie", b"x-api-key", b"prox
 
 
 class HostGone(Exception):
-    """The node that a request was to be handed to is gone; nothing was begun there."""
+    """Raised if the node that a request was to be relayed to is gone. Nothing was begun there."""
 
 
 class RelayingApp(Protocol):
-    """What answers requests: the application."""
+    """The application that answers requests."""
 
     async def handle(self, route: Route, request: Request) -> HandlerResult: ...
 
@@ -71,7 +72,7 @@ class RelayingApp(Protocol):
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """Status and headers of an answer; `stream` says that its body comes as a stream of events."""
+    """Status and headers of a response; `stream` says that its body is a stream of events."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -79,12 +80,12 @@ class AnswerHead(msgspec.Struct, frozen=True):
     stream: bool = False
 
     def pairs(self) -> list[tuple[bytes, bytes]]:
-        """The headers, as bytes."""
+        """Return the headers as bytes."""
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers]
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """What there is of an answer behind an offset. `cut` says that a stream broke off."""
+    """The part of a response behind an offset. `cut` says that a stream was cut off."""
 
     head: AnswerHead | None = None
     data: str = ""
@@ -98,7 +99,7 @@ def _headers(pairs: Any) -> list[tuple[str, str]]:
 
 @final
 class _Exchange:
-    """A request of another node that is handled here. `data` is what its answer has behind `start`."""
+    """A request of another node that is handled here. `data` is its response from offset `start` on."""
 
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
@@ -121,12 +122,12 @@ class _Exchange:
         await trio.lowlevel.checkpoint()
 
     def tell(self) -> None:
-        """Wake whoever waits for a piece."""
+        """Wake the tasks that wait for a piece."""
         self._changed.set()
         self._changed = trio.Event()
 
     async def piece(self, after: int) -> AnswerPiece:
-        """The next piece; an empty one if there is nothing for a while. What lies before `after` has been read."""
+        """Return the next piece; an empty one after a while without data. The data before `after` has been read."""
         del self.data[: max(0, after - self.start)]
         self.start = max(self.start, after)
         with trio.move_on_after(POLL_SECONDS):
@@ -143,7 +144,7 @@ class _Exchange:
 
 @final
 class Relay:
-    """Hands requests to other nodes, and handles theirs."""
+    """Relays requests to other nodes, and handles theirs."""
 
     def __init__(self, core: ApiCore, app: RelayingApp) -> None:
         self._core = core
@@ -158,9 +159,9 @@ class Relay:
     # -- the node that a request came in on --------------------------------------------------------------------------------------
 
     async def hand_on(self, route: Route, request: Request, elsewhere: HostedElsewhere) -> HandlerResult:
-        """The answer of another node to a request. Raises `HostGone` if that node is gone, and 503 if it does not answer.
+        """Return the response of another node to a request. Raises `HostGone` if that node is gone, and 503 if it does not answer.
 
-        Cancelling it means that the client has left, and is told to the other node.
+        Cancelling it means that the client has left; the other node is told.
         """
         core = self._core
         exchange = core.ids.make("relay_", 16)
@@ -215,7 +216,7 @@ class Relay:
             raise _unanswered(node)
 
     async def _following(self, node: str, exchange: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do `work`; if it is cut off, the other node is told that nobody waits for its answer any more."""
+        """Run `work`; if it is cancelled, tell the other node that the client has left."""
         followed = False
         try:
             result = await work()
@@ -227,13 +228,15 @@ class Relay:
                     try:
                         await self._core.runtime.membership.ask(node, LEAVE, exchange, seconds=0)
                     except Exception as error:
-                        logger.warning("node %s could not be told that a client has left: %s", node[:8], error)
+                        logger.warning(
+                            "could not tell node %s that a client has left; its turn goes on: %s", node[:8], error
+                        )
 
     async def _more(self, node: str, exchange: str, after: int) -> AnswerPiece:
         return await self._ask(node, MORE, exchange, {"after": after})
 
     async def _ask(self, node: str, kind: str, exchange: str, payload: Mapping[str, Any]) -> AnswerPiece:
-        """Ask for a piece. A store that is away for a moment is asked again: an offset names the piece, so nothing is read twice."""
+        """Request a piece. Retried while the store is unavailable: an offset identifies the piece, so nothing is read twice."""
         seconds = POLL_SECONDS + ANSWER_SECONDS
         tries = 0
         while True:
@@ -277,7 +280,7 @@ class Relay:
         return {}
 
     async def _live(self, name: str, exchange: _Exchange, asked: Mapping[str, Any]) -> None:
-        """The task of a request that another node has handed on: it ends like one whose client has left, if that node is gone or says so."""
+        """Handle a request that another node has relayed. It ends as if its client had left if that node is gone or says so."""
         try:
             with exchange.scope:
                 async with trio.open_nursery() as nursery:
@@ -288,7 +291,7 @@ class Relay:
                     except Exception:
                         # The asking node says that this one does not answer, or cuts its stream off.
                         exchange.cut = True
-                        logger.exception("a request that another node has handed on failed")
+                        logger.exception("a request that another node has relayed failed")
                     exchange.over = True
                     exchange.tell()
                     with trio.move_on_after(KEPT_SECONDS):

@@ -1,7 +1,7 @@
-"""Requests that a client repeats by itself after it has given up waiting.
+"""Requests that a client retries by itself after a time-out.
 
-A client that leaves cancels its turn. The official clients then send the same request again, and say so in `x-stainless-retry-count`. If tools had run in the
-turn that was cut off, that is written down with the turn's end, and the repetition is refused: it would do the same work again.
+A client that leaves cancels its turn. The official clients then send the same request again, with `x-stainless-retry-count`. If tools had run in the
+cancelled turn, that is stored with the turn's end, and the retry is refused: it would do the same work again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REMEMBERED_SECONDS: Final = 3600.0
 
 
 def note_departure(request: Request, turn: Turn, outcome: Outcome) -> list[object]:
-    """What commits with a turn: that its client left after tools had run, if that is how it ended."""
+    """Return what is committed with a turn whose client left after tools had run."""
     if outcome.cause is None or outcome.cause.kind is not CancelCause.CLIENT_GONE or not outcome.usage.tool_calls:
         return []
     return [
@@ -41,7 +41,7 @@ def note_departure(request: Request, turn: Turn, outcome: Outcome) -> list[objec
 
 
 async def refuse_repetition(request: Request) -> None:
-    """424 for a request that its client repeats by itself although tools had run when it left. The body must have been read."""
+    """Raise 424 for a client's automatic retry if tools had run when it left. The body must have been read."""
     count = request.raw_header(b"x-stainless-retry-count")
     if count is None or count == b"0":
         return

@@ -1,7 +1,7 @@
-"""Requests and answers as handlers see them: the same small types, whoever carries the bytes.
+"""Requests and responses as handlers see them, with Quart or without.
 
-A handler is `async def handler(request: Request) -> Response | EventStream`. It runs under Quart or directly in front of it, and cannot tell. A
-request lives as long as its handler; an event stream is run by the carrier, in the same task, after the handler has returned it.
+A handler is `async def handler(request: Request) -> Response | EventStream`. A request exists as long as its handler; an event stream is run in the
+same task after the handler has returned it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 HeaderPairs: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 encode_json: Final = msgspec.json.Encoder().encode
-"""The one JSON encoder of the front end."""
+"""The JSON encoder of the API."""
 
 JSON_TYPE: Final = b"application/json"
 
@@ -58,25 +58,25 @@ class Request:
 
     @property
     def method(self) -> str:
-        """The method, in capitals."""
+        """Return the method, in capitals."""
         return self.scope["method"]
 
     @property
     def path(self) -> str:
-        """The decoded path."""
+        """Return the decoded path."""
         return self.scope["path"]
 
     def header(self, name: bytes) -> str | None:
-        """The first header of that (lower-case) name, or None."""
+        """Return the first header of that (lower-case) name, or None."""
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def raw_header(self, name: bytes) -> bytes | None:
-        """The same, as it came."""
+        """Return the first header of that name as bytes, or None."""
         return self._headers.get(name)
 
     def query(self, name: str, default: str = "") -> str:
-        """The first query parameter of that name."""
+        """Return the first query parameter of that name."""
         if self._query is None:
             self._query = {}
             text: str = self.scope["query_string"].decode("latin-1")
@@ -87,11 +87,11 @@ class Request:
 
     @property
     def read_body(self) -> bytes:
-        """The body as far as it has been read: all of it, or nothing."""
+        """Return the body if it has been read, or nothing."""
         return self._body or b""
 
     async def body(self) -> bytes:
-        """The whole body, read once. Raises 413 as soon as it is longer than the limit."""
+        """Read the whole body, once. Raises 413 as soon as it exceeds the limit."""
         if self._body is None:
             try:
                 self._body = await self._read_body()
@@ -100,7 +100,7 @@ class Request:
         return self._body
 
     async def json(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body as the decoder's type; 400 with the path of the mistake if it is something else."""
+        """Decode the body as the decoder's type. Raises 400 with the path of the mistake."""
         body = await self.body()
         try:
             return decode_json(body, decoder, max_depth=self.core.limits.json_depth)
@@ -112,7 +112,7 @@ class Request:
 
 @final
 class Response:
-    """A whole answer. `headers` are those that belong to this answer alone; the carrier adds the rest."""
+    """A whole response. `headers` are those of this response only; the application adds the rest."""
 
     __slots__ = ("body", "headers", "media", "status")
 
@@ -130,15 +130,15 @@ class Response:
 
     @classmethod
     def of(cls, value: Any, status: int = 200, headers: HeaderPairs = ()) -> Response:
-        """A JSON answer."""
+        """Return a JSON response."""
         return cls(encode_json(value), status, headers)
 
 
 @final
 class EventStream:
-    """An answer that goes on. `run(writer)` opens the writer, sends the events and returns when there are no more; the carrier closes it.
+    """A streamed response. `run(writer)` opens the writer, sends the events and returns after the last; the application closes it.
 
-    What `run` raises before it has opened the writer is answered like any error. Cancelling it means that the client has left.
+    What `run` raises before it has opened the writer becomes an error response. Cancelling it means that the client has left.
     """
 
     __slots__ = ("run",)

@@ -1,7 +1,7 @@
-"""The route table: what there is, who may use it, which routes start turns, and which are served in front of Quart.
+"""The route table: paths, required scopes, which routes start turns, and which bypass Quart.
 
-Everything that lists routes is made from it: the URL map, the OpenAPI document, `/v1/capabilities`, the metrics' labels, and the test that proves
-that every route that starts a turn is stateless.
+Everything that lists routes is made from it: the URL map, the OpenAPI document, `/v1/capabilities`, the metrics' labels, and the test that every
+route that starts a turn is stateless.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class RouteParameter(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. `turns` says that it starts a turn, `direct` that it is served in front of Quart.
+    """One method of one path. `turns` says that it starts a turn, `direct` that it bypasses Quart.
 
-    A route whose answer may be a stream is direct: Quart has nothing to add to a stream, and would put a timeout on it.
+    A route whose response may be a stream is direct: Quart adds nothing to a stream, and would put a timeout on it.
     """
 
     name: str
@@ -55,31 +55,31 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     media: str = "application/json"
     tag: str = ""
     provides: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    """Path parameters of other routes that this one's answer holds, and where."""
+    """Path parameters of other routes that this one's response contains, and where."""
     listed: bool = True
-    """Whether the route stands in the OpenAPI document."""
+    """Whether the route is in the OpenAPI document."""
     dialect: str = ""
     """The API whose shape its errors have: `anthropic`, or OpenAI's."""
 
     @property
     def in_front(self) -> bool:
-        """Whether the route is served without Quart."""
+        """Return whether the route bypasses Quart."""
         return self.direct or self.streams
 
     @property
     def quart_path(self) -> str:
-        """The path in Quart's notation."""
+        """Return the path in Quart's notation."""
         return _PLACEHOLDER.sub(r"<\1>", self.path)
 
     def pattern(self) -> re.Pattern[str] | None:
-        """What matches the path, or None if it is fixed."""
+        """Return the pattern of the path, or None if it is fixed."""
         if "{" not in self.path:
             return None
         return re.compile("".join(["^", _PLACEHOLDER.sub(r"(?P<\1>[^/]+)", self.path), "$"]))
 
 
 def match_direct(routes: list[Route]) -> Callable[[str, str], tuple[Route, Mapping[str, str]] | None]:
-    """A matcher for the routes that are served in front of Quart: fixed paths first, then the few patterns."""
+    """Return a matcher for the direct routes: fixed paths first, then the few patterns."""
     fixed = {
         (route.method, route.path): (route, _NOTHING) for route in routes if route.in_front and "{" not in route.path
     }

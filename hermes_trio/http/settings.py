@@ -1,4 +1,4 @@
-"""What the front end can be told: where it listens and what it lets through. The configuration file has a section for each."""
+"""The settings of the server: `[server]` and `[limits]`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class ServerSettings(RedactedStruct, frozen=True, kw_only=True, forbid_unknown_f
     """The admin key. Empty: one is generated on the first start, and only loopback addresses are served."""
     cors_origins: list[str] = msgspec.field(default_factory=list[str])
     hosts: list[str] = msgspec.field(default_factory=list[str])
-    """Names, besides loopback and `host`, under which the console may be opened. Bearer keys may use any name."""
+    """Names, besides loopback and `host`, under which the console may be opened. Requests with bearer keys may use any name."""
     model_name: Annotated[str, Meta(max_length=200)] = "hermes-trio"
     """The name under which `/v1/models` offers the default model."""
     on_disconnect: Literal["cancel", "detach"] = "cancel"
-    """What becomes of the turn of a chat completion, response or message whose client leaves; a request's header says otherwise."""
+    """What happens to the turn of a chat completion, response or message whose client leaves. A request's header overrides it."""
     server_tools: Literal["mcp_call", "function_call"] = "mcp_call"
-    """How responses show the server's own tool calls; a request's header says otherwise."""
+    """How responses show the server's own tool calls. A request's header overrides it."""
     access_log: bool = False
     fast_path: bool = True
     drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
-    """How long running turns may go on after SIGTERM before they are cancelled."""
+    """How long running turns may continue after SIGTERM before they are cancelled."""
     graceful_seconds: Seconds = 5.0
-    """How long open requests may go on after the drain."""
+    """How long open requests may continue after the drain."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,12 +51,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     json_depth: Positive = 64
     concurrent_turns: Positive = 1000
     requests_per_minute: Count = 0
-    """For each key, the admin key excepted."""
+    """For each key except the admin key."""
     burst: Count = 0
     """Requests that a key may make at once; 0 is a minute's worth."""
     event_readers: Positive = 256
-    """Streams of run events that a key may follow at once."""
+    """The maximum of streams of run events that a key may read at once."""
     turn_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """How long a turn may take; 0 is as long as it likes."""
+    """The time limit of a turn; 0 for none."""
     wait_seconds: Seconds = 600.0
     """The longest `timeout` that `GET /v1/runs/{id}?wait=…` accepts."""

@@ -37,25 +37,25 @@ logger: Final = logging.getLogger("hermes_trio.http.signin")
 
 SESSION_SECONDS: Final = 12 * 3600.0
 CODE_SECONDS: Final = 600.0
-"""How long a one-time code waits to be used."""
+"""How long a one-time code is valid."""
 
 MOST_SESSIONS: Final = 200
 MOST_CODES: Final = 100
 WRITE_SECONDS: Final = 10.0
-"""How long somebody who signs in waits for the file of browser sessions."""
+"""How long a sign-in waits for the file of browser sessions to be written."""
 
 SESSION_FILE: Final = "console_sessions.json"
 SESSION_ROW: Final = "console sessions"
-"""The value of the store that holds the browser sessions, where several nodes share it."""
+"""The value of the store that holds the browser sessions, if several nodes share it."""
 
 CODE_ROUTE: Final = "console code"
-"""Under this name the codes are noted that were used, where several nodes share the store."""
+"""The name under which used codes are stored, if several nodes share the store."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 class BrowserSession(msgspec.Struct):
-    """One signed-in browser. `key_id` is the key whose rights it has; `admin_mark` says which admin key that was, for they share one id."""
+    """One signed-in browser. `key_id` is the key whose scopes it has; `admin_mark` distinguishes admin keys, which share one id."""
 
     key_id: str
     created_at: float
@@ -64,13 +64,13 @@ class BrowserSession(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
-    """The file: sessions by the digest of their cookie."""
+    """The content of the file: sessions by the digest of their cookie."""
 
     sessions: dict[str, BrowserSession]
 
 
 class SharedSignIn(msgspec.Struct, frozen=True):
-    """What a server needs whose store several nodes share: a browser that has signed in on one is signed in on all."""
+    """Sign-in on a store that several nodes share: a browser that has signed in on one is signed in on all."""
 
     store: Store
     membership: Membership
@@ -100,7 +100,7 @@ class SignIn:
     # -- names and origins -----------------------------------------------------------------------------------------------------
 
     def check_host(self, request: Request) -> None:
-        """Refuse a request for a name that is not this server's: a page of another site that has its name point here."""
+        """Refuse a request for a name that is not this server's: a page of another site whose name resolves to this address."""
         name = _hostname(request.header(b"host") or "")
         if not self.knows_host(name):
             raise ApiError(
@@ -110,13 +110,13 @@ class SignIn:
             )
 
     def knows_host(self, name: str) -> bool:
-        """Whether pages may be opened under this name: loopback, the address that the server is bound to, or one of `hosts`."""
+        """Return whether pages may be opened under this name: loopback, the bound address, or one of `hosts`."""
         if not name:
             return False
         return name in self._hosts or is_loopback(name) or (_is_address(name) and "0.0.0.0" in self._hosts)
 
     def knows_host_header(self, host: bytes) -> bool:
-        """The same for a Host header as it came."""
+        """The same for a Host header."""
         return self.knows_host(_hostname(host.decode("latin-1")))
 
     def check_page(self, request: Request) -> None:
@@ -133,7 +133,7 @@ class SignIn:
     # -- codes -----------------------------------------------------------------------------------------------------------------
 
     def make_code(self, caller: Principal, seconds: float = CODE_SECONDS) -> str:
-        """A code that signs one browser in as `caller`, once, within `seconds`; on every node, where several share the store."""
+        """Make a code that signs one browser in as `caller`, once, within `seconds`; on every node of the store."""
         if self._shared is not None:
             return self._signed(
                 f"{secrets.token_urlsafe(12)}.{int((self._keyring.now() + seconds) * 1000)}.{caller.key_id}"
@@ -147,7 +147,7 @@ class SignIn:
         return code
 
     async def redeem(self, code: str) -> Principal | None:
-        """Use a code up; None if there is none such, any more."""
+        """Use a code; return None if it is unknown, used or expired."""
         if self._shared is not None:
             return await self._redeem_signed(self._shared, code)
         found = self._codes.pop(_digest(code), None)
@@ -173,7 +173,7 @@ class SignIn:
     # -- sessions --------------------------------------------------------------------------------------------------------------
 
     async def open_session(self, caller: Principal) -> tuple[str, BrowserSession]:
-        """A new session with the rights of `caller`: its cookie, and what is known of it. Kept when this returns."""
+        """Open a session with the scopes of `caller`; return its cookie and the session. It is stored when this returns."""
         async with self._changing() as sessions:
             return self._open(sessions, caller)
 
@@ -192,7 +192,7 @@ class SignIn:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[dict[str, BrowserSession]]:
-        """The sessions, to be changed in the body of the `async with`: kept when it is left."""
+        """Change the sessions in the body of the `async with`, and store them when it is left."""
         if self._shared is None:
             yield await self._load()
             await self._keep()
@@ -203,7 +203,7 @@ class SignIn:
             await self._shared.store.set_meta(SESSION_ROW, msgspec.json.encode(_Kept(sessions)).decode())
 
     async def close_session(self, request: Request) -> bool:
-        """End the session of a request; its cookie is worth nothing from now on."""
+        """End the session of a request. Its cookie is invalid from now on."""
         token = cookie_of(request)
         if token is None or _digest(token) not in await self._load():
             return False
@@ -213,7 +213,7 @@ class SignIn:
         return True
 
     async def find(self, request: Request) -> tuple[Principal, BrowserSession] | None:
-        """Who a request's cookie stands for; None without one that is in force."""
+        """Return the principal of a request's cookie; None without a valid one."""
         token = cookie_of(request)
         if token is None:
             return None
@@ -235,11 +235,11 @@ class SignIn:
         return ADMIN if session.admin_mark == self._keyring.admin_mark else None
 
     async def still_signed_in(self, request: Request) -> bool:
-        """Whether the session of a request that goes on is in force; a request with a bearer key has none to lose."""
+        """Return whether the session of a long request is still valid; a request with a bearer key has none."""
         return request.raw_header(b"authorization") is not None or await self.find(request) is not None
 
     def forget(self, key_id: str) -> None:
-        """A key was revoked: its sessions are looked up again, and found to be over."""
+        """Look the sessions of a revoked key up again, which ends them."""
         self._callers = {digest: one for digest, one in self._callers.items() if one[0].key_id != key_id}
 
     async def _load(self) -> dict[str, BrowserSession]:
@@ -254,7 +254,7 @@ class SignIn:
         return self._sessions
 
     async def _keep(self) -> None:
-        """Write the file. If that fails the sessions hold until the server ends."""
+        """Write the file. If that fails, the sessions are valid until the server ends."""
         path = self._path
         if path is None:
             return
@@ -271,7 +271,7 @@ class SignIn:
 
 
 def _oldest_of_the_busiest(holders: dict[str, str]) -> str:
-    """What gives way when there are too many: the oldest of the key that has the most, so that no key can push out another's."""
+    """Return the session to drop when there are too many: the oldest of the key that has the most, so that no key can displace another's."""
     busiest, _ = Counter(holders.values()).most_common(1)[0]
     return next(digest for digest, key_id in holders.items() if key_id == busiest)
 
@@ -299,7 +299,7 @@ def _digest(text: str) -> str:
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header, without its port and brackets."""
+    """Return the name in a Host header, without its port and brackets."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -315,20 +315,20 @@ def _is_address(name: str) -> bool:
 
 
 def is_own_origin(origin: bytes, host: bytes | None) -> bool:
-    """Whether an Origin header names the host that the request is for, whatever the scheme: a proxy may have taken TLS off."""
+    """Return whether an Origin header names the host of the request, whatever the scheme: a proxy may have terminated TLS."""
     scheme, separator, name = origin.partition(b"://")
     return bool(separator) and scheme in (b"http", b"https") and host is not None and name.lower() == host.lower()
 
 
 def cookie_name(request: Request) -> str:
-    """The cookie of this server: cookies do not know ports, and two servers on one machine must not sign each other out."""
+    """Return the name of this server's cookie. It includes the port: two servers on one machine must not sign each other out."""
     host = request.header(b"host") or ""
     port = host.rpartition(":")[2]
     return f"hermes_trio_{port}" if port.isdecimal() else "hermes_trio"
 
 
 def cookie_of(request: Request) -> str | None:
-    """The value of this server's cookie in a request."""
+    """Return the value of this server's cookie in a request."""
     header = request.header(b"cookie")
     if header is None:
         return None
@@ -341,7 +341,7 @@ def cookie_of(request: Request) -> str | None:
 
 
 def set_cookie(request: Request, value: str, seconds: int) -> tuple[bytes, bytes]:
-    """The header that sets the cookie, or with no seconds takes it away."""
+    """Return the header that sets the cookie, or with no seconds deletes it."""
     secure = request.scope.get("scheme") == "https" or request.header(b"x-forwarded-proto") == "https"
     text = f"{cookie_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict"
     return b"set-cookie", (text + ("; Secure" if secure else "")).encode("latin-1")

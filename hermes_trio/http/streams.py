@@ -1,7 +1,7 @@
-"""Event streams: the writer that opens an answer late, and the bell between a turn and the task that writes its events.
+"""Event streams: the writer, which sends the head with the first bytes, and the bell between a turn and the task that writes its events.
 
-The head of a stream goes out with its first bytes, so a turn that is refused is still an ordinary error. A turn never waits for its reader: text that has
-not been written yet is joined, which bounds it by the length of the answer; the connection bounds how long a reader may stall.
+A turn that is refused is still an ordinary error, because the head is sent late. A turn never waits for its reader: unwritten text is joined, which
+bounds it by the length of the answer; the connection limits how long a reader may stall.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .requests import HeaderPairs, encode_json
 __all__ = ["HEARTBEAT_SECONDS", "STREAM_TYPE", "Bell", "StreamWriter", "TurnEvents", "data_event", "named_event"]
 
 HEARTBEAT_SECONDS: Final = 15.0
-"""A silent stream is kept open by a comment, and a client that vanished without a word is noticed by it."""
+"""How long a stream may be silent before a comment is sent, which keeps it open and detects a vanished client."""
 
 STREAM_TYPE: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,7 +40,7 @@ def named_event(name: str, value: Any) -> bytes:
 
 @final
 class StreamWriter:
-    """Writes one stream. Used by one task; `open` is called once, by whoever has the first bytes."""
+    """Writes one stream. Used by one task; `open` is called once, with the first bytes."""
 
     __slots__ = ("_headers", "_send", "_writer", "opened")
 
@@ -58,16 +58,16 @@ class StreamWriter:
         await self._send({"type": "http.response.body", "body": first, "more_body": True})
 
     def put(self, encoded: bytes) -> None:
-        """Keep encoded events for the next flush."""
+        """Buffer encoded events for the next flush."""
         self._writer.put(encoded)
 
     async def flush(self) -> None:
-        """Send what was put, in one piece."""
+        """Send the buffer, in one piece."""
         await self._writer.flush()
 
     @property
     def is_full(self) -> bool:
-        """Whether enough waits that it should be flushed."""
+        """Return whether the buffer should be flushed."""
         return self._writer.is_full
 
     async def comment(self, text: str) -> None:
@@ -75,15 +75,15 @@ class StreamWriter:
         await self._writer.comment(text)
 
     async def close(self) -> None:
-        """Send the rest and end the answer."""
+        """Send the rest and end the response."""
         await self._writer.close()
 
 
 @final
 class Bell:
-    """Tells a writing task that there is something to write, or that nothing more will come. Ringing never waits.
+    """Signals a writing task that there is something to write, or that nothing more will come. Ringing never waits.
 
-    `beat` is a task beside the writing one: it wakes it when the bell was silent for long. A timeout for each wait would cost more than the event.
+    `beat` runs beside the writing task and wakes it after a long silence. A timeout for each wait would cost more than the event.
     """
 
     __slots__ = ("_event", "_last", "_rung", "closed")
@@ -95,19 +95,19 @@ class Bell:
         self.closed: bool = False
 
     def ring(self) -> None:
-        """There is something to write."""
+        """Signal that there is something to write."""
         self._rung = True
         if self._event is not None:
             self._event.set()
             self._event = None
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Signal that nothing more will come."""
         self.closed = True
         self.ring()
 
     async def wait(self) -> bool:
-        """Wait for a ring since the last one; False if there was none for as long as a stream may be silent. Cancelling loses nothing."""
+        """Wait for a ring since the last one; return False after a long silence. Cancelling loses nothing."""
         if not self._rung:
             self._event = trio.Event()
             await self._event.wait()
@@ -116,7 +116,7 @@ class Bell:
         return rung
 
     async def beat(self) -> None:
-        """Wake the writing task whenever it has had nothing to write for as long as a stream may be silent, until cancelled."""
+        """Wake the writing task after each long silence, until cancelled."""
         while True:
             due = self._last + HEARTBEAT_SECONDS
             if trio.current_time() < due:
@@ -130,24 +130,24 @@ class Bell:
 
 
 class TurnEvents(Protocol):
-    """What becomes of the events of a turn on one stream. `take` is called by the turn and never waits; the rest by the writing task."""
+    """Writes the events of a turn to one stream. The turn calls `take`, which never waits; the writing task calls the rest."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """An event of the turn."""
+        """Take an event of the turn."""
         ...
 
     async def open(self) -> None:
-        """The turn was admitted: begin the answer."""
+        """Begin the response, after the turn was admitted."""
         ...
 
     async def write(self) -> None:
-        """Write what was taken since the last time."""
+        """Write what was taken since the last call."""
         ...
 
     async def keep_alive(self) -> None:
-        """Nothing was taken for a while."""
+        """Keep the stream open after a silence."""
         ...
 
     async def end(self, outcome: Outcome) -> None:
-        """The turn has ended: write the rest and say how."""
+        """Write the rest and the outcome, after the turn has ended."""
         ...

@@ -1,9 +1,8 @@
-"""The one way in which HTTP starts turns. Every turn binds platform `api_server`, the real session id and key, and chat id = session id.
+"""Starts the turns of HTTP requests. Every turn has platform `api_server`, the real session id and key, and chat id = session id.
 
-It also says which session a request talks to: one that its client named and that is its own, or one derived from how the conversation opens. Two
-requests at once never share a derived session, because a conversation is one message after the other: the second gets a session beside it. The ids of
-derived sessions are keyed with the store's secret, so that no other tenant can tell them; a named session has its row, with its tenant, before its
-first turn begins.
+It also chooses the session of a request: one that its client named and owns, or one derived from the opening of the conversation. Two concurrent
+requests never share a derived session: the second gets another one. The ids of derived sessions are keyed with the store's secret, so that no other
+tenant can guess them; a named session has its row, with its tenant, before its first turn begins.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ PLATFORM: Final = "api_server"
 
 
 class SessionClaim(msgspec.Struct, frozen=True):
-    """A session that a request may use: whose it is, the session key that its client gave, and its own prompt."""
+    """A session that a request may use: its owner, the session key that its client gave, and its own prompt."""
 
     session_id: str
     tenant: str
     key: str = ""
     prompt: str = ""
     key_id: str = ""
-    """The API key that the request came with; its commands may be confined by it."""
+    """The API key of the request, which may determine how its commands are confined."""
 
     def context(self) -> SessionContext:
-        """What the turns of the session are bound to. No key that a client chooses is another tenant's, or a chat's."""
+        """Return the context of the session's turns. A key that a client chooses is never another tenant's, or a chat's."""
         tenant = self.tenant
         owner = tenant.replace("%", "%25").replace(":", "%3A") if "%" in tenant or ":" in tenant else tenant
         return SessionContext(
@@ -59,7 +58,7 @@ class SessionClaim(msgspec.Struct, frozen=True):
         )
 
     def headers(self, run_id: str = "") -> list[tuple[bytes, bytes]]:
-        """The session, as the client is told, and the run that does a detached request's turn."""
+        """Return the response headers: the session, and the run of a detached request's turn."""
         headers = [(b"x-hermes-session-id", self.session_id.encode("latin-1", "replace"))]
         if self.key:
             headers.append((b"x-hermes-session-key", self.key.encode("latin-1", "replace")))
@@ -69,7 +68,7 @@ class SessionClaim(msgspec.Struct, frozen=True):
 
 
 class _Slots:
-    """Numbers of derived sessions in use at once for one opening: the smallest free one is given out."""
+    """The numbers of derived sessions in use for one opening: the smallest free one is assigned."""
 
     __slots__ = ("_free", "_next", "held")
 
@@ -129,21 +128,22 @@ class ApiTurns:
     # -- which session -----------------------------------------------------------------------------------------------------------
 
     def derived(self, caller: Principal, opening: str, key: str) -> DerivedSession:
-        """A session whose id comes from the tenant and the opening of a conversation, not used by another request meanwhile."""
+        """Return a session whose id comes from the tenant and the opening of a conversation, unused by other requests meanwhile."""
         told = f"{caller.tenant}\0{opening}".encode("utf-8", "replace")
         base = blake2b(told, key=self._store.secret, digest_size=16).hexdigest()
         return DerivedSession(self._derived, base, caller, key)
 
     @staticmethod
     def own(caller: Principal, session_id: str, key: str = "", tenant: str | None = None) -> SessionClaim:
-        """A session that is known to be the caller's: one that this request makes, or one whose row was read."""
+        """Return a session that is known to be the caller's: one that this request makes, or one whose row was read."""
         return SessionClaim(session_id, caller.tenant if tenant is None else tenant, key, "", caller.key_id)
 
     async def named(self, caller: Principal, session_id: str, key: str = "", *, resumes: bool = False) -> SessionClaim:
-        """A session that the client named; 404 if it is another tenant's. Its turns are those of its tenant, also where an admin starts them.
+        """Return a session that the client named. Raises 404 if it is another tenant's. Its turns are those of its tenant, also if an admin starts
+        them.
 
-        One that does not exist is made at once: whoever names it next, here or in another process, finds whose it is. Ids that the server makes
-        are not made by naming them, unless the request `resumes` what it was given one for.
+        One that does not exist is created at once, so that its owner is known to every process. Ids that the server makes are not created by naming
+        them, unless the request `resumes` a session that it was given.
         """
         record = await self._store.get_session(session_id)
         if record is None:

@@ -1,1 +1,1 @@
-"""One module a resource of the HTTP API."""
+"""The resources of the HTTP API, one module each."""

@@ -1,4 +1,4 @@
-"""What an operator does: drain the server with proof, and hand out keys."""
+"""Administration: drain the server, manage keys, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LONGEST_DRAIN: Final = 3600.0
 
 
 REPLY_EXCERPT: Final = 2000
-"""Characters of a reply that the list shows."""
+"""The maximum of characters of a reply in the list."""
 
 
 class DrainBody(msgspec.Struct):
-    """The drain, as far as it is. `report` says what was left when it ended."""
+    """The state of the drain. `report` says what was left when it ended."""
 
     draining: bool
     finished: bool
@@ -36,7 +36,7 @@ class DrainBody(msgspec.Struct):
 
 
 class KeyRequest(msgspec.Struct):
-    """A key to be made. Without a tenant it is a tenant of its own."""
+    """A key to be created. Without a tenant it is a tenant of its own."""
 
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     scopes: Annotated[list[Literal["chat", "runs", "sessions", "admin"]], Meta(min_length=1)] = msgspec.field(
@@ -47,7 +47,7 @@ class KeyRequest(msgspec.Struct):
 
 
 class KeyBody(msgspec.Struct, omit_defaults=True):
-    """What is known of a key; `key` itself only in the answer that made it."""
+    """A key; its secret `key` is only in the response that created it."""
 
     id: str
     name: str
@@ -82,7 +82,7 @@ def _drain(request: Request) -> DrainBody:
 
 
 async def start_drain(request: Request) -> HandlerResult:
-    """Refuse new work, let turns end, stop the jobs, and answer with what is left. Reads are answered all the while."""
+    """Refuse new work, let turns end, stop the jobs, and return what is left. Reads are still answered."""
     text = request.query("timeout")
     seconds = request.core.server.drain_seconds
     if text:
@@ -97,7 +97,7 @@ async def start_drain(request: Request) -> HandlerResult:
 
 
 async def get_drain(request: Request) -> HandlerResult:
-    """Whether the server drains, and what the drain found."""
+    """Return whether the server drains, and the report of the drain."""
     return Response.of(_drain(request))
 
 
@@ -119,7 +119,7 @@ def _key(key: ApiKey, secret: str | None = None) -> KeyBody:
 
 
 def check_scopes(scopes: list[str]) -> tuple[str, ...]:
-    """Scopes that exist, each once."""
+    """Return the scopes, each once. Raises 400 for an unknown one."""
     for scope in scopes:
         if scope not in SCOPES:
             raise ApiError(400, f"scopes holds {scope[:64]!r}; accepted are {', '.join(SCOPES)}.", param="scopes")
@@ -129,7 +129,7 @@ def check_scopes(scopes: list[str]) -> tuple[str, ...]:
 
 
 async def create_key(request: Request) -> HandlerResult:
-    """Make a key; this answer is the only one that holds it."""
+    """Create a key. Only this response holds its secret."""
     body = await request.json(_key_decoder)
     expires_at = None if body.days is None else request.core.store.now() + body.days * 86_400
     key, secret = await request.core.store.create_api_key(
@@ -139,13 +139,13 @@ async def create_key(request: Request) -> HandlerResult:
 
 
 async def list_keys(request: Request) -> HandlerResult:
-    """All keys, without the keys themselves."""
+    """Return all keys, without their secrets."""
     found = await request.core.store.list_api_keys(include_revoked=True)
     return Response.of(KeyList([_key(key) for key in found]))
 
 
 async def revoke_key(request: Request) -> HandlerResult:
-    """Put a key out of force, at once."""
+    """Revoke a key at once."""
     key_id = request.params["key_id"]
     if not await request.core.store.revoke_api_key(key_id):
         raise not_found("key in force", key_id, "key_not_found")
@@ -201,7 +201,7 @@ def _reply(row: OutboxRow) -> OutboxBody:
 
 
 async def list_outbox(request: Request) -> HandlerResult:
-    """Replies that wait, that were sent, or that were given up."""
+    """Return the replies in a state."""
     page = page_of(request)
     try:
         state = OutboxState(request.query("state") or OutboxState.PENDING.value)
@@ -214,7 +214,7 @@ async def list_outbox(request: Request) -> HandlerResult:
 
 
 async def retry_outbox(request: Request) -> HandlerResult:
-    """Queue a reply that was given up once more."""
+    """Queue a dead letter again."""
     text = request.params["reply_id"]
     number = int(text) if text.isdecimal() and len(text) <= 18 else -1
     if not await request.core.store.revive_outbox(number):
@@ -226,7 +226,7 @@ async def retry_outbox(request: Request) -> HandlerResult:
 
 
 class InboxBody(msgspec.Struct):
-    """A message or a notice that waits for a session, or that could not be handled; `reason` says why."""
+    """A message or notice of an inbox; `reason` says why it is a dead letter."""
 
     id: int
     kind: str
@@ -250,7 +250,7 @@ class InboxList(msgspec.Struct):
 
 
 async def list_inbox(request: Request) -> HandlerResult:
-    """Messages and notices in a state; by default those that could not be handled."""
+    """Return the messages and notices in a state; by default the dead letters."""
     page = page_of(request)
     try:
         state = InboxState(request.query("state") or InboxState.DEAD.value)
@@ -275,7 +275,7 @@ async def list_inbox(request: Request) -> HandlerResult:
 
 
 async def retry_inbox(request: Request) -> HandlerResult:
-    """Let a dead letter wait again: its conversation takes it at once."""
+    """Queue a dead letter again: its conversation takes it at once."""
     text = request.params["row_id"]
     number = int(text) if text.isdecimal() and len(text) <= 18 else -1
     if not await request.core.store.revive_inbox(number):
@@ -284,7 +284,7 @@ async def retry_inbox(request: Request) -> HandlerResult:
 
 
 def admin_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="drain_start",
@@ -292,7 +292,7 @@ def admin_routes() -> list[Route]:
             path="/admin/drain",
             handler=start_drain,
             access=RequiredScope.ADMIN,
-            summary="Drain the server, with proof",
+            summary="Drain the server and report what is left",
             answer=DrainBody,
             errors=(400,),
             parameters=(RouteParameter("timeout", "Seconds that running turns have.", {"type": "number"}),),
@@ -304,7 +304,7 @@ def admin_routes() -> list[Route]:
             path="/admin/drain",
             handler=get_drain,
             access=RequiredScope.ADMIN,
-            summary="Whether the server drains, and what the drain found",
+            summary="Show the state of the drain",
             answer=DrainBody,
             tag="admin",
         ),
@@ -314,7 +314,7 @@ def admin_routes() -> list[Route]:
             path="/admin/keys",
             handler=list_keys,
             access=RequiredScope.ADMIN,
-            summary="All keys, without the keys themselves",
+            summary="List the keys, without their secrets",
             answer=KeyList,
             tag="admin",
         ),
@@ -325,7 +325,7 @@ def admin_routes() -> list[Route]:
             path="/admin/keys",
             handler=create_key,
             access=RequiredScope.ADMIN,
-            summary="Make a key",
+            summary="Create a key",
             body=KeyRequest,
             answer=KeyBody,
             status=201,
@@ -338,7 +338,7 @@ def admin_routes() -> list[Route]:
             path="/admin/outbox",
             handler=list_outbox,
             access=RequiredScope.ADMIN,
-            summary="Replies that wait for a platform, and those that were given up",
+            summary="List replies by state",
             answer=OutboxList,
             errors=(400,),
             parameters=(
@@ -355,7 +355,7 @@ def admin_routes() -> list[Route]:
             path="/admin/outbox/{reply_id}/retry",
             handler=retry_outbox,
             access=RequiredScope.ADMIN,
-            summary="Queue a reply that was given up once more",
+            summary="Queue a dead letter again",
             answer=dict[str, Any],
             errors=(404,),
             tag="admin",
@@ -366,7 +366,7 @@ def admin_routes() -> list[Route]:
             path="/admin/inbox",
             handler=list_inbox,
             access=RequiredScope.ADMIN,
-            summary="Messages and notices that wait for a session, and those that could not be handled",
+            summary="List messages and notices by state",
             answer=InboxList,
             errors=(400,),
             parameters=(
@@ -384,7 +384,7 @@ def admin_routes() -> list[Route]:
             path="/admin/inbox/{row_id}/retry",
             handler=retry_inbox,
             access=RequiredScope.ADMIN,
-            summary="Let a dead letter wait again",
+            summary="Queue a dead letter again",
             answer=dict[str, Any],
             errors=(404,),
             tag="admin",
@@ -395,7 +395,7 @@ def admin_routes() -> list[Route]:
             path="/admin/keys/{key_id}",
             handler=revoke_key,
             access=RequiredScope.ADMIN,
-            summary="Put a key out of force",
+            summary="Revoke a key",
             answer=Deleted,
             errors=(404,),
             tag="admin",

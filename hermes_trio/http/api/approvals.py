@@ -1,6 +1,6 @@
-"""Approvals: what the API needs from the broker that asks people, and the list of everything that waits for a person.
+"""Approvals: what the API needs of the broker, and the list of all requests.
 
-In a run, the scope of an approval is the run's id, and nothing else.
+In a run, the scope of an approval is the run's id.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MOST_SHOWN: Final = 200
 
 
 class ApprovalsPort(Protocol):
-    """Requests that wait for a human, by scope. Whoever implements it also emits `approval.responded` or `approval.expired`, once a request."""
+    """Pending requests for approval, by scope. The implementation also emits `approval.responded` or `approval.expired`, once for each request."""
 
     async def pending(self, scope: str) -> Sequence[ApprovalRow]:
-        """What waits for an answer in a scope, oldest first."""
+        """Return the pending requests of a scope, oldest first."""
         ...
 
     async def answer(
         self, scope: str, choice: ApprovalChoice, *, approval_id: str = "", everything: bool = False
     ) -> Sequence[ApprovalRow]:
-        """Answer one request by its id, the oldest of a scope, or all of them; returns those that were still pending."""
+        """Answer one request by its id, the oldest of a scope, or all of them; return those that were still pending."""
         ...
 
 
@@ -43,18 +43,18 @@ class NoApprovals:
     """For a server whose agent never asks."""
 
     async def pending(self, scope: str) -> Sequence[ApprovalRow]:
-        """Nothing waits."""
+        """Return nothing."""
         return ()
 
     async def answer(
         self, scope: str, choice: ApprovalChoice, *, approval_id: str = "", everything: bool = False
     ) -> Sequence[ApprovalRow]:
-        """There is nothing to answer."""
+        """Answer nothing."""
         return ()
 
 
 def describe(approval: ApprovalRow) -> dict[str, Any]:
-    """A request as clients see it."""
+    """Return a request in the form of the API."""
     return {
         "approval_id": approval.id,
         "command": approval.command,
@@ -67,7 +67,7 @@ def describe(approval: ApprovalRow) -> dict[str, Any]:
 
 
 class AnyApproval(msgspec.Struct):
-    """A request for approval, with whose it is and what came of it."""
+    """A request for approval, with its owner and its answer."""
 
     approval_id: str
     command: str
@@ -95,7 +95,7 @@ class ApprovalList(msgspec.Struct):
 
 
 class ApprovalDecision(msgspec.Struct):
-    """What a person answers."""
+    """A person's answer."""
 
     choice: Literal["once", "session", "always", "deny"]
     reason: str = ""
@@ -119,7 +119,7 @@ def _whole(row: ApprovalRow) -> AnyApproval:
 
 
 async def list_approvals(request: Request) -> HandlerResult:
-    """Everything that waits for a person, the oldest first; with `state=answered` what was answered or expired, the newest first."""
+    """Return all pending requests, the oldest first; with `state=answered` those that were answered or expired, the newest first."""
     store, seen = request.core.store, request.caller.sees
     limit = whole_number(request.query("limit"), SHOWN, least=1, most=MOST_SHOWN)
     wanted = request.query("state") or ApprovalState.PENDING.value
@@ -134,7 +134,7 @@ async def list_approvals(request: Request) -> HandlerResult:
 
 
 async def answer_approval(request: Request) -> HandlerResult:
-    """Answer one request; 409 if it is not pending any more."""
+    """Answer one request. Raises 409 if it is no longer pending."""
     core = request.core
     approval_id = request.params["approval_id"]
     row = await core.store.get_approval(approval_id)
@@ -187,7 +187,7 @@ async def revoke_grant(request: Request) -> HandlerResult:
 
 
 def approval_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="approvals",
@@ -195,7 +195,7 @@ def approval_routes() -> list[Route]:
             path="/v1/approvals",
             handler=list_approvals,
             access=RequiredScope.RUNS,
-            summary="Everything that waits for a person",
+            summary="List requests for approval",
             answer=ApprovalList,
             errors=(400,),
             parameters=(
@@ -210,7 +210,7 @@ def approval_routes() -> list[Route]:
             path="/v1/approvals/{approval_id}",
             handler=answer_approval,
             access=RequiredScope.RUNS,
-            summary="Answer what waits for a person",
+            summary="Answer a request for approval",
             body=ApprovalDecision,
             answer=AnyApproval,
             errors=(400, 404, 409),

@@ -1,9 +1,9 @@
 """`POST /v1/chat/completions`, plain and streaming.
 
-A turn belongs to its request: a client that leaves cancels it at once, and what there was is stored as incomplete. A request that asks for it
-(`X-Hermes-On-Disconnect: detach`) is answered by a run instead, which goes on when the client leaves.
+A turn belongs to its request: a client that leaves cancels it at once, and the partial answer is stored as incomplete. With `X-Hermes-On-Disconnect:
+detach` a run does the turn instead, which continues when the client leaves.
 
-Tools of the server run in the turn and stay out of `tool_calls`; a turn in which the model calls a tool of the client ends with that call.
+Tools of the server run in the turn and are not in `tool_calls`; a turn in which the model calls a tool of the client ends with that call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 
 
 class StreamOptions(msgspec.Struct):
-    """What a streaming client asks for. `include_tool_events` is ours: named events that tell of tools."""
+    """Options of a streaming client. `include_tool_events` is ours: named events about tools."""
 
     include_usage: LooseBool = None
     include_tool_events: LooseBool = False
@@ -86,7 +86,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class PlainChatRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What most bodies have, and nothing else."""
+    """The fields that most bodies have, and no others."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     model: str | None = None
@@ -133,7 +133,7 @@ class ChatRequest(PlainChatRequest, forbid_unknown_fields=True):
 
 
 class ChatUsage(msgspec.Struct):
-    """Tokens of the whole turn, all inner model calls included."""
+    """Tokens of the whole turn, including all inner model calls."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -148,7 +148,7 @@ class CalledFunction(msgspec.Struct):
 
 
 class CalledTool(msgspec.Struct):
-    """A call that the client has to make."""
+    """A call that the client has to run."""
 
     id: str
     function: CalledFunction
@@ -156,7 +156,7 @@ class CalledTool(msgspec.Struct):
 
 
 class AssistantMessage(msgspec.Struct):
-    """What the assistant said."""
+    """The assistant's message."""
 
     content: str | None
     role: str = "assistant"
@@ -165,7 +165,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """The one choice."""
+    """The only choice."""
 
     message: AssistantMessage
     finish_reason: str
@@ -173,7 +173,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class Incomplete(msgspec.Struct):
-    """How a turn that has text fell short."""
+    """Why a turn with text is incomplete."""
 
     completed: bool
     partial: bool
@@ -183,7 +183,7 @@ class Incomplete(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct, omit_defaults=True):
-    """The answer."""
+    """The response."""
 
     id: str
     object: str
@@ -199,12 +199,12 @@ _full: Final[msgspec.json.Decoder[PlainChatRequest]] = msgspec.json.Decoder(Chat
 
 
 def usage_of(usage: Usage) -> ChatUsage:
-    """Usage by its names in chat completions."""
+    """Return the usage in the form of chat completions."""
     return ChatUsage(usage.input_tokens, usage.output_tokens, usage.total_tokens)
 
 
 class AskedTurn(msgspec.Struct):
-    """A request, understood. Never changed; not frozen, which would double the cost of making one for every request."""
+    """A parsed request. Never changed; not frozen, which would double the cost of making one for every request."""
 
     input: TurnInput
     opening: str
@@ -250,7 +250,7 @@ def _read(body: PlainChatRequest, public_model: str) -> AskedTurn:
 
 
 def _read_with_calls(body: PlainChatRequest, public_model: str) -> AskedTurn:
-    """A conversation in which client tools were called."""
+    """Parse a conversation in which client tools were called."""
     system: list[str] = []
     messages: list[Message] = []
     places: list[str] = []
@@ -316,7 +316,7 @@ def _asked(
 
 
 def _options(body: PlainChatRequest) -> TurnOptions:
-    """What the client asks of the model, and the tools that it brings."""
+    """Return the client's options for the model, and its tools."""
     if not isinstance(body, ChatRequest):
         return TurnOptions()
     limit = whole_option(body.max_tokens, "max_tokens", 1, 10_000_000)
@@ -342,7 +342,7 @@ def _options(body: PlainChatRequest) -> TurnOptions:
 
 @asynccontextmanager
 async def turn_session(request: Request, asked: AskedTurn) -> AsyncIterator[tuple[SessionClaim, TurnInput]]:
-    """The session of a request and its input: a named session brings its own transcript."""
+    """Return the session of a request and its input: a named session has its own transcript."""
     turns = request.core.turns
     named, key = session_id_header(request), session_key_header(request)
     if not named:
@@ -395,7 +395,7 @@ async def create_chat_completion(request: Request) -> HandlerResult:
 
 
 def unseen_steps(request: Request, asked: AskedTurn, outcome: Outcome) -> list[object]:
-    """The steps of a turn that its client does not see, if it ended with a call of a client tool."""
+    """Return the steps of a turn that its client does not see, if it ended with a call of a client tool."""
     if not outcome.calls:
         return []
     return kept_steps(request.caller.tenant, asked.opening, outcome.messages, outcome.calls)
@@ -404,9 +404,9 @@ def unseen_steps(request: Request, asked: AskedTurn, outcome: Outcome) -> list[o
 async def run_here_or_detached(
     request: Request, claim: SessionClaim, input: TurnInput, hooks: TurnHooks, run_id: str
 ) -> Outcome:
-    """Run a request's turn in this task or, with `run_id`, let a run do it, and wait for its end.
+    """Run a request's turn in this task or, with `run_id`, in a run, and wait for its end.
 
-    Cancelling means that the client has left: a turn is cancelled, a run goes on.
+    Cancelling means that the client has left: a turn is cancelled, a run continues.
     """
     if not run_id:
         return await request.core.turns.run(claim, input, hooks)
@@ -417,21 +417,20 @@ async def run_here_or_detached(
 
 
 def finish_reason_of(outcome: Outcome) -> str:
-    """`stop`, `length` or `error`, or what the model said."""
+    """Return `stop`, `length` or `error`, or the model's own reason."""
     if outcome.error and (outcome.partial or outcome.state is not TurnState.COMPLETED):
         return "length" if outcome.error_code == "output_truncated" else "error"
     return outcome.finish_reason or "stop"
 
 
 _HOPELESS: Final = frozenset({"model_auth", "model_bad_request", "model_context_overflow", "model_content_filter"})
-"""Failures that the same request would meet again."""
+"""Failures that a retry of the request would meet again."""
 
 
 def failure_of(outcome: Outcome) -> ApiError | None:
-    """The error that an outcome without any text is, or None if there is something to show.
+    """Return the error for an outcome without any text, or None if there is text.
 
-    A turn whose tools have run must not be repeated by a client that knows nothing of them: its failure is a 424, which no client repeats by itself, and
-    says so in `x-should-retry`, too.
+    A client must not retry a turn whose tools have run: its failure is a 424, which no client retries by itself, with `x-should-retry: false`.
     """
     failure = _failure_of(outcome)
     if failure is None:
@@ -485,7 +484,7 @@ def _failure_of(outcome: Outcome) -> ApiError | None:
 
 
 def incomplete_of(outcome: Outcome) -> Incomplete | None:
-    """How an outcome that has text fell short, or None if it did not."""
+    """Return why an outcome with text is incomplete, or None if it is complete."""
     if outcome.ok and not outcome.partial:
         return None
     code = "output_truncated" if outcome.finish_reason == "length" else outcome.error_code or "agent_error"
@@ -596,7 +595,7 @@ class _ChatEvents:
         self._thought: list[str] = []
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Text is joined until it is written; tools are told in between if they were asked for."""
+        """Take an event. Text is joined until it is written; tools are reported in between if the client asked for it."""
         name = event["event"]
         if name == "message.delta":
             self._said = True
@@ -618,16 +617,16 @@ class _ChatEvents:
             self._text.clear()
 
     async def open(self) -> None:
-        """The head and the role."""
+        """Write the head and the role."""
         await self._writer.open(self._chunks.role(), self._headers)
 
     async def write(self) -> None:
-        """What was taken."""
+        """Write what was taken."""
         self._join()
         await self._writer.flush()
 
     async def keep_alive(self) -> None:
-        """A comment."""
+        """Write a comment."""
         await self._writer.comment("keepalive")
 
     def _tool(self, event: Mapping[str, Any]) -> None:
@@ -644,7 +643,7 @@ class _ChatEvents:
         self._writer.put(named_event("hermes.tool.progress", data))
 
     async def end(self, outcome: Outcome) -> None:
-        """The finish chunk, and usage where it is wanted."""
+        """Write the finish chunk, and the usage if the client asked for it."""
         writer, chunks = self._writer, self._chunks
         self._join()
         if outcome.text and not self._said:
@@ -682,10 +681,10 @@ async def stream_turn(
     *,
     run_id: str = "",
 ) -> None:
-    """Run a turn and write its events while it runs. What refuses the turn is raised before the stream is opened.
+    """Run a turn and write its events while it runs. If the turn is refused, raise before the stream is opened.
 
-    Cancelling it means that the client has left: the turn is cancelled too, and its end is still written down. With `run_id` the turn is a run of that id,
-    which goes on.
+    Cancelling it means that the client has left: the turn is cancelled, too, and its end is still stored. With `run_id` a run of that id does the
+    turn, and continues.
     """
     bell = Bell()
     admitted = trio.Event()
@@ -735,7 +734,7 @@ async def stream_turn(
 
 
 async def _follow(run: Run, sink: Callable[[Mapping[str, Any]], None]) -> Outcome:
-    """Hand a run's events to `sink` as they come, and return its outcome. Cancelling it leaves the run alone."""
+    """Pass a run's events to `sink` as they arrive, and return its outcome. Cancelling it does not stop the run."""
     cursor = run.log.cursor()
     while batch := await cursor.read():
         for item in batch:
@@ -750,7 +749,7 @@ async def _follow(run: Run, sink: Callable[[Mapping[str, Any]], None]) -> Outcom
 
 
 def chat_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="chat_completions",

@@ -1,7 +1,7 @@
-"""The OpenAPI document as a page: for every route its fields, an example, a `curl` line, and a form that tries it.
+"""Renders the OpenAPI document as a page: for every route its fields, an example, a `curl` command, and a form to try it.
 
-Nothing is loaded from another host. The one script is the server's own (`/docs.js`), and the policy of the page allows it, the one style, and requests to
-this origin alone. The key that a person types stays in the page.
+The page loads nothing from another host. Its one script is the server's own (`/docs.js`), and its policy allows that script, one style, and requests
+to this origin. A key that a person types stays in the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "drain_start": {"timeout": 30},
     "key_create": {"name": "ci", "scopes": ["runs"], "days": 30},
 }
-"""A body for each route that takes one, by the route's name; another route shows its required fields."""
+"""An example body for each route that takes one, by the route's name; other routes show their required fields."""
 
 _NOTES: Final[Mapping[str, Mapping[str, RequestParameter]]] = {
     "chat_completions": CHAT_PARAMETERS,
@@ -97,7 +97,7 @@ for (const form of document.querySelectorAll("form[data-path]")) {
 
 
 def page_policy() -> bytes:
-    """What the page may load: its own style and script, and requests to its own origin."""
+    """Return the content security policy of the page: its own style and script, and requests to its own origin."""
     digest = b64encode(sha256(_STYLE.encode()).digest())
     return (
         b"default-src 'none'; style-src 'sha256-%b'; script-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -106,7 +106,7 @@ def page_policy() -> bytes:
 
 
 def page(described: Mapping[str, Any]) -> bytes:
-    """The page for an OpenAPI document."""
+    """Return the page for an OpenAPI document."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>hermes-trio API</title>",
         "<meta name=viewport content='width=device-width'>",
@@ -163,7 +163,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], described: 
 
 
 def curl_line(method: str, path: str, example: Any, *, secured: bool) -> str:
-    """A command that asks this route; what stands in braces is to be filled in."""
+    """Return a `curl` command for this route; text in braces is to be replaced."""
     words = ["curl -s"]
     if method.upper() not in ("GET", "POST") or (method.upper() == "POST" and example is None):
         words.append(f"-X {method.upper()}")
@@ -213,7 +213,7 @@ def _fields(schema: Mapping[str, Any], notes: Mapping[str, RequestParameter]) ->
 
 
 def _table(heading: str, rows: list[tuple[str, str, str]]) -> str:
-    """A table; the second column is HTML already."""
+    """Return a table; the second column is already HTML."""
     cells = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{escape(words)}</td></tr>"
         for name, kind, words in rows
@@ -222,7 +222,7 @@ def _table(heading: str, rows: list[tuple[str, str, str]]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in a few words, as HTML; a type of its own is a link."""
+    """Return a schema in a few words, as HTML; a named type is a link."""
     reference: str = schema.get("$ref", "")
     if reference:
         name = escape(reference.rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Is the server there, is it well, and what does it count: `/health`, `/health/detailed`, `/health/load`, `/metrics`."""
+"""Health and metrics: `/health`, `/health/detailed`, `/health/load`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["health_routes"]
 DISK_DEGRADED = 0.9
 NAMED_ENDS = 20
 PROBE_SECONDS = 2.0
-"""How long a write may take that shows whether the store takes any."""
+"""The time limit of the write that tests the store."""
 
 _QUEUED = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING_FOR_APPROVAL)
 
 
 class Health(msgspec.Struct):
-    """The server is there."""
+    """The server answers."""
 
     status: str
     platform: str
@@ -41,7 +41,7 @@ class Health(msgspec.Struct):
 
 
 async def health(request: Request) -> HandlerResult:
-    """Say that the server is there; nothing else is touched."""
+    """Return that the server answers, without checking anything else."""
     core = request.core
     if core.health_body is None:
         core.health_body = msgspec.json.encode(Health("ok", PLATFORM, core.version))
@@ -49,7 +49,7 @@ async def health(request: Request) -> HandlerResult:
 
 
 async def detailed_health(request: Request) -> HandlerResult:
-    """Say how the server is: its store, its model, its disk, its work."""
+    """Return the state of the server: its store, model, disk and work."""
     core = request.core
     host = core.runtime
     checks: dict[str, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ def _disk(home: Path | None) -> dict[str, Any]:
 
 
 async def metrics(request: Request) -> HandlerResult:
-    """The metrics, for Prometheus."""
+    """Return the metrics for Prometheus."""
     return Response(request.core.metrics.render(), media=CONTENT_TYPE)
 
 
@@ -149,13 +149,13 @@ class LoadBody(msgspec.Struct):
 
 
 async def load(request: Request) -> HandlerResult:
-    """Say how the load was in the last minutes, or since the sample `after`."""
+    """Return the load of the last minutes, or since the sample `after`."""
     after = request.query("after")
     return Response.of(LoadBody(request.core.load.after(int(after) if after.isdecimal() and len(after) < 18 else 0)))
 
 
 def health_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name=name,
@@ -164,7 +164,7 @@ def health_routes() -> list[Route]:
             handler=health,
             access=RequiredScope.OPEN,
             direct=True,
-            summary="Say that the server is there",
+            summary="Check that the server answers",
             answer=Health,
             tag="health",
         )
@@ -175,7 +175,7 @@ def health_routes() -> list[Route]:
             method="GET",
             path="/health/detailed",
             handler=detailed_health,
-            summary="Say how the server is",
+            summary="Show the state of the server",
             answer=dict[str, Any],
             tag="health",
         ),
@@ -184,7 +184,7 @@ def health_routes() -> list[Route]:
             method="GET",
             path="/health/load",
             handler=load,
-            summary="Say how the load was in the last minutes",
+            summary="Show the load of the last minutes",
             answer=LoadBody,
             tag="health",
         ),

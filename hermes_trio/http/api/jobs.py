@@ -1,4 +1,4 @@
-"""`/api/jobs…`: scheduled jobs. The routes exist only where a scheduler is given; errors have the same envelope as everywhere."""
+"""`/api/jobs…`: scheduled jobs. The routes exist only if a scheduler is configured."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ MODEL_LENGTH: Final = 200
 EXECUTIONS: Final = 20
 MOST_EXECUTIONS: Final = 200
 OUTPUT_EXCERPT: Final = 2000
-"""Characters of a slot's output that the list shows; the rest is in its session."""
+"""The maximum of characters of a slot's output in the list; the rest is in its session."""
 
 LONGEST_DEADLINE: Final = 366 * 86_400.0
 
 
 class JobRequest(msgspec.Struct):
-    """A job to be made. `model` and `deadline` (seconds of a run) are the server's unless they are given."""
+    """A job to be created. `model` and `deadline` (seconds of a run) have the server's defaults."""
 
     name: Any
     schedule: Any
@@ -66,14 +66,14 @@ class JobList(msgspec.Struct):
 
 
 class ExecutionList(msgspec.Struct):
-    """Slots of a job, the newest first: when each was due, and what became of it."""
+    """Slots of a job, the newest first: when each was due, and its result."""
 
     data: list[dict[str, Any]]
     object: str = "list"
 
 
 class Done(msgspec.Struct):
-    """It is done."""
+    """Success."""
 
     ok: bool = True
 
@@ -95,7 +95,7 @@ def _job_id(request: Request) -> str:
 
 
 async def _given(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the names that the body has. Skills are refused, for a job that asks for them expects what it would not get."""
+    """Return the given fields of these names. Skills are refused, because they are not supported."""
     given = await request.json(_fields)
     for name in _SKILLS:
         if given.get(name) not in (None, "", []):
@@ -109,7 +109,7 @@ async def _given(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check(fields: dict[str, Any]) -> dict[str, Any]:
-    """The shape of the fields; whether a schedule makes sense is the scheduler's to say."""
+    """Check the types of the fields; the scheduler checks the schedule."""
     lengths = {"name": NAME_LENGTH, "prompt": PROMPT_LENGTH, "schedule": 500, "deliver": 500, "model": MODEL_LENGTH}
     for name, most in lengths.items():
         if name in fields and not (name == "model" and fields[name] is None):
@@ -138,13 +138,13 @@ def _check(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 async def list_jobs(request: Request) -> HandlerResult:
-    """The caller's jobs."""
+    """Return the caller's jobs."""
     disabled = loose_bool(request.query("include_disabled"), False)
     return Response.of(JobList(await _cron(request).list_jobs(request.caller.sees, include_disabled=disabled)))
 
 
 async def create_job(request: Request) -> HandlerResult:
-    """Make a job."""
+    """Create a job."""
     given = await _given(request, JobRequest.__struct_fields__)
     fields = {"deliver": "local", **{name: value for name, value in given.items() if value is not None}}
     for name in ("name", "schedule", "prompt"):
@@ -158,7 +158,7 @@ async def create_job(request: Request) -> HandlerResult:
 
 
 async def get_job(request: Request) -> HandlerResult:
-    """One job."""
+    """Return one job."""
     job_id = _job_id(request)
     return _found(job_id, await _cron(request).get_job(request.caller.sees, job_id))
 
@@ -170,7 +170,7 @@ def _found(job_id: str, job: dict[str, Any] | None) -> Response:
 
 
 async def update_job(request: Request) -> HandlerResult:
-    """Change a job; fields that cannot be changed are ignored. A `model` or `deadline` of null is the server's own again."""
+    """Change a job; fields that cannot be changed are ignored. A `model` or `deadline` of null restores the server's default."""
     job_id = _job_id(request)
     fields = await _given(request, _CHANGEABLE)
     if not fields:
@@ -183,7 +183,7 @@ async def update_job(request: Request) -> HandlerResult:
 
 
 async def delete_job(request: Request) -> HandlerResult:
-    """Forget a job."""
+    """Delete a job."""
     job_id = _job_id(request)
     if not await _cron(request).delete_job(request.caller.sees, job_id):
         raise not_found("job", job_id, "job_not_found")
@@ -191,7 +191,7 @@ async def delete_job(request: Request) -> HandlerResult:
 
 
 async def list_executions(request: Request) -> HandlerResult:
-    """The slots of a job, the newest first."""
+    """Return the slots of a job, the newest first."""
     job_id = _job_id(request)
     limit = whole_number(request.query("limit"), EXECUTIONS, least=1, most=MOST_EXECUTIONS)
     found = await _cron(request).executions(request.caller.sees, job_id, limit)
@@ -209,14 +209,14 @@ def _verb(call: Callable[[CronPort, str | None, str], Awaitable[dict[str, Any] |
 
 
 async def run_job(request: Request) -> HandlerResult:
-    """Let the scheduler run a job now. New work, so not while the server drains."""
+    """Run a job now. Refused while the server drains."""
     request.core.check_intake()
     job_id = _job_id(request)
     return _found(job_id, await _cron(request).run_job(request.caller.sees, job_id))
 
 
 def job_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     base = Route(
         name="", method="GET", path="", handler=get_job, access=RequiredScope.ADMIN, tag="jobs", answer=JobBody
     )

@@ -1,7 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: the turns of chat completions in the format of Anthropic's Messages API.
 
-The key may come in `x-api-key`, and errors have that API's shape. Tools of the server run in the turn and do not show; a call of a client tool is a `tool_use`
-block that ends the turn, and a `tool_result` block continues it. A turn belongs to its request, as in chat completions.
+The key may be in `x-api-key`, and errors have that API's shape. Tools of the server run in the turn and are not shown; a call of a client tool is a
+`tool_use` block that ends the turn, and a `tool_result` block continues it. A turn belongs to its request, as in chat completions.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessageUsage(msgspec.Struct):
-    """Tokens of the whole turn, all inner model calls included."""
+    """Tokens of the whole turn, including all inner model calls."""
 
     input_tokens: int
     output_tokens: int
@@ -119,7 +119,7 @@ class MessageUsage(msgspec.Struct):
 
 
 class MessagesBody(msgspec.Struct):
-    """The answer."""
+    """The response."""
 
     id: str
     model: str
@@ -132,7 +132,7 @@ class MessagesBody(msgspec.Struct):
 
 
 class TokenCount(msgspec.Struct):
-    """About how many tokens the messages, the system prompt and the client's tools have. The server's own are not counted."""
+    """An estimate of the tokens of the messages, the system prompt and the client's tools. The server's own are not counted."""
 
     input_tokens: int
 
@@ -142,7 +142,7 @@ _count_decoder: Final = msgspec.json.Decoder(CountRequest)
 
 
 def _usage(usage: Usage) -> MessageUsage:
-    """Usage by its names in the Messages API, which counts cached tokens apart."""
+    """Return the usage in the form of the Messages API, which counts cached tokens separately."""
     cached = usage.cache_read_tokens + usage.cache_write_tokens
     return MessageUsage(
         max(0, usage.input_tokens - cached), usage.output_tokens, usage.cache_write_tokens, usage.cache_read_tokens
@@ -188,7 +188,7 @@ def _result(block: dict[str, Any], place: str) -> Message:
 
 
 def _read_messages(sent: list[MessagesInput]) -> tuple[list[Message], list[str]]:
-    """The messages, and where each stands in the body."""
+    """Return the messages, each with its place in the body."""
     messages: list[Message] = []
     places: list[str] = []
 
@@ -335,7 +335,7 @@ async def create_message(request: Request) -> HandlerResult:
 
 
 def _failure(outcome: Outcome) -> ApiError | None:
-    """The error that an outcome is. The format has no answer that fell short: what a failed turn said by then is in its session."""
+    """Return the error for an outcome. The format has no incomplete response: the text of a failed turn is in its session."""
     failure = failure_of(outcome)
     if failure is None and finish_reason_of(outcome) == "error":
         failure = failure_of(msgspec.structs.replace(outcome, text=""))
@@ -362,7 +362,7 @@ async def _stream(request: Request, asked: AskedTurn, message_id: str, writer: S
 
 
 class _MessageEvents:
-    """Writes the events of a turn as those of the Messages API. Text that has not been written yet is joined."""
+    """Writes the events of a turn as those of the Messages API. Unwritten text is joined."""
 
     def __init__(self, start: MessagesBody, writer: StreamWriter, headers: list[tuple[bytes, bytes]]) -> None:
         self._start = start
@@ -397,7 +397,7 @@ class _MessageEvents:
             self._put("content_block_stop", index=self._index)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Text and thinking are blocks; a tool of the server ends the block before it."""
+        """Take an event. Text and thinking are blocks; a tool of the server ends the block before it."""
         match event["event"]:
             case "message.delta":
                 self._said = True
@@ -414,22 +414,22 @@ class _MessageEvents:
                 pass
 
     async def open(self) -> None:
-        """The head, and an empty message."""
+        """Write the head, and an empty message."""
         first = named_event("message_start", {"type": "message_start", "message": self._start})
         await self._writer.open(first, self._headers)
 
     async def write(self) -> None:
-        """What was taken."""
+        """Write what was taken."""
         self._join()
         await self._writer.flush()
 
     async def keep_alive(self) -> None:
-        """A ping."""
+        """Write a ping."""
         self._put("ping")
         await self._writer.flush()
 
     async def end(self, outcome: Outcome) -> None:
-        """The calls of client tools, then the end; or the error that the turn ended with."""
+        """Write the calls of client tools, then the end; or the turn's error."""
         failure = _failure(outcome)
         if failure is not None:
             self._close()
@@ -462,7 +462,7 @@ async def count_tokens(request: Request) -> HandlerResult:
 
 
 def message_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="messages",

@@ -1,4 +1,4 @@
-"""What can be asked for: `/v1/models` and `/v1/capabilities`."""
+"""`/v1/models` and `/v1/capabilities`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["model_routes"]
 
 
 class ModelBody(msgspec.Struct):
-    """A model by the name that clients use."""
+    """A model, by the name that clients use."""
 
     id: str
     created: int
@@ -36,14 +36,14 @@ class ModelList(msgspec.Struct):
 
 
 class Auth(msgspec.Struct):
-    """How to say who you are."""
+    """How to authenticate."""
 
     required: bool = True
     type: str = "bearer"
 
 
 class RuntimeFacts(msgspec.Struct):
-    """Where the work happens."""
+    """Where tools and models run."""
 
     mode: str
     tool_execution: str
@@ -76,12 +76,12 @@ def _model(entry: ModelEntry) -> ModelBody:
 
 
 async def list_models(request: Request) -> HandlerResult:
-    """The models that can be named."""
+    """Return the models."""
     return Response.of(ModelList([_model(entry) for entry in request.core.models]))
 
 
 async def get_model(request: Request) -> HandlerResult:
-    """One model."""
+    """Return one model."""
     wanted = request.params["model_id"]
     for entry in request.core.models:
         if entry.id == wanted:
@@ -90,7 +90,7 @@ async def get_model(request: Request) -> HandlerResult:
 
 
 async def capabilities(request: Request) -> HandlerResult:
-    """What this server can do, and where."""
+    """Return what this server can do, and where."""
     core = request.core
     features: dict[str, bool | str] = {
         "chat_completions": True,
@@ -139,14 +139,14 @@ async def capabilities(request: Request) -> HandlerResult:
 
 
 def model_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="models",
             method="GET",
             path="/v1/models",
             handler=list_models,
-            summary="The models that can be named",
+            summary="List the models",
             answer=ModelList,
             tag="models",
         ),
@@ -155,7 +155,7 @@ def model_routes() -> list[Route]:
             method="GET",
             path="/v1/models/{model_id}",
             handler=get_model,
-            summary="One model",
+            summary="Get a model",
             answer=ModelBody,
             errors=(404,),
             tag="models",
@@ -166,7 +166,7 @@ def model_routes() -> list[Route]:
             path="/v1/capabilities",
             handler=capabilities,
             access=RequiredScope.ANY,
-            summary="What this server can do",
+            summary="Show what this server can do",
             answer=Capabilities,
             tag="models",
         ),

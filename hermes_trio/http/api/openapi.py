@@ -1,7 +1,4 @@
-"""The OpenAPI document, made from the route table and the types of the wire, and the page that shows it.
-
-Nothing in it is written by hand: a route that is not described is a route that does not exist.
-"""
+"""The OpenAPI document, generated from the route table and the types of bodies, and its page."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _ID_SCHEMA: Final = {"type": "string", "minLength": 1, "maxLength": 256, "patter
 
 
 def document(routes: list[Route], version: str) -> dict[str, Any]:
-    """The document for these routes."""
+    """Return the document for these routes."""
     shown = [route for route in routes if route.listed]
     types: list[Any] = [ErrorEnvelope]
     for route in shown:
@@ -56,7 +53,7 @@ def document(routes: list[Route], version: str) -> dict[str, Any]:
         "info": {
             "title": "hermes-trio",
             "version": version,
-            "description": "An OpenAI-compatible server, and a run API in which the task tree is the product.",
+            "description": "An OpenAI-compatible API and a run API for hosted LLM agents.",
         },
         "servers": [{"url": "/"}],
         "paths": paths,
@@ -69,7 +66,7 @@ def document(routes: list[Route], version: str) -> dict[str, Any]:
 
 
 def _links(route: Route, routes: list[Route]) -> dict[str, Any]:
-    """Where the ids in this route's answer lead."""
+    """Return links from the ids in this route's response to other routes."""
     return {
         other.name: {"operationId": other.name, "parameters": {name: place}}
         for name, place in route.provides.items()
@@ -133,7 +130,7 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 async def openapi(request: Request) -> HandlerResult:
-    """The document."""
+    """Return the document."""
     core = request.core
     if core.openapi_body is None:
         core.openapi_body = encode_json(document(core.routes, core.version))
@@ -141,7 +138,7 @@ async def openapi(request: Request) -> HandlerResult:
 
 
 async def docs(request: Request) -> HandlerResult:
-    """The document as a page; see `docs_page`."""
+    """Return the document as a page; see `docs_page`."""
     from .docs_page import page, page_policy  # for this page alone
 
     core = request.core
@@ -153,21 +150,21 @@ async def docs(request: Request) -> HandlerResult:
 
 
 async def docs_script(request: Request) -> HandlerResult:
-    """The script of the page: its forms ask this server."""
+    """Return the script of the page, whose forms call this server."""
     from .docs_page import SCRIPT
 
     return Response(SCRIPT.encode(), media=b"text/javascript; charset=utf-8")
 
 
 def _example(route: Route) -> Mapping[str, Any]:
-    """A body that the route accepts, as far as its required fields go."""
+    """Return an example body with the route's required fields."""
     from .docs_page import EXAMPLES
 
     return EXAMPLES.get(route.name, {})
 
 
 def openapi_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="openapi",

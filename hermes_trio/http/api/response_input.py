@@ -1,4 +1,4 @@
-"""`input` of a response: texts, messages and items, the server's own output items sent back among them; and the way back, from a transcript to items."""
+"""Parses `input` of a response (texts, messages and items, including the server's own output items), and converts a transcript back to items."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .response_items import SERVER_LABEL, item_place
 __all__ = ["input_items_of", "read_items"]
 
 _SKIPPED: Final = frozenset({"reasoning", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
-"""Items that say nothing that a model must be told again."""
+"""Items that a model need not see again."""
 
 _ACCEPTED: Final = "message, function_call, function_call_output, mcp_call, reasoning and item_reference"
 
 
 class _Reader:
-    """Puts items together to messages: calls that follow each other, and the text before them, are one message of the assistant."""
+    """Combines items into messages: consecutive calls, and the text before them, are one message of the assistant."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[Message, str]] = []
         self._results: list[tuple[Message, str]] = []
 
     def message(self, message: Message, place: str) -> None:
-        """A message that is no call."""
+        """Add a message that is no call."""
         self._flush()
         self.messages.append((message, place))
 
     def call(self, call: ToolCall, place: str) -> None:
-        """A call of the assistant."""
+        """Add a call of the assistant."""
         if self.messages and self.messages[-1][0].role == "assistant":
             last, where = self.messages[-1]
             self.messages[-1] = (msgspec.structs.replace(last, tool_calls=(*last.tool_calls, call)), where)
@@ -45,12 +45,12 @@ class _Reader:
             self.messages.append((Message(role="assistant", tool_calls=(call,)), place))
 
     def server_call(self, call: ToolCall, result: str, place: str) -> None:
-        """A call of the server, which has its result. The result stands behind all calls of the same message."""
+        """Add a call of the server with its result. The result comes behind all calls of the same message."""
         self.call(call, place)
         self._results.append((Message(role="tool", content=result, tool_call_id=call.id, tool_name=call.name), place))
 
     def result(self, message: Message, place: str) -> None:
-        """The result of a client's call."""
+        """Add the result of a client's call."""
         self._flush()
         self.messages.append((message, place))
 
@@ -59,13 +59,13 @@ class _Reader:
         self._results.clear()
 
     def end(self) -> list[tuple[Message, str]]:
-        """All messages, with the place in the body that each comes from."""
+        """Return all messages, each with its place in the body."""
         self._flush()
         return self.messages
 
 
 async def read_items(request: Request, value: Any) -> list[tuple[Message, str]]:
-    """The messages of `input`, each with its place; 400 with the place of what cannot be used."""
+    """Parse `input` into messages, each with its place. Raises 400 with the place of an item that cannot be used."""
     if isinstance(value, str):
         return [(Message(role="user", content=value), "input")]
     if not isinstance(value, list):
@@ -131,7 +131,7 @@ def _required(item: dict[str, Any], name: str, place: str) -> str:
 
 
 async def _referenced(request: Request, item_id: Any, place: str) -> dict[str, Any]:
-    """The item of a stored response that a client refers to."""
+    """Return the item of a stored response that a client refers to."""
     found = item_place(item_id) if isinstance(item_id, str) else None
     stored = None if found is None else await request.core.store.get_response(request.caller.sees, found[0])
     if found is not None and stored is not None:
@@ -145,7 +145,7 @@ async def _referenced(request: Request, item_id: Any, place: str) -> dict[str, A
 
 
 def input_items_of(response_id: str, transcript: Sequence[Message]) -> list[dict[str, Any]]:
-    """What a response was made from, the oldest first: its transcript up to the last message or result of the client."""
+    """Return the input items of a response, oldest first: its transcript up to the last message or result of the client."""
     ends = [number for number, message in enumerate(transcript) if message.role == "user"]
     messages = with_results(transcript[: ends[-1] + 1] if ends else ())
     digits = response_id.removeprefix("resp_")

@@ -1,11 +1,11 @@
-"""The output items of one response, built from the events of its turn, and the stream events that tell of them.
+"""Builds the output items of one response from the events of its turn, and the stream events about them.
 
-Items stand in the order in which they began, and that is their `output_index`; an item's id is made of the response's id and that index, so it can be found
-again, and a stream that is told twice has the same ids. Text before and after a tool call belongs to two messages. The same object serves plain and streaming
-responses, so both have the same output.
+Items are in the order in which they began, which is their `output_index`; an item's id consists of the response's id and that index, so that a
+repeated stream has the same ids. Text before and after a tool call belongs to two messages. Plain and streaming responses use the same object, so
+both have the same output.
 
-A call of a server tool is one `mcp_call` item with its output inside, which no client takes for a call of its own; the reference's shape, a `function_call`
-and a `function_call_output`, can be asked for. A call of a client tool is a `function_call`, at the end.
+A call of a server tool is one `mcp_call` item with its output inside, which no client takes for a call of its own; the older shape, a `function_call`
+and a `function_call_output`, can be requested. A call of a client tool is a `function_call`, at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OutputItem(msgspec.Struct):
     fields: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     def as_dict(self) -> dict[str, Any]:
-        """The item as clients read it."""
+        """Return the item in the form of the API."""
         if self.type == "message":
             text = "".join(self.text)
             content = [_part(text)] if text else []
@@ -63,7 +63,7 @@ class OutputItem(msgspec.Struct):
 
 
 def item_place(item_id: str) -> tuple[str, int] | None:
-    """The response that an item belongs to, and its index there; None for an id that is not one of ours."""
+    """Return the response of an item and its index there; None for an id that is not one of ours."""
     _, _, digits = item_id.rpartition("_")
     if len(digits) != _RESPONSE_DIGITS + _INDEX_DIGITS:
         return None
@@ -74,9 +74,9 @@ def item_place(item_id: str) -> tuple[str, int] | None:
 
 
 class Items:
-    """Takes the events of a turn. `events` gives what a stream must say about them since the last call.
+    """Takes the events of a turn. `events` returns the stream events since the last call.
 
-    `mcp` False shows the server's tool calls as the reference does.
+    `mcp` False shows the server's tool calls in the older shape.
     """
 
     def __init__(self, response_id: str, *, mcp: bool = True) -> None:
@@ -90,7 +90,7 @@ class Items:
         self._finished = False
 
     def events(self) -> list[tuple[str, dict[str, Any]]]:
-        """Name and fields of what happened since the last call."""
+        """Return name and fields of the stream events since the last call."""
         events, self._events = self._events, []
         for name, fields in events:
             if name in _DELTAS:
@@ -98,7 +98,7 @@ class Items:
         return events
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """An event of the turn."""
+        """Take an event of the turn."""
         match event["event"]:
             case "message.delta":
                 self._text(event["delta"])
@@ -112,7 +112,7 @@ class Items:
                 pass
 
     def finish(self, outcome: Outcome) -> None:
-        """The turn has ended: say what was not said yet, and close what is open. Doing it again changes nothing."""
+        """Finish at the end of the turn: add what was not streamed yet, and close open items. Idempotent."""
         if self._finished:
             return
         self._finished = True
@@ -128,7 +128,7 @@ class Items:
             self._client_call(call)
 
     def _has_said(self, text: str) -> bool:
-        """Whether the final text has been streamed: it is all of what was said, or what was said last."""
+        """Return whether the final text has been streamed: it is the whole streamed text, or its end."""
         said = ["".join(item.text) for item in self.output if item.type == "message"]
         return bool(said) and (said[-1].endswith(text) or "".join(said).endswith(text) or self._message is not None)
 
@@ -284,7 +284,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _abbreviated(arguments: str) -> str:
-    """Arguments as the reference shows them; the transcript keeps them whole."""
+    """Return arguments shortened; the transcript keeps them whole."""
     if len(arguments) <= ARGUMENT_LENGTH:
         return arguments
     try:

@@ -1,10 +1,10 @@
-"""`/v1/responses`, plain and streaming: turns whose answers can be read, continued and deleted later.
+"""`/v1/responses`, plain and streaming: turns whose responses can be read, continued and deleted later.
 
-A stored response holds the answer and the transcript behind it, and commits with its turn. A conversation's name points to its newest response; two turns that
-start from the same one cannot both move it. A client that leaves cancels the turn, and the response is stored as incomplete.
+A stored response holds the answer and its transcript, and is committed with its turn. A conversation's name points to its newest response; of two
+turns that start from the same one, only one can advance it. A client that leaves cancels the turn, and the response is stored as incomplete.
 
-A response in the background, and that of a request that detaches, is made by a run whose id has the same digits. It can be read while it is made, streamed
-again from any event on, and cancelled; what a crash cut off reads `failed`.
+A background response, and that of a request that detaches, is made by a run whose id has the same digits. It can be read while it is made, streamed
+again from any event on, and cancelled; one that a crash interrupted is `failed`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _transcripts: Final = msgspec.json.Decoder(list[Message])
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """What an earlier response leaves behind: its transcript, its session, its instructions."""
+    """What an earlier response provides: its transcript, its session, its instructions."""
 
     id: str
     transcript: tuple[Message, ...]
@@ -180,7 +180,7 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 async def previous_response(request: Request, response_id: str) -> Chain:
-    """The response to continue from; 404 if there is none, or if it is not the caller's."""
+    """Return the response to continue from. Raises 404 if it does not exist, or is not the caller's."""
     stored = await find_response(request, response_id)
     body = msgspec.json.decode(stored.body)
     return Chain(
@@ -192,7 +192,7 @@ async def previous_response(request: Request, response_id: str) -> Chain:
 
 
 async def find_response(request: Request, response_id: str) -> StoredResponse:
-    """A stored response that the caller may see."""
+    """Return a stored response that the caller may see. Raises 404."""
     stored = await request.core.store.get_response(request.caller.sees, response_id)
     if stored is None:
         raise not_found("response", response_id, "response_not_found")
@@ -200,7 +200,7 @@ async def find_response(request: Request, response_id: str) -> StoredResponse:
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, understood: where it starts from and what it says."""
+    """A parsed request: where it starts from and its input."""
 
     id: str
     prompt: Content
@@ -225,12 +225,12 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_id(self) -> str:
-        """The run that makes the response, if one does."""
+        """Return the run that makes the response, or None."""
         return run_of(self.id)
 
 
 def run_of(response_id: str) -> str:
-    """The id of the run behind a response."""
+    """Return the id of the run of a response."""
     return f"run_{response_id.removeprefix('resp_')}"
 
 
@@ -281,7 +281,7 @@ def _shown(body: ResponseRequest) -> dict[str, Any]:
 
 
 def _as_mcp_calls(request: Request) -> bool:
-    """Whether the server's tool calls are `mcp_call` items: `X-Hermes-Server-Tools`, else `server.server_tools`."""
+    """Return whether the server's tool calls are `mcp_call` items: `X-Hermes-Server-Tools`, else `server.server_tools`."""
     value = request.header(b"x-hermes-server-tools")
     word = request.core.server.server_tools if value is None else value.strip().lower()
     if word not in ("mcp_call", "function_call"):
@@ -327,7 +327,7 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
     ]
     previous = body.previous_response_id or ""
     if name:
-        # Names are the caller's own, also for an admin.
+        # Each caller has its own names, also an admin.
         previous = await core.store.latest_response(request.caller.tenant, name) or ""
     chain = await previous_response(request, previous) if previous else None
     before = explicit or with_results(chain.transcript if chain else ())
@@ -342,7 +342,7 @@ async def _read(request: Request, body: ResponseRequest) -> _Asked:
     if not results and not has_content(prompt):
         raise ApiError(400, "input has no message at its end: neither text nor an image.", param="input")
     if results and chain is None:
-        # A client that brings its history need not bring back what the server's own tools did.
+        # A client that sends its history need not include the steps of the server's own tools.
         found = await restore_steps(core.store, request.caller.tenant, opening_of(found, text_of(prompt)), found)
     history = tuple(found[-AUTO_TRUNCATION:] if body.truncation == "auto" else found)
     instructions = body.instructions if body.instructions is not None else (chain.instructions if chain else "")
@@ -431,7 +431,7 @@ class _Writing:
         self.final: ResponseBody | None = None
 
     def input(self) -> TurnInput:
-        """What the turn is about."""
+        """Return the input of the turn."""
         asked = self.asked
         return TurnInput(
             text=text_of(asked.prompt),
@@ -443,7 +443,7 @@ class _Writing:
         )
 
     def stored(self, turn: Turn, outcome: Outcome) -> list[object]:
-        """The response as it commits with the turn."""
+        """Return the response as it is committed with the turn."""
         self.items.finish(outcome)
         status = _status(outcome, background=self.asked.background)
         self.final = _body(self.asked, status, self.items.output, outcome)
@@ -468,7 +468,7 @@ class _Writing:
         ]
 
     def snapshot(self) -> StoredResponse:
-        """The response before its run has begun: what is read of it if it never ends."""
+        """Return the response before its run has begun: what is read of it if it never ends."""
         asked = self.asked
         waiting = [*asked.history, *([Message(role="user", content=asked.prompt)] if asked.prompt else [])]
         return StoredResponse(
@@ -481,16 +481,16 @@ class _Writing:
         )
 
     def in_progress(self) -> bytes:
-        """The response as it is now."""
+        """Return the response as it is now."""
         return encode_json(_body(self.asked, "in_progress", self.items.output, None))
 
     def uncommitted(self, outcome: Outcome) -> ResponseBody:
-        """The response of a turn whose end could not be written down."""
+        """Return the response of a turn whose end could not be stored."""
         return _body(self.asked, "failed", self.items.output, outcome)
 
 
 async def _has_moved(request: Request, asked: _Asked, outcome: Outcome) -> ApiError | None:
-    """409 if a turn's end was refused because its conversation had moved on (its newest response was deleted meanwhile, say)."""
+    """Return 409 for a turn whose end was refused because its conversation has advanced (its newest response was deleted meanwhile, for example)."""
     if outcome.committed or not asked.conversation:
         return None
     latest = await request.core.store.latest_response(request.caller.tenant, asked.conversation) or ""
@@ -498,14 +498,14 @@ async def _has_moved(request: Request, asked: _Asked, outcome: Outcome) -> ApiEr
         return None
     moved = translate(ConversationMoved(asked.conversation, latest))
     if moved is not None:
-        # The turn has been made: repeating it would do its work again.
+        # The turn has run: a retry would do its work again.
         moved.headers = (*moved.headers, NOT_AGAIN)
     return moved
 
 
 @asynccontextmanager
 async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIterator[_Asked]:
-    """The request, understood, while no other request of this conversation runs: they take turns."""
+    """Hold the conversation of a request for the body: requests of one conversation take turns."""
     name = _conversation(body)
     if not name:
         yield await _read(request, body)
@@ -521,7 +521,7 @@ async def _in_conversation(request: Request, body: ResponseRequest) -> AsyncIter
 
 @asynccontextmanager
 async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> AsyncIterator[_Writing]:
-    """One response while it is being made: it can be read as `in_progress` meanwhile. One that a run makes can be, until the run has ended."""
+    """Make one response readable as `in_progress` while it is being made; one that a run makes until the run has ended."""
     key = session_key_header(request)
     async with _in_conversation(request, body) as asked:
         claim = request.core.turns.own(request.caller, asked.session_id, key)
@@ -544,7 +544,7 @@ async def _writing(request: Request, body: ResponseRequest, *, run: bool) -> Asy
 
 
 async def create_response(request: Request) -> HandlerResult:
-    """Answer, and keep the answer for later."""
+    """Answer, and store the response."""
     body = await request.json(_decoder)
     check_parameters(RESPONSES_PARAMETERS, body)
     key = session_key_header(request)
@@ -579,7 +579,7 @@ async def create_response(request: Request) -> HandlerResult:
 
 
 async def _start_background(request: Request, writing: _Writing, headers: list[tuple[bytes, bytes]]) -> Response:
-    """Start the run that makes a response. Response and run are durable when this returns."""
+    """Start the run of a background response. Response and run are durable when this returns."""
     store, asked = request.core.store, writing.asked
     await store.put_response(writing.snapshot())
     refusal: Exception | None = None
@@ -619,7 +619,7 @@ async def _stream(request: Request, body: ResponseRequest, writer: StreamWriter,
 
 
 class _Replay:
-    """Tells the events of a run as those of its response, numbered from 0, from behind `after` on."""
+    """Replays the events of a run as those of its response, numbered from 0, from behind `after` on."""
 
     def __init__(self, opening: dict[str, Any], *, mcp: bool, after: int) -> None:
         self._items = Items(opening["id"], mcp=mcp)
@@ -629,7 +629,7 @@ class _Replay:
         self._opening = opening
 
     def encode(self, name: str, fields: dict[str, Any]) -> bytes:
-        """One event, or nothing if the reader has it."""
+        """Return one encoded event, or nothing if the reader has it."""
         number = self._number
         self._number += 1
         if number <= self._after:
@@ -638,7 +638,7 @@ class _Replay:
         return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
     def render(self, event: Mapping[str, Any]) -> bytes:
-        """What an event of the run is in the response."""
+        """Return the response's events for an event of the run."""
         told: list[bytes] = []
         if not self._begun:
             self._begun = True
@@ -651,7 +651,7 @@ class _Replay:
         return b"".join(told)
 
     def end(self, final: dict[str, Any]) -> bytes:
-        """What the items of the final response have that no event of the run told, and the terminal event."""
+        """Return the events for items of the final response that no event of the run announced, and the terminal event."""
         told: list[bytes] = []
         outcome = _told_outcome(final)
         self._items.finish(outcome)
@@ -664,7 +664,7 @@ _ENDS: Final = frozenset({"completed", "failed", "incomplete"})
 
 
 def _told_outcome(final: dict[str, Any]) -> Outcome:
-    """The outcome behind a final response, as far as its items need it."""
+    """Return the outcome of a final response, as far as its items need it."""
     output: list[dict[str, Any]] = final["output"]
     results = {item["call_id"] for item in output if item["type"] == "function_call_output"}
     calls = [item for item in output if item["type"] == "function_call" and item["call_id"] not in results]
@@ -683,7 +683,7 @@ def _told_outcome(final: dict[str, Any]) -> Outcome:
 
 
 async def _replay(request: Request, response_id: str, writer: StreamWriter, after: int) -> None:
-    """Stream a response that a run makes, or has made, from behind event `after` on. Cancelling leaves the run alone."""
+    """Stream a response that a run makes or has made, from behind event `after` on. Cancelling does not stop the run."""
     body: dict[str, Any] = msgspec.json.decode(await _body_of(request, response_id))
     opening: dict[str, Any] = {
         **body,
@@ -702,13 +702,13 @@ async def _replay(request: Request, response_id: str, writer: StreamWriter, afte
 
 
 class _ResponseEvents:
-    """Writes the events of a turn as the official clients expect them, numbered from 0."""
+    """Writes the events of a turn in the form that the official clients expect, numbered from 0."""
 
     def __init__(
         self, writing: _Writing, writer: StreamWriter, headers: list[tuple[bytes, bytes]], *, own: bool
     ) -> None:
         self._writing = writing
-        # A run feeds the response's items by itself, also when nobody follows it.
+        # A run feeds the response's items by itself, also without a reader.
         self._items = Items(writing.asked.id, mcp=writing.asked.mcp) if own else writing.items
         self._writer = writer
         self._headers = headers
@@ -724,26 +724,26 @@ class _ResponseEvents:
             self._writer.put(self._encode(name, fields))
 
     async def open(self) -> None:
-        """`created` and `in_progress`."""
+        """Write `created` and `in_progress`."""
         snapshot = _body(self._writing.asked, "in_progress", [], None)
         first = self._encode("response.created", {"response": snapshot})
         await self._writer.open(first + self._encode("response.in_progress", {"response": snapshot}), self._headers)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Items, parts and deltas."""
+        """Take items, parts and deltas."""
         self._items.take(event)
 
     async def write(self) -> None:
-        """What was taken."""
+        """Write what was taken."""
         self._drain()
         await self._writer.flush()
 
     async def keep_alive(self) -> None:
-        """A comment."""
+        """Write a comment."""
         await self._writer.comment("keepalive")
 
     async def end(self, outcome: Outcome) -> None:
-        """What is still open is closed, then the one terminal event."""
+        """Close open items, then write the one terminal event."""
         writing = self._writing
         final = writing.final
         if final is None or not outcome.committed:
@@ -758,7 +758,7 @@ class _ResponseEvents:
 
 
 async def _body_of(request: Request, response_id: str) -> bytes:
-    """A response as it is now; 404 if there is none, or if it is not the caller's."""
+    """Return a response as it is now. Raises 404 if it does not exist, or is not the caller's."""
     live = request.core.live_responses.get(response_id)
     if live is not None and request.caller.owns(live[0]):
         return live[1]()
@@ -783,7 +783,7 @@ async def _body_of(request: Request, response_id: str) -> bytes:
 
 
 async def _is_made(request: Request, run_id: str) -> bool:
-    """Whether the run of a response goes on, here or on another node."""
+    """Return whether the run of a response continues, here or on another node."""
     core = request.core
     if core.runtime.stateless.runs.find(run_id) is not None:
         return True
@@ -792,7 +792,7 @@ async def _is_made(request: Request, run_id: str) -> bool:
 
 
 async def _run_behind(request: Request, response_id: str, verb: str) -> Run | RunRow:
-    """The run that makes a response; 400 if no run does."""
+    """Return the run that makes a response. Raises 400 if no run does."""
     await _body_of(request, response_id)
     run_id = run_of(response_id)
     run = request.core.runtime.stateless.runs.find(run_id) or await request.core.store.get_run(run_id)
@@ -807,7 +807,7 @@ async def _run_behind(request: Request, response_id: str, verb: str) -> Run | Ru
 
 
 async def get_response(request: Request) -> HandlerResult:
-    """A stored response, byte for byte, or one that is being made, as far as it is. With `stream`, its events."""
+    """Return a stored response, byte for byte, or the present state of one in progress. With `stream`, its events."""
     response_id = request.params["response_id"]
     if not loose_bool(request.query("stream"), False):
         return Response(await _body_of(request, response_id))
@@ -817,7 +817,7 @@ async def get_response(request: Request) -> HandlerResult:
 
 
 async def cancel_response(request: Request) -> HandlerResult:
-    """Stop the run that makes a response, and answer with the response as it is then. One that has ended stays as it is."""
+    """Stop the run that makes a response, and return the response. One that has ended is unchanged."""
     response_id = request.params["response_id"]
     run = await _run_behind(request, response_id, "cancelled")
     cause = Cause(CancelCause.STOP, "the response was cancelled")
@@ -830,7 +830,7 @@ async def cancel_response(request: Request) -> HandlerResult:
 
 
 async def list_input_items(request: Request) -> HandlerResult:
-    """What a response was made from, the newest item first."""
+    """Return the input items of a response, the newest first."""
     response_id = request.params["response_id"]
     stored = await find_response(request, response_id)
     items = input_items_of(response_id, _transcripts.decode(stored.transcript.encode()))
@@ -855,7 +855,7 @@ async def list_input_items(request: Request) -> HandlerResult:
 
 
 async def delete_response(request: Request) -> HandlerResult:
-    """Forget a stored response and the names that point to it."""
+    """Delete a stored response and the names that point to it."""
     response_id = request.params["response_id"]
     if not await request.core.store.delete_response(request.caller.sees, response_id):
         raise not_found("response", response_id, "response_not_found")
@@ -871,7 +871,7 @@ _SERVER_TOOLS: Final = RouteParameter(
 
 
 def response_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="responses",
@@ -882,7 +882,7 @@ def response_routes() -> list[Route]:
             access=RequiredScope.CHAT,
             turns=True,
             streams=True,
-            summary="Answer, and keep the answer for later",
+            summary="Create a response",
             body=ResponseRequest,
             answer=ResponseBody,
             errors=(400, 404, 409, 424, 429, 503),
@@ -900,7 +900,7 @@ def response_routes() -> list[Route]:
             handler=get_response,
             access=RequiredScope.CHAT,
             streams=True,
-            summary="A stored response, or one that is being made; with `stream`, its events",
+            summary="Get a stored response, or one in progress; with `stream`, its events",
             answer=ResponseBody,
             errors=(400, 404),
             parameters=(
@@ -916,7 +916,7 @@ def response_routes() -> list[Route]:
             path="/v1/responses/{response_id}/input_items",
             handler=list_input_items,
             access=RequiredScope.CHAT,
-            summary="What a response was made from",
+            summary="List the input items of a response",
             answer=InputItems,
             errors=(404,),
             parameters=(
@@ -932,7 +932,7 @@ def response_routes() -> list[Route]:
             path="/v1/responses/{response_id}/cancel",
             handler=cancel_response,
             access=RequiredScope.CHAT,
-            summary="Stop a response that is made in the background",
+            summary="Cancel a background response",
             answer=ResponseBody,
             errors=(400, 404),
             tag="responses",
@@ -943,7 +943,7 @@ def response_routes() -> list[Route]:
             path="/v1/responses/{response_id}",
             handler=delete_response,
             access=RequiredScope.CHAT,
-            summary="Forget a stored response",
+            summary="Delete a stored response",
             answer=Deleted,
             errors=(404,),
             tag="responses",

@@ -1,8 +1,8 @@
-"""One reader of a run's events. It follows the live log, reads what is older from the store, and ends with the run.
+"""One reader of a run's events. It follows the live log, reads older events from the store, and ends with the run.
 
-Every event has the id `<epoch>-<number>`. A reader that comes back with the last id that it saw gets what came after it, nothing twice. An id that is not
-known (it was never durable, or its events were removed) is answered with a `resync` event, and then with everything that there is. A reader that fell behind
-the live log's memory reads from the store; if the gap cannot be closed there either, it is told with a `resync`, too. It never slows the run.
+Every event has the id `<epoch>-<number>`. A reader that returns with the last id that it saw gets the events after it, none twice. An unknown id
+(never durable, or removed) gets a `resync` event, then all events that there are. A reader that fell behind the live log reads from the store; if the
+gap cannot be closed there, it gets a `resync`, too. It never slows the run.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 __all__ = ["TERMINAL", "EventsLost", "Render", "follow", "parse_event_id"]
 
 Render = Callable[[Mapping[str, Any]], bytes]
-"""An event of a run, as a stream of another form tells it."""
+"""Renders an event of a run for a stream of another form."""
 
 TERMINAL: Final = frozenset({"run.completed", "run.failed", "run.cancelled"})
 SETTLED: Final = "run.settled"
 PAGE: Final = 128
 PAGE_BYTES: Final = 131_072
-"""What one reader holds of the store's events at a time: all that a reader that stalls costs, beside one send."""
+"""The maximum of stored events, in bytes, that one reader holds at a time: its memory while it stalls, beside one send."""
 TAIL: Final = 16
 """Events that a reader of another node's run reads at a time while it keeps up; such readers do not take turns, the store reads for many at once."""
 QUIET_SECONDS: Final = 3.0
 """When such a reader looks at the run itself after its last event."""
 COMMIT_SECONDS: Final = 0.1
 COMMIT_TRIES: Final = 3
-"""Events are committed in batches, a moment after they were told: so often and so long is waited for them."""
+"""How often, and how long, to wait for events that were emitted and are not committed yet."""
 
 _ID: Final = re.compile(r"^(?P<epoch>[0-9a-f]{1,32})-(?P<number>[0-9]{1,15})$")
 
 
 class EventsLost(Exception):
-    """A stream that needs all events of a run cannot have them any more."""
+    """Raised if a stream that needs all events of a run cannot have them any more."""
 
 
 def parse_event_id(text: str) -> tuple[str, int] | None:
-    """Epoch and number of an event id, or None if it is none of ours."""
+    """Return epoch and number of an event id, or None if it is not one of ours."""
     match = _ID.match(text.strip())
     return None if match is None else (match["epoch"], int(match["number"]))
 
@@ -58,7 +58,7 @@ def _encode(epoch: str, number: int, event: Mapping[str, Any]) -> bytes:
 
 
 class _Reader:
-    """Where one reader is. `number` is the last event that it has been sent."""
+    """The position of one reader. `number` is the last event that it has been sent."""
 
     def __init__(self, core: ApiCore, run_id: str, writer: StreamWriter, until: str, render: Render | None) -> None:
         self._render = render
@@ -83,13 +83,13 @@ class _Reader:
             self.done = True
 
     def resync(self, reason: str) -> None:
-        """Say that what the reader has is not all, or not right."""
+        """Send a `resync`: what the reader has is incomplete or wrong."""
         if self._render is not None:
             raise EventsLost(f"events of run {self._run_id} are gone: {reason}")
         self._writer.put(b"data: %b\n\n" % encode_json({"event": "resync", "run_id": self._run_id, "reason": reason}))
 
     async def read_stored(self, before: int | None = None) -> None:
-        """Send what the store has behind `number` (and below `before`)."""
+        """Send the stored events behind `number` (and below `before`)."""
         while not self.done:
             async with self._core.readers.paging:
                 more = await self._take_page(PAGE, PAGE_BYTES, before)
@@ -99,7 +99,7 @@ class _Reader:
                 return
 
     async def _take_page(self, limit: int, most_bytes: int, before: int | None = None) -> bool:
-        """Put the next page of stored events; False if there is nothing more to read."""
+        """Put the next page of stored events; return False if there is none."""
         rows = await self._core.store.events_after(self._run_id, self.number, limit=limit, most_bytes=most_bytes)
         for row in rows:
             if before is not None and row.number >= before:
@@ -143,7 +143,7 @@ class _Reader:
             await self._writer.flush()
 
     async def follow_rows(self) -> None:
-        """Send the rows of a run that another node has, as they are committed, until its end."""
+        """Send the rows of a run on another node, as they are committed, until its end."""
         store = self._core.store
         woken = trio.Event()
         with watch_run(store, self._run_id, lambda: woken.set(), settled=self._until_settled):
@@ -173,7 +173,7 @@ class _Reader:
                     await self._writer.comment("keepalive")
 
     async def knows(self, epoch: str, number: int) -> bool:
-        """Whether an event that a reader has seen is stored. One that the node of its run has told and not yet committed is waited for."""
+        """Return whether an event that a reader has seen is stored. Wait for one that is emitted and not committed yet."""
         store = self._core.store
         for attempt in range(COMMIT_TRIES):
             if attempt:
@@ -186,7 +186,7 @@ class _Reader:
         return False
 
     async def _close_gap(self, oldest: int) -> None:
-        """Read what the memory has dropped from the store, to which it may still be on its way."""
+        """Read events that the live log has dropped from the store, where they may arrive a little later."""
         for _ in range(COMMIT_TRIES):
             await self.read_stored(before=oldest)
             if self.done or self.number + 1 >= oldest:
@@ -211,9 +211,9 @@ async def follow(
     until: str,
     render: Render | None = None,
 ) -> None:
-    """Write the events of a run to `writer`, to the end that was asked for. Cancelling means that the reader has left; the run goes on.
+    """Write the events of a run to `writer`, to the requested end. Cancelling means that the reader has left; the run continues.
 
-    `render` writes them in another form; it must have all of them, so a gap raises `EventsLost` then.
+    `render` writes them in another form; it needs all of them, so a gap raises `EventsLost` then.
     """
     reader = _Reader(core, run_id, writer, until, render)
     await writer.open()

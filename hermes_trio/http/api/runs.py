@@ -1,6 +1,6 @@
 """`/v1/runs`: turns that survive their client. Started durably, listed, waited for, approved, stopped with a receipt.
 
-A live run answers for itself; one that has settled is answered for by the store, also after a restart. A key sees only the runs that it started.
+A live run is read from the runtime, a settled one from the store, also after a restart. A key sees only its own runs.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class RunRequest(msgspec.Struct):
 
 
 class RunStarted(msgspec.Struct):
-    """The run exists, durably."""
+    """The run is durable."""
 
     run_id: str
     status: str = "started"
 
 
 class PendingApproval(msgspec.Struct):
-    """A request that waits for a human."""
+    """A pending request for approval."""
 
     approval_id: str
     command: str
@@ -69,10 +69,10 @@ class PendingApproval(msgspec.Struct):
 
 
 class RunBody(msgspec.Struct, omit_defaults=True):
-    """A run as it is now. `settled` says that everything that it started has ended, too.
+    """The present state of a run. `settled` says that everything that it started has ended, too.
 
-    `input_preview` is the beginning of what was asked. `model` is the one that answers, once that is known; before, the one that was asked for, or the
-    default model's public name.
+    `input_preview` is the beginning of the input. `model` is the one that answers, once that is known; before, the requested one, or the public name
+    of the default model.
     """
 
     object: str
@@ -124,7 +124,7 @@ class ApprovalAnswered(msgspec.Struct):
 
 
 class StopAnswer(msgspec.Struct, omit_defaults=True):
-    """The stop was asked for; with `wait=true` also what it found."""
+    """The stop was requested; with `wait=true` also its receipt."""
 
     run_id: str
     status: str
@@ -139,7 +139,7 @@ _approval_decoder: Final = msgspec.json.Decoder(ApprovalRequest)
 
 
 async def find_run(request: Request) -> Run | RunRow:
-    """The run of the path, live or stored; 404 if there is none, or if it is not the caller's."""
+    """Return the run of the path, live or stored. Raises 404 if it does not exist, or is not the caller's."""
     run_id = request.params["run_id"]
     live = request.core.runtime.stateless.runs.find(run_id)
     if live is not None:
@@ -157,7 +157,7 @@ def _live_body(run: Run, default_model: str, approvals: list[PendingApproval] | 
     body = RunBody(
         object="hermes.run",
         run_id=run.id,
-        # A request is written down a moment before it is told, and must not be listed beside `running` in between.
+        # A request is stored a moment before its event, and must not be listed beside `running` in between.
         status=(RunStatus.WAITING_FOR_APPROVAL if approvals and run.status is RunStatus.RUNNING else run.status).value,
         created_at=run.created_at,
         updated_at=run.updated_at,
@@ -217,12 +217,12 @@ async def _describe(request: Request, run: Run | RunRow) -> RunBody:
 
 
 async def _asked(request: Request, run_id: str) -> list[PendingApproval]:
-    """What a run waits for."""
+    """Return the pending requests of a run."""
     return [PendingApproval(**describe(approval)) for approval in await request.core.approvals.pending(run_id)]
 
 
 async def _wait_elsewhere(request: Request, row: RunRow, *, settled: bool) -> RunRow:
-    """The row of a run that another node has, when it has ended, or settled."""
+    """Return the row of a run on another node, when it has ended, or settled."""
     store = request.core.store
     while True:
         woken = trio.Event()
@@ -240,7 +240,7 @@ async def _wait_elsewhere(request: Request, row: RunRow, *, settled: bool) -> Ru
 
 
 def _read_input(body: RunRequest) -> tuple[Content, list[Message]]:
-    """The message of a run, and the items before it."""
+    """Return the message of a run, and the items before it."""
     given = body.input
     if isinstance(given, str):
         prompt: Content = given
@@ -272,7 +272,7 @@ def _earlier(item: Any, number: int) -> Message | None:
 
 
 def explicit_history(entries: list[HistoryMessage] | None) -> tuple[Message, ...]:
-    """`conversation_history`, checked."""
+    """Return `conversation_history`, checked."""
     return tuple(
         Message(role=entry.role, content=normalise(entry.content, f"conversation_history[{number}].content"))
         for number, entry in enumerate(entries or ())
@@ -280,7 +280,7 @@ def explicit_history(entries: list[HistoryMessage] | None) -> tuple[Message, ...
 
 
 async def start_run(request: Request) -> HandlerResult:
-    """Start a run. It is durable when the answer is given, and belongs to the runtime."""
+    """Start a run. It is durable when the response is sent, and belongs to the runtime."""
     core = request.core
     key = session_key_header(request)
     once = idempotency_key(request)
@@ -299,7 +299,7 @@ async def start_run(request: Request) -> HandlerResult:
     claim = core.turns.own(request.caller, run_id, key)
     if session_id:
         claim = await core.turns.named(request.caller, session_id, key, resumes=not body.session_id)
-        # A named session brings its own transcript, unless the client brings one.
+        # A named session has its own transcript, unless the client sends one.
         history = history or None
         instructions = "\n".join(text for text in (claim.prompt, instructions) if text)
     input = TurnInput(
@@ -325,7 +325,7 @@ async def start_run(request: Request) -> HandlerResult:
 
 
 async def get_run(request: Request) -> HandlerResult:
-    """A run as it is now, or as it is when it has ended or settled, whichever is asked for, within a bound."""
+    """Return a run as it is now, or when it has ended or settled, as requested, within a time limit."""
     run = await find_run(request)
     wait = request.query("wait")
     if wait not in ("", "ended", "settled"):
@@ -357,7 +357,7 @@ def _seconds(request: Request) -> float:
 
 
 def _listed(body: RunBody) -> RunBody:
-    """A run as a list shows it: with the beginning of its output."""
+    """Return a run for a list: with the beginning of its output."""
     if body.output is not None and len(body.output) > LISTED_OUTPUT:
         body.output = body.output[:LISTED_OUTPUT]
         body.output_truncated = True
@@ -365,7 +365,7 @@ def _listed(body: RunBody) -> RunBody:
 
 
 async def list_runs(request: Request) -> HandlerResult:
-    """The caller's runs, the newest first."""
+    """Return the caller's runs, the newest first."""
     core = request.core
     page = page_of(request)
     session_id = request.query("session_id") or None
@@ -397,7 +397,7 @@ async def list_runs(request: Request) -> HandlerResult:
 
 
 async def run_events(request: Request) -> HandlerResult:
-    """The events of a run: all of them, or those behind `Last-Event-ID`, to its end."""
+    """Stream the events of a run: all of them, or those behind `Last-Event-ID`, to its end."""
     run = await find_run(request)
     until = request.query("until") or "ended"
     if until not in ("ended", "settled"):
@@ -417,7 +417,7 @@ async def run_events(request: Request) -> HandlerResult:
 
 
 async def answer_approval(request: Request) -> HandlerResult:
-    """Answer what a run waits for: one request by its id, the oldest, or all."""
+    """Answer a run's request for approval: one by its id, the oldest, or all."""
     run = await find_run(request)
     run_id = request.params["run_id"]
     body = await request.json(_approval_decoder)
@@ -448,7 +448,7 @@ async def answer_approval(request: Request) -> HandlerResult:
 
 
 async def stop_run(request: Request) -> HandlerResult:
-    """Stop a run and everything that it started. With `wait=true` the answer is the receipt."""
+    """Stop a run and everything that it started. With `wait=true` the response is the receipt."""
     run = await find_run(request)
     core = request.core
     wait = loose_bool(request.query("wait"), False)
@@ -477,7 +477,7 @@ async def stop_run(request: Request) -> HandlerResult:
 
 
 def run_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     route = msgspec.structs.replace
     base = Route(name="", method="GET", path="", handler=get_run, access=RequiredScope.RUNS, tag="runs")
     return [
@@ -502,7 +502,7 @@ def run_routes() -> list[Route]:
             name="runs_list",
             path="/v1/runs",
             handler=list_runs,
-            summary="Your runs, the newest first",
+            summary="List your runs, the newest first",
             answer=RunList,
             errors=(400,),
             parameters=(
@@ -521,7 +521,7 @@ def run_routes() -> list[Route]:
             name="run",
             path="/v1/runs/{run_id}",
             handler=get_run,
-            summary="A run as it is now, or as it ends",
+            summary="Get a run as it is now, or as it ends",
             answer=RunBody,
             errors=(400, 404),
             parameters=(
@@ -539,7 +539,7 @@ def run_routes() -> list[Route]:
             path="/v1/runs/{run_id}/events",
             handler=run_events,
             streams=True,
-            summary="The events of a run, as a stream that can be resumed",
+            summary="Stream the events of a run; the stream can be resumed",
             errors=(400, 404),
             media="text/event-stream",
             parameters=(
@@ -553,7 +553,7 @@ def run_routes() -> list[Route]:
             method="POST",
             path="/v1/runs/{run_id}/approval",
             handler=answer_approval,
-            summary="Answer what a run waits for",
+            summary="Answer a run's requests for approval",
             body=ApprovalRequest,
             answer=ApprovalAnswered,
             errors=(400, 404, 409),

@@ -1,6 +1,6 @@
-"""`/api/sessions…`: the durable conversations, and turns in them.
+"""`/api/sessions…`: durable sessions, and turns in them.
 
-A key sees only the sessions that it made. Prompts and model configurations are never shown, only whether there is one.
+A key sees only its own sessions. Prompts and model configurations are never returned, only whether there is one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROMPT_LENGTH: Final = 65_536
 
 
 class SessionBody(msgspec.Struct, omit_defaults=True):
-    """A session. Costs are not known here and stay null."""
+    """A session. Costs are not known and stay null."""
 
     id: str
     source: str
@@ -80,7 +80,7 @@ class SessionList(msgspec.Struct):
 
 
 class SearchList(msgspec.Struct):
-    """A page of messages that a search found. A `snippet` has the match between `>>>` and `<<<`."""
+    """A page of messages that a search found. A `snippet` marks the match with `>>>` and `<<<`."""
 
     data: list[SearchHit]
     limit: int
@@ -114,7 +114,7 @@ class MessageList(msgspec.Struct):
 
 
 class NewSessionRequest(msgspec.Struct):
-    """A session to be made. Everything is optional."""
+    """A session to be created. All fields are optional."""
 
     id: str | None = None
     session_id: str | None = None
@@ -124,7 +124,7 @@ class NewSessionRequest(msgspec.Struct):
 
 
 class ForkRequest(msgspec.Struct):
-    """A branch to be made."""
+    """A branch to be created."""
 
     id: str | None = None
     session_id: str | None = None
@@ -149,14 +149,14 @@ class SessionChatRequest(msgspec.Struct):
 
 
 class SpokenMessage(msgspec.Struct):
-    """What the assistant said."""
+    """The assistant's message."""
 
     content: str
     role: str = "assistant"
 
 
 class SessionChatBody(msgspec.Struct, omit_defaults=True):
-    """The answer to a message."""
+    """The response to a message."""
 
     object: str
     session_id: str
@@ -200,7 +200,7 @@ def _body(record: SessionRow) -> SessionBody:
 
 
 async def find_session(request: Request) -> SessionRow:
-    """The session of the path; 404 if there is none, or if it is not the caller's."""
+    """Return the session of the path. Raises 404 if it does not exist, or is not the caller's."""
     session_id = request.params["session_id"]
     record = await request.core.store.get_session(session_id)
     if record is None or not request.caller.owns(record.tenant):
@@ -209,7 +209,7 @@ async def find_session(request: Request) -> SessionRow:
 
 
 def _text(value: Any, param: str, code: str, most: int) -> str | None:
-    """An optional text of bounded length."""
+    """Return an optional text of limited length."""
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > most:
@@ -233,7 +233,7 @@ def _chosen_id(request: Request, *given: str | None) -> str:
 
 
 async def list_sessions(request: Request) -> HandlerResult:
-    """The caller's sessions."""
+    """Return the caller's sessions."""
     page = page_of(request)
     which = SessionFilter(
         source=request.query("source") or None,
@@ -246,7 +246,7 @@ async def list_sessions(request: Request) -> HandlerResult:
 
 
 async def search_messages(request: Request) -> HandlerResult:
-    """The messages of the caller's sessions that hold all words of `q`; the best first, or by `order`."""
+    """Return the messages of the caller's sessions that contain all words of `q`; the best first, or by `order`."""
     page = page_of(request)
     text = request.query("q").strip()
     if not 0 < len(text) <= QUERY_LENGTH:
@@ -268,7 +268,7 @@ async def search_messages(request: Request) -> HandlerResult:
 
 
 async def create_session(request: Request) -> HandlerResult:
-    """Make a session before its first message."""
+    """Create a session before its first message."""
     body = await request.json(_new) if await request.body() else NewSessionRequest()
     session_id = _chosen_id(request, body.id, body.session_id)
     record = await request.core.store.create_session(
@@ -286,12 +286,12 @@ async def create_session(request: Request) -> HandlerResult:
 
 
 async def get_session(request: Request) -> HandlerResult:
-    """One session."""
+    """Return one session."""
     return Response.of(SessionEnvelope(_body(await find_session(request))))
 
 
 async def patch_session(request: Request) -> HandlerResult:
-    """Change the title, or end the session; one that has ended keeps its reason. Its next turn opens it again."""
+    """Change the title, or end the session; one that has ended keeps its reason. Its next turn reopens it."""
     record = await find_session(request)
     fields = await request.json(_patch)
     for name in fields:
@@ -316,21 +316,21 @@ async def patch_session(request: Request) -> HandlerResult:
 
 
 async def _stop_jobs(request: Request, session_id: str) -> None:
-    """A session's end stops its jobs; a turn that runs in it may still end."""
+    """Stop the jobs of a session that ends; a turn that runs in it may still end."""
     await request.core.runtime.supervisor.stop_session(session_id, Cause(CancelCause.SESSION_ENDED))
 
 
 async def delete_session(request: Request) -> HandlerResult:
-    """Stop what runs in a session, then forget it and its sub-agents' sessions; branches live on."""
+    """Stop the work of a session, then delete it and its sub-agents' sessions; branches stay."""
     record = await find_session(request)
-    # First the work, whose end is written down, then the rows: a turn that ended later would make them again.
+    # First the work, whose end is stored, then the rows: a turn that ended later would create them again.
     await request.core.runtime.stop_session(record.id, Cause(CancelCause.SESSION_ENDED))
     await request.core.store.delete_session(record.id, tenant=record.tenant)
     return Response.of(Deleted(record.id, "hermes.session.deleted", True))
 
 
 async def list_messages(request: Request) -> HandlerResult:
-    """The transcript of a session."""
+    """Return the transcript of a session."""
     record = await find_session(request)
     stored = await request.core.store.list_messages(record.id, Page(MESSAGES))
     return Response.of(MessageList(record.id, [_message(message) for message in stored]))
@@ -392,7 +392,7 @@ async def _read_chat(request: Request) -> tuple[SessionRow, TurnInput]:
 
 
 async def session_chat(request: Request) -> HandlerResult:
-    """One message to a session, one answer."""
+    """Send one message to a session, and return the answer."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
     claim = request.core.turns.own(request.caller, record.id, key, record.tenant)
@@ -416,7 +416,7 @@ def _usage(outcome: Outcome) -> UsageBody:
 
 
 async def session_chat_stream(request: Request) -> HandlerResult:
-    """One message to a session; the answer as named events."""
+    """Send one message to a session, and stream the answer as named events."""
     key = session_key_header(request)
     record, input = await _read_chat(request)
     return EventStream(lambda writer: _stream(request, record, input, key, writer))
@@ -432,7 +432,7 @@ _TOOLS: Final = {"tool.started": "tool.started", "tool.completed": "tool.complet
 
 
 class _SessionEvents:
-    """Writes the events of a turn by their names in session chats; every payload says session, run, number and time."""
+    """Writes the events of a turn by their names in session chats; every payload has session, run, number and time."""
 
     def __init__(
         self,
@@ -450,7 +450,7 @@ class _SessionEvents:
         self._number = 0
         self._said = False
         self._text: list[str] = []
-        # Numbered first: the turn may speak before the stream is open.
+        # Numbered first: the turn may emit events before the stream is open.
         self._first = self._encode(
             "run.started", user_message={"role": "user", "content": input.prompt}
         ) + self._encode("message.started", message={"id": self._message_id, "role": "assistant"})
@@ -473,7 +473,7 @@ class _SessionEvents:
             self._writer.put(self._encode("assistant.delta", message_id=self._message_id, delta=delta))
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Text is joined until it is written."""
+        """Take an event. Text is joined until it is written."""
         name = event["event"]
         if name == "message.delta":
             self._said = True
@@ -500,20 +500,20 @@ class _SessionEvents:
             )
 
     async def open(self) -> None:
-        """`run.started` and `message.started`."""
+        """Write `run.started` and `message.started`."""
         await self._writer.open(self._first, self._headers)
 
     async def write(self) -> None:
-        """What was taken."""
+        """Write what was taken."""
         self._join()
         await self._writer.flush()
 
     async def keep_alive(self) -> None:
-        """A comment."""
+        """Write a comment."""
         await self._writer.comment("keepalive")
 
     async def end(self, outcome: Outcome) -> None:
-        """`assistant.completed` and `run.completed`, or `error`; always `done`."""
+        """Write `assistant.completed` and `run.completed`, or `error`; always `done`."""
         writer = self._writer
         self._join()
         if failure_of(outcome) is not None:
@@ -546,7 +546,7 @@ class _SessionEvents:
 
 
 def session_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     base = Route(name="", method="GET", path="", handler=get_session, access=RequiredScope.SESSIONS, tag="sessions")
 
     def route(**fields: Any) -> Route:
@@ -564,7 +564,7 @@ def session_routes() -> list[Route]:
             name="sessions",
             path="/api/sessions",
             handler=list_sessions,
-            summary="Your sessions, the newest activity first",
+            summary="List your sessions, most recently active first",
             answer=SessionList,
             parameters=page,
         ),
@@ -572,7 +572,7 @@ def session_routes() -> list[Route]:
             name="search",
             path="/api/search",
             handler=search_messages,
-            summary="Messages of your sessions that hold all words",
+            summary="Search the messages of your sessions",
             answer=SearchList,
             errors=(400,),
             parameters=(
@@ -590,7 +590,7 @@ def session_routes() -> list[Route]:
             method="POST",
             path="/api/sessions",
             handler=create_session,
-            summary="Make a session before its first message",
+            summary="Create a session before its first message",
             body=NewSessionRequest,
             body_required=False,
             answer=SessionEnvelope,
@@ -601,7 +601,7 @@ def session_routes() -> list[Route]:
             name="session",
             path=one,
             handler=get_session,
-            summary="One session",
+            summary="Get a session",
             answer=SessionEnvelope,
             errors=(404,),
         ),
@@ -620,7 +620,7 @@ def session_routes() -> list[Route]:
             method="DELETE",
             path=one,
             handler=delete_session,
-            summary="Forget a session",
+            summary="Delete a session",
             answer=Deleted,
             errors=(404,),
         ),
@@ -628,7 +628,7 @@ def session_routes() -> list[Route]:
             name="session_messages",
             path=f"{one}/messages",
             handler=list_messages,
-            summary="The transcript of a session",
+            summary="List the messages of a session",
             answer=MessageList,
             errors=(404,),
         ),
@@ -650,7 +650,7 @@ def session_routes() -> list[Route]:
             path=f"{one}/chat",
             handler=session_chat,
             turns=True,
-            summary="One message to a session, one answer",
+            summary="Send a message to a session",
             body=SessionChatRequest,
             answer=SessionChatBody,
             errors=(400, 404, 429, 502, 503),
@@ -662,7 +662,7 @@ def session_routes() -> list[Route]:
             handler=session_chat_stream,
             turns=True,
             streams=True,
-            summary="One message to a session; the answer as a stream",
+            summary="Send a message to a session and stream the answer",
             body=SessionChatRequest,
             media="text/event-stream",
             errors=(400, 404, 429, 503),

@@ -1,8 +1,8 @@
-"""The task tree as an API: what runs, who owns it, how old it is, until when it may run, and what it waits on.
+"""The task tree as an API: what runs, its owner, its age, its deadline, and what it waits for.
 
-An admin sees the whole tree; every other key sees the nodes of its tenant, filtered here. `GET /v1/tree/events` is a snapshot and then what changed, as often
-as ten times a second; with `Last-Event-ID` it goes on where the reader left off. Where several nodes share the store, a `nodes` event tells of all of them
-after each heartbeat. `POST /v1/tree/{key}/stop` stops the work of one node.
+An admin sees the whole tree; every other key sees the nodes of its tenant. `GET /v1/tree/events` is a snapshot and then the changes, at most ten
+times a second; with `Last-Event-ID` it resumes. Where several nodes share the store, a `nodes` event reports all of them after each
+heartbeat. `POST /v1/tree/{key}/stop` stops the work of one node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .runs import find_run
 __all__ = ["tree_routes"]
 
 BATCH_SECONDS: Final = 0.1
-"""Changes are collected for so long before they are sent: a busy tree changes thousands of times a second, and a page draws ten times."""
+"""How long changes are collected before they are sent: a busy tree changes thousands of times a second, and a page draws ten times."""
 
 STOP_SECONDS: Final = 30.0
 """How long a stop waits for the node to leave the tree before its receipt says what remains."""
@@ -44,7 +44,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class TreeElsewhere(msgspec.Struct):
-    """The tree of another node that shares the store; null if that node did not answer in time."""
+    """The tree of another node of the store; null if that node did not answer in time."""
 
     node: str
     incarnation: str
@@ -53,7 +53,7 @@ class TreeElsewhere(msgspec.Struct):
 
 
 class TreeBody(msgspec.Struct):
-    """The tree of this node, as it was in one moment, and those of the others that share its store."""
+    """The tree of this node at one moment, and those of the other nodes of its store."""
 
     size: int
     tree: NodeView
@@ -73,7 +73,7 @@ class RunTree(msgspec.Struct):
 
 
 class ReceiptBody(msgspec.Struct):
-    """What a stop found: one line for each node that was there, and what still runs."""
+    """The receipt of a stop: one line for each node that was there, and what still runs."""
 
     target: str
     cause: str
@@ -87,7 +87,7 @@ class ReceiptBody(msgspec.Struct):
 
 
 async def get_tree(request: Request) -> HandlerResult:
-    """The tree as this key sees it; with `session`, only the nodes that this session owns and the way to them."""
+    """Return the tree as this key sees it; with `session`, only the nodes of this session and those above them."""
     tree = request.core.runtime.tree
     found, size = tree.view(tenant=request.caller.sees)
     session = request.query("session")
@@ -105,7 +105,7 @@ async def get_tree(request: Request) -> HandlerResult:
 
 
 def _only(tree: NodeView, session: str) -> tuple[NodeView, int]:
-    """The part of a view that belongs to a session (its key or its id), with the nodes above it, and how many nodes that are."""
+    """Return the part of a view that belongs to a session (by key or id), with the nodes above it, and the number of nodes."""
 
     def keep(node: NodeView) -> tuple[NodeView, int] | None:
         if session in (node.owner, node.id):
@@ -121,7 +121,7 @@ def _count(node: NodeView) -> int:
 
 
 async def get_run_tree(request: Request) -> HandlerResult:
-    """The part of the tree that belongs to a run; empty when it has settled."""
+    """Return the part of the tree that belongs to a run; empty when it has settled."""
     run = await find_run(request)
     core = request.core
     if isinstance(run, Run):
@@ -136,7 +136,7 @@ async def get_run_tree(request: Request) -> HandlerResult:
 
 
 async def tree_events(request: Request) -> HandlerResult:
-    """A snapshot, then the differences, as a stream. With `Last-Event-ID`, the differences since then if the tree remembers so far."""
+    """Stream a snapshot, then the changes. With `Last-Event-ID`, the changes since then if the tree still has them."""
     return EventStream(partial(_follow, request))
 
 
@@ -199,7 +199,7 @@ def _event(tree: Tree, version: int, name: str, body: object) -> bytes:
 
 
 async def stop_by_key(request: Request) -> HandlerResult:
-    """Stop the work of one node and everything below it; the receipt says what became of each.
+    """Stop the work of one node and everything below it; the receipt says how each ended.
 
     A client that accepts an event stream gets each line of the receipt as it becomes known.
     """
@@ -272,7 +272,7 @@ async def _stream_stop(node: Node, cause: Cause, seconds: float, writer: StreamW
 
 
 def tree_routes() -> list[Route]:
-    """The routes of this module."""
+    """Return the routes of this module."""
     return [
         Route(
             name="tree",
@@ -280,7 +280,7 @@ def tree_routes() -> list[Route]:
             path="/v1/tree",
             handler=get_tree,
             access=RequiredScope.RUNS,
-            summary="The live task tree, as far as this key sees it",
+            summary="Get the live task tree, as this key sees it",
             answer=TreeBody,
             parameters=(RouteParameter("session", "The key or the id of a session: only its part."),),
             tag="tree",
@@ -292,7 +292,7 @@ def tree_routes() -> list[Route]:
             handler=tree_events,
             access=RequiredScope.RUNS,
             streams=True,
-            summary="A snapshot of the tree, then what changes, as a stream",
+            summary="Stream a snapshot of the tree, then its changes",
             media="text/event-stream",
             parameters=(
                 RouteParameter("last_event_id", "Go on after this event."),
@@ -307,7 +307,7 @@ def tree_routes() -> list[Route]:
             handler=stop_by_key,
             access=RequiredScope.RUNS,
             streams=True,
-            summary="Stop the work of a node, with a receipt",
+            summary="Stop the work of a node and return the receipt",
             answer=ReceiptBody,
             errors=(400, 404, 409),
             parameters=(RouteParameter("timeout", "Seconds to wait for its end.", {"type": "number"}),),
@@ -319,7 +319,7 @@ def tree_routes() -> list[Route]:
             path="/v1/runs/{run_id}/tree",
             handler=get_run_tree,
             access=RequiredScope.RUNS,
-            summary="What is alive of a run",
+            summary="Get the live tree of a run",
             answer=RunTree,
             errors=(404,),
             tag="runs",
