@@ -1,7 +1,7 @@
-"""hermes-trio: an agent gateway in which the task tree is the product.
+"""hermes-trio: a self-hosted gateway for LLM agents, built on Trio.
 
-Everything that an embedding program needs is imported from here; `__all__` is the public surface. Names are loaded when they are first used: importing the
-package loads neither Trio nor any server, so that a foreign test suite pays nothing for the pytest plugin.
+Everything that an embedding program needs is imported from here; `__all__` is the public interface. Names are imported when they are first used:
+importing the package imports neither Trio nor a server, so that the pytest plugin costs other test suites nothing.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def __dir__() -> list[str]:
 
 
 def default_store() -> AbstractAsyncContextManager[RuntimeStore]:
-    """What a `Runtime` without a `store` opens: a database in memory. Asked for here, because the runtime must not know the store."""
+    """Open a database in memory, for a `Runtime` without a `store`. It is here because the runtime must not import the store."""
     from .store import open_store
 
     return open_store(None, runner="inline")

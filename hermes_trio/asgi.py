@@ -1,8 +1,8 @@
-"""`hypercorn --worker-class trio hermes_trio.asgi:app`: the whole gateway inside the lifespan of an ASGI application.
+"""The whole gateway inside the lifespan of an ASGI application: `hypercorn --worker-class trio hermes_trio.asgi:app`.
 
-The runtime lives in the lifespan task: it is open when start-up is complete, and drained at shutdown. If it crashes, the process ends: a server
-without its runtime would answer every request with an error. The address is the server's to choose, so a key that was not configured opens nothing
-but loopback addresses.
+The runtime runs in the lifespan task: it is open when start-up is complete, and drained at shutdown. If it crashes, the process exits, because a
+server without its runtime would answer every request with an error. The ASGI server chooses the address, so a generated key is accepted on loopback
+addresses only.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CRASHED: Final = 70
 
 @final
 class Application:
-    """The ASGI application. It is made when this module is imported, and does nothing before its lifespan begins."""
+    """The ASGI application. It is created when this module is imported, and does nothing before its lifespan begins."""
 
     def __init__(self) -> None:
         self._app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or be the gateway for as long as the server lives."""
+        """Answer a request, or run the gateway for the lifespan of the server."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif self._app is None:
@@ -55,7 +55,7 @@ class Application:
             configure_logging(level=config.log.level, format=config.log.format, secrets=[key.value])
             for problem in loose_modes(config):
                 logger.warning("%s", problem)
-            # Whoever serves us chooses the address, so nothing may be concluded from the configured one.
+            # The ASGI server chooses the address, so the configured one says nothing.
             config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, host="asgi"))
             undo = bound_stock_sends()
             try:
@@ -73,7 +73,7 @@ class Application:
             await send({"type": "lifespan.shutdown.complete"})
         except Exception as error:
             if started:
-                logger.critical("the runtime has crashed; the process ends", exc_info=error)
+                logger.critical("the runtime has crashed; exiting", exc_info=error)
                 logging.shutdown()
                 os._exit(CRASHED)
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
@@ -85,7 +85,7 @@ def _announce(key: AdminKey) -> None:
 
 
 def _loopback_only(app: ASGIApp) -> ASGIApp:
-    """The application, for requests that came in on a loopback address; others are refused, whatever their key."""
+    """Return the application, restricted to requests that arrived at a loopback address. Others are refused, whatever their key."""
     body = ApiError(
         403,
         "This server has no configured key and answers on loopback addresses only; set API_SERVER_KEY.",

@@ -1,8 +1,8 @@
-"""The `hermes-trio` command line: the entry point, and what becomes of errors.
+"""The `hermes-trio` command line: the entry point, and the exit codes of errors.
 
-Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why, 130 for Ctrl-C before there was anything to end.
+Exit codes: 0 for success, 1 for a start or a command that failed, with one line that says why, 130 for Ctrl-C before a server runs.
 
-A plainly written `serve` is read here: the parser of the other commands, with its help and its tables, would be half as large as the server that starts.
+A plain `serve` is parsed here: importing the parser of the other commands would take half as long as the start of the server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["main", "plain_serve"]
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {"host": str, "port": int, "home": Path, "config": Path}
 
 INTERRUPTED: Final = 130
-"""What a shell makes of a program that Ctrl-C has ended, and the commands' parser too."""
+"""The exit code of a program that Ctrl-C has ended, in shells and in the commands' parser."""
 
 
 def plain_serve(words: Sequence[str]) -> dict[str, Any] | None:
-    """The options of `serve` where they are `--name value`, each once. None for everything else, mistakes and help among it, which `commands` answers."""
+    """Return the options of a `serve` whose options are all `--name value`, each once. Return None for anything else, which `commands` parses."""
     if not words or words[0] != "serve" or len(words) % 2 == 0:
         return None
     found: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def plain_serve(words: Sequence[str]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """The entry point of the `hermes-trio` script."""
+    """Run the `hermes-trio` script. Return its exit code."""
     if sys.platform != "linux":
         print(
             f"hermes-trio: this is {sys.platform}, and the gateway runs on Linux only: it needs sub-reapers, pidfds and"
@@ -76,14 +76,14 @@ def main() -> None:
 
 
 def _reading_stdin(words: Sequence[str]) -> list[str]:
-    """`run -` as the parser of commands reads it: a lone hyphen, which means standard input, goes behind `--`."""
+    """Put a lone hyphen of `run -`, which means standard input, behind `--` for the parser."""
     if words[:1] != ["run"] or words.count("-") != 1 or "--" in words:
         return list(words)
     return [*(word for word in words if word != "-"), "--", "-"]
 
 
 def _for_people() -> tuple[type[Exception], ...]:
-    """The errors whose text is all that the person at the terminal needs. Imported only when there is one."""
+    """Return the errors that are printed as one line, without a traceback. Imports them only when there is an error."""
     from hermes_trio.base.settings import SettingsError
     from hermes_trio.commands.options import CommandFailed
     from hermes_trio.http.auth import UnsafeKey

@@ -1,7 +1,7 @@
-"""The configuration: one TOML file, the environment, and the command line, in rising order of who decides last.
+"""The configuration, from the environment, one TOML file and the command line; later ones override earlier ones.
 
-The file beats the environment (a server's file is its own, the environment is often inherited), the command line beats both. A mistake names the key,
-what stands there and what would be accepted. Sections that belong to other parts of the product are kept as tables; their owners check them.
+The file overrides the environment, which is often inherited. An error names the key, its value and the accepted values. Sections of other parts of
+the product are kept as tables, which their owners validate.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Table = dict[str, Any]
 
 
 class ConfigError(SettingsError):
-    """A configuration that cannot be used; the text names the key and the accepted values."""
+    """Raised for a configuration that cannot be used. The text names the key and the accepted values."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[log]`: how much, and for whom. `auto` is readable on a terminal and JSON otherwise."""
+    """`[log]`: level and format. `auto` is text on a terminal and JSON otherwise."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json"] = "auto"
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[store]`: where everything is kept. Without an address it is SQLite, in a file of the home directory."""
+    """`[store]`: the place of the store. Without `url` it is a SQLite file in the home directory."""
 
     url: Annotated[str, Meta(pattern=r"^(postgres(ql)?://.+)?$")] = ""
     node_name: str = ""
@@ -55,14 +55,14 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[plugins]`: what of the installed packages is used, by the names of their entry points."""
+    """`[plugins]`: which installed plugins are used, by the names of their entry points."""
 
     tools: list[str] = msgspec.field(default_factory=list[str])
     adapters: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict[str, dict[str, Any]])
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set. `home` is where state is kept, `environment` what models and adapters may look up."""
+    """The whole configuration. `home` is the directory of all state, `environment` is what models and adapters may read."""
 
     server: ServerSettings = ServerSettings()
     limits: Limits = Limits()
@@ -88,16 +88,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def database(self) -> Path:
-        """Where the store is, unless an address says otherwise; and where a server says at which address it listens."""
+        """Return the path of the SQLite file. A server on PostgreSQL announces its address beside this path, too."""
         return self.home / DATABASE_NAME
 
     @property
     def place(self) -> Path | str:
-        """Where the store is: the address of a PostgreSQL database, or a file."""
+        """Return the place of the store: the address of a PostgreSQL database, or a file."""
         return self.store.url or self.database
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Tables hold tokens, the environment holds everything.
+        # Tables and the environment hold secrets.
         return [("home", str(self.home)), ("path", str(self.path))]
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ def default_home(environment: Mapping[str, str]) -> Path:
 
 
 def loose_modes(config: Config) -> list[str]:
-    """What other users of this machine could read or change: the home directory, its key file, the configuration file. With the remedy."""
+    """Return a line, with the remedy, for each of the home directory, key file and configuration file that other users can read or change."""
     found: list[str] = []
     for path, right in ((config.home, 0o700), (config.path, 0o600), (config.home / KEY_FILE, 0o600)):
         try:
@@ -144,9 +144,9 @@ def load_config(
     path: Path | None = None,
     server: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration of this start; `ConfigError` for one that cannot be used. `server` holds what the command line said.
+    """Read the configuration. Raises `ConfigError` if it cannot be used. `server` holds options of the command line.
 
-    Without a `path` the file is `config.toml` in the home directory, and may be missing. Nothing is created here.
+    Without a `path` the file is `config.toml` in the home directory, and may be missing. Creates nothing.
     """
     home = (default_home(environment) if home is None else home.expanduser()).absolute()
     explicit = path is not None

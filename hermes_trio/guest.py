@@ -1,10 +1,11 @@
-"""A `Runtime` for programs that run asyncio.
+"""A `Runtime` for asyncio programs.
 
-`AsyncioRuntime` runs Trio in a thread of its own and lends the program's loop to it, so that asyncio agents run where the program's clients and pools live.
-A thread was chosen over Trio's guest mode: a host that blocks its loop would stall every turn and every process of the runtime, a host that stops its loop
-early would leave Trio half-ended, and the cost of a turn is within a tenth of a millisecond of the same (`make bench-embed` prints both).
+`AsyncioRuntime` runs Trio in a thread of its own and runs asyncio agents on the program's loop, beside its clients and pools. A thread is used
+instead of Trio's guest mode: a program that blocks its loop would stall every turn and process of the runtime, and one that stops its loop early
+would leave Trio unfinished; the difference in cost is below a tenth of a millisecond a turn (`make bench-embed` prints both).
 
-Cancellation goes both ways: cancelling the host's task stops its turn and waits until it has ended; the runtime's end fails whatever the host still waits for.
+Cancellation works in both directions: cancelling the program's task stops its turn and waits until it has ended; when the runtime ends, calls that
+the program still waits for raise.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LOOP_CHECK_SECONDS: Final = 0.5
-"""How often the runtime looks whether its host has closed the loop under it."""
+"""How often the runtime checks whether the program has closed its loop."""
 
 
 class AsyncioRuntime:
     """Hosts agents inside a running asyncio loop: `async with AsyncioRuntime(agent=f) as rt: outcome = await rt.run_turn("hello")`.
 
-    The arguments are those of `Runtime`. An async function given as `agent` is asyncio's and runs as a task on this loop; wrap one for Trio with
-    `trio_agent`. Leaving the `async with` ends the runtime in its own order and joins its thread; cancellation does not cut that short.
+    The arguments are those of `Runtime`. An async function given as `agent` runs as an asyncio task on this loop; wrap a Trio function with
+    `trio_agent`. Leaving the `async with` ends the runtime and joins its thread; cancellation does not interrupt that.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class AsyncioRuntime:
         self._given_up = False
         self._open = False
         self._kept: deque[InboxRow] = deque()
-        """Notices whose reader was cancelled when they came: the next reader gets them."""
+        """Notices whose reader was cancelled when they arrived. The next reader gets them."""
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime itself. Its methods belong to the Trio thread: reach them with `run`."""
+        """Return the runtime. Its methods must be called in the Trio thread, through `run`."""
         return self._runtime
 
     async def __aenter__(self) -> Self:
@@ -106,7 +107,7 @@ class AsyncioRuntime:
             raise interrupted
 
     async def _wait_for_the_end(self) -> asyncio.CancelledError | None:
-        """Wait until the runtime has ended, join its thread, and return a cancellation that came meanwhile."""
+        """Wait until the runtime has ended, join its thread, and return a cancellation that arrived meanwhile."""
         interrupted: asyncio.CancelledError | None = None
         while not self._ended.done():
             try:
@@ -118,7 +119,7 @@ class AsyncioRuntime:
         return interrupted
 
     def _give_up(self) -> None:
-        """Cancel the opening of the runtime. The thread may not have come to `_live` yet: then it finds the flag there."""
+        """Cancel the opening of the runtime. If the thread has not reached `_live` yet, it finds the flag there."""
         self._given_up = True
         if hasattr(self, "_token"):
             self._call_trio(lambda: self._opening.cancel())
@@ -177,7 +178,7 @@ class AsyncioRuntime:
         return await self.run(self._runtime.stop_session, session_id)
 
     async def drain(self, seconds: float) -> DrainReport:
-        """Refuse new work, wait at most `seconds` for the turns, cancel the rest, stop the jobs, and report what is left."""
+        """Refuse new work, wait at most `seconds` for the turns, cancel the rest, stop the jobs, and report what remained."""
         return await self.run(self._runtime.drain, seconds)
 
     async def render_tree(self) -> str:
@@ -189,7 +190,7 @@ class AsyncioRuntime:
         return await self.run(render)
 
     async def completions(self) -> AsyncGenerator[InboxRow, None]:
-        """Yield the notices of in-process work as they come. Each is taken for good when it is yielded; cancelling the wait loses none."""
+        """Yield the notices of work in this process as they arrive. A yielded notice is acknowledged; cancelling the wait loses none."""
 
         async def take() -> InboxRow:
             return await anext(aiter(self._runtime.completions()))
@@ -206,7 +207,7 @@ class AsyncioRuntime:
         *,
         late: Callable[[T], None] | None = None,
     ) -> T:
-        """Run `function` in the Trio thread. `late` gets a result that came although the caller was cancelled."""
+        """Run `function` in the Trio thread. `late` receives a result that arrived after the caller was cancelled."""
         loop = self._running()
         future: asyncio.Future[T] = loop.create_future()
         stopped: asyncio.Future[None] = loop.create_future()
@@ -288,7 +289,7 @@ class AsyncioRuntime:
         return True
 
     def _main(self, ready: asyncio.Future[None]) -> None:
-        """The thread: one `trio.run`, whose end is told to the host whatever it is."""
+        """The body of the thread: one `trio.run`. Reports its end to the program's loop, whatever it is."""
         assert self._loop is not None
         error: BaseException | None = None
         try:
@@ -323,7 +324,7 @@ class AsyncioRuntime:
                 calls.cancel_scope.cancel()
 
     async def _watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End the runtime when its host has closed the loop without leaving the `async with`: nobody could do it any more."""
+        """End the runtime if the program has closed its loop without leaving the `async with`."""
         while not loop.is_closed():  # noqa: ASYNC110 - a loop tells nobody that it is closed
             await trio.sleep(LOOP_CHECK_SECONDS)
         logger.warning(
@@ -339,7 +340,7 @@ def _host_agent(agent: AnyAgent) -> Agent:
 
 
 def _call_host(loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object], *args: *Ts) -> None:
-    """Call `function(*args)` on the host's loop; does nothing if that is closed, because then nobody waits there."""
+    """Call `function(*args)` on the program's loop. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Logs: readable lines on a terminal, JSON lines otherwise, each with the session, turn and run that it belongs to. No secret gets in.
+"""Logging: text lines on a terminal, JSON lines otherwise, each with its session, turn and run. Secrets are redacted.
 
-The package logs through the standard library; `configure_logging` puts one handler on its root, once a process. Whoever embeds the runtime leaves it
-out and keeps its own logging. Fields of an entry are given as the standard library has it: `log.warning("…", extra={"error": text})`.
+The package logs through the standard library; `configure_logging` installs one handler on its root logger, once per process. A program that embeds
+the runtime omits it and keeps its own logging. Fields of an entry are given in `extra`: `log.warning("…", extra={"error": text})`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ __all__ = ["EntryFormatter", "Redactor", "add_identity", "configure_logging"]
 
 _SECRET_KEYS: Final = frozenset({"key", "api_key", "token", "password", "secret", "authorization"})
 _SHORTEST: Final = 8
-"""Shorter values are not taken out of texts: they would be found everywhere."""
+"""Shorter secrets are not redacted: they would match everywhere."""
 _NOT_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has: the rest of it are the fields that the caller gave."""
+"""The attributes of every log record. All others are fields that the caller gave."""
 _OWN: Final = frozenset({"event", "timestamp", "level", "logger", "exception", "stack"})
-"""What this module says of every entry: a field of that name is shown with an underscore behind it."""
+"""The fields that this module adds. A caller's field of the same name gets an underscore as suffix."""
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
 class Redactor:
-    """Takes the secrets that are known, and what looks like one, out of every text of a log entry."""
+    """Redacts known secrets, and text that looks like one, in every text of a log entry."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` with its secrets redacted."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return redact(text)
 
     def clean_entry(self, entry: MutableMapping[str, Any]) -> None:
-        """Take the secrets out of every field of an entry."""
+        """Redact the secrets in every field of an entry."""
         for key, value in entry.items():
             if key.lower() in _SECRET_KEYS and value:
                 entry[key] = HIDDEN
@@ -50,14 +50,14 @@ class Redactor:
                 continue
             else:
                 text = _shown(value)
-                # A stack trace is longer than an error text may be: each of its lines is cleaned.
+                # A stack trace is longer than redacted text may be, so each of its lines is redacted.
                 entry[key] = (
                     "\n".join(self.clean(line) for line in text.split("\n")) if "\n" in text else self.clean(text)
                 )
 
 
 def _shown(value: object) -> str:
-    """`value` as text that can be written: what goes wrong in showing it, or cannot be encoded, must not cost the entry."""
+    """Return `value` as text that can be written. Never raises: a value that cannot be shown or encoded must not lose the entry."""
     try:
         text = str(value)
     except Exception as error:
@@ -66,7 +66,7 @@ def _shown(value: object) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The text of a record, also of one whose arguments do not fit its format."""
+    """Return the message of a record, also if its arguments do not fit its format."""
     try:
         return record.getMessage()
     except Exception:
@@ -74,7 +74,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def add_identity(entry: MutableMapping[str, Any]) -> None:
-    """Say which session, turn, run or job an entry belongs to, from the context that it was logged in."""
+    """Add the session, turn, run or job of the current context to an entry."""
     binding = current_binding()
     if binding is None:
         return
@@ -93,7 +93,7 @@ def add_identity(entry: MutableMapping[str, Any]) -> None:
 
 
 class EntryFormatter(logging.Formatter):
-    """Renders a record with all of its fields: as one line of JSON, or as text for people."""
+    """Formats a record with all of its fields: as one line of JSON, or as text."""
 
     def __init__(self, redactor: Redactor, *, text: bool, colours: bool = False) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class EntryFormatter(logging.Formatter):
         self._colours = colours
 
     def entry(self, record: logging.LogRecord) -> dict[str, Any]:
-        """The fields of a record, without secrets."""
+        """Return the fields of a record, redacted."""
         whole, milliseconds = time.gmtime(record.created), int(record.created % 1 * 1000)
         entry: dict[str, Any] = {
             "event": _message(record),
@@ -125,7 +125,7 @@ class EntryFormatter(logging.Formatter):
         return entry
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines of one record, without the last line's end."""
+        """Return the text of one record, without a final newline."""
         entry = self.entry(record)
         if not self._text:
             return msgspec.json.encode(entry).decode()
@@ -139,9 +139,9 @@ class EntryFormatter(logging.Formatter):
 def configure_logging(
     *, level: str = "info", format: str = "auto", secrets: Iterable[str] = (), stream: IO[str] | None = None
 ) -> None:
-    """Send the package's logs, and warnings of everybody else, to `stream` (stderr). Calling it again replaces what it did before."""
+    """Send the package's logs, and warnings of other packages, to `stream` (default: stderr). A second call replaces the first."""
     out = sys.stderr if stream is None else stream
-    terminal = out is not None and out.isatty()  # there is none where the descriptor was closed before the start
+    terminal = out is not None and out.isatty()  # None if the descriptor was closed before the start
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         EntryFormatter(Redactor(secrets), text=format == "text" or (format == "auto" and terminal), colours=terminal)

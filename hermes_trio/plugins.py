@@ -1,6 +1,6 @@
-"""Extension points: packages that bring tools, adapters or model providers name them in entry points, and a configuration asks for them by name.
+"""Plugins: packages offer tools, adapters or model providers as entry points, and the configuration names those to use.
 
-Nothing is loaded because it is installed: code runs in the server only after its owner has named it.
+An installed plugin is not loaded unless the configuration names it.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ __all__ = [
 ]
 
 TOOLS: Final = "hermes_trio.tools"
-"""Each entry is a tool, or a list or tuple of tools. Asked for in `plugins.tools`."""
+"""Each entry is a tool, or a list or tuple of tools. Named in `plugins.tools`."""
 
 ADAPTERS: Final = "hermes_trio.adapters"
-"""Each entry is `build(table, environment) -> Platform`. Asked for with a table `[plugins.adapters.NAME]`, which it gets."""
+"""Each entry is `build(table, environment) -> Platform`. Named by a table `[plugins.adapters.NAME]`, which it receives."""
 
 PROVIDERS: Final = "hermes_trio.providers"
-"""Each entry is `build(name, table, environment) -> Model`. Asked for as the `provider` of a route of `[models]`, whose table it gets."""
+"""Each entry is `build(name, table, environment) -> Model`. Named as the `provider` of a route of `[models]`, whose table it receives."""
 
 
 _SECRET_NAME: Final = re.compile(r"key|token|secret|passw|credential|auth|cookie|dsn|webhook", re.IGNORECASE)
-"""Names of settings and variables whose values are not told."""
+"""Names of settings and variables whose values are redacted."""
 
 
 class PluginProblem(SettingsError):
-    """A plugin that was asked for cannot be used; the text names it, its package and what is wrong."""
+    """Raised for a plugin that is configured and cannot be used. The text names it, its package and the cause."""
 
 
 def installed_plugins(group: str) -> Mapping[str, EntryPoint]:
-    """The plugins of a group that are installed, by name. None of them is loaded."""
+    """Return the installed plugins of a group, by name, without loading them."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def load_plugin(group: str, name: str, where: str) -> Any:
-    """Load a plugin; `where` is the key that asked for it.
+    """Load a plugin; `where` is the key that names it.
 
-    Raises `PluginProblem` if no package brings it, several packages do, or it cannot be imported.
+    Raises `PluginProblem` if no package offers it, several packages do, or it cannot be imported.
     """
     entry = _find(group, name, where)
     try:
@@ -61,9 +61,9 @@ def load_plugin(group: str, name: str, where: str) -> Any:
 
 
 def build_plugin(group: str, name: str, where: str, arguments: tuple[object, ...], kind: type[Any]) -> Any:
-    """Call a plugin that builds something. Raises `PluginProblem` if it fails or makes something else than a `kind`; its own `SettingsError` goes on.
+    """Call a plugin that builds a `kind`. Raises `PluginProblem` if it fails or returns something else; its `SettingsError` propagates.
 
-    The text of another error is told without what looks like a credential, and without the values that the plugin was given as one.
+    The text of other errors is redacted: text that looks like a credential, and values that the plugin received as one.
     """
     build = load_plugin(group, name, where)
     blamed = _blamed(_find(group, name, where))
@@ -85,7 +85,7 @@ def build_plugin(group: str, name: str, where: str, arguments: tuple[object, ...
 
 
 def load_tools(names: Iterable[str], kind: type[Any], taken: Iterable[str] = ()) -> list[Any]:
-    """The tools of these plugins, in order, each of them a `kind`. Raises `PluginProblem`, also for a name that is in `taken` or comes twice."""
+    """Load the tools of these plugins, in order, each a `kind`. Raises `PluginProblem`, also for a name that is in `taken` or occurs twice."""
     tools: list[Any] = []
     owners = dict.fromkeys(taken, "hermes-trio itself")
     for name in names:
@@ -108,7 +108,7 @@ def load_tools(names: Iterable[str], kind: type[Any], taken: Iterable[str] = ())
 
 
 def _find(group: str, name: str, where: str) -> EntryPoint:
-    """The entry point of this name. Two packages with the same name are refused: which of them runs must not depend on the order of folders."""
+    """Return the entry point of this name. Raises `PluginProblem` if several packages have it: which one runs must not depend on the order of directories."""
     found = entry_points(group=group)
     entries = [entry for entry in found if entry.name == name]
     if not entries:
@@ -130,7 +130,7 @@ def _blamed(entry: EntryPoint) -> str:
 
 
 def _words(error: BaseException, arguments: tuple[object, ...] = ()) -> str:
-    """What an error says, without credentials: those that look like one, and those that stand under the name of one in what the plugin was given."""
+    """Return the text of an error, redacted: text that looks like a credential, and values that the plugin received under such a name."""
     text = f"{type(error).__name__}: {error}"
     secrets = {secret for given in arguments for secret in _secrets(given)}
     for secret in sorted(secrets, key=len, reverse=True):

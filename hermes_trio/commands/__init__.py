@@ -1,1 +1,1 @@
-"""The command line: one module a group of commands, put together in `app`."""
+"""The command line: one module for each group of commands, put together in `app`."""

@@ -1,7 +1,7 @@
-"""How the gateway's commands reach what they change: the running server if there is one, else the store itself.
+"""Opens what the commands change: through the running server if there is one, else in the store.
 
-Jobs belong to the scheduler of the running server, so that they are changed over its HTTP API. Dead letters and allow-lists are rows that a server
-reads when it needs them; they are changed in small transactions beside it.
+Jobs belong to the scheduler of a running server, so they are changed over its HTTP API. Dead letters and allow-lists are rows that a server reads
+when it needs them; they are changed beside it, in small transactions.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = ["CronClient", "bring_conversation", "open_cron", "open_rows"]
 T = TypeVar("T")
 
 RECENT: Final = 20
-"""Conversations among which the last one with a message is looked for."""
+"""The number of recent conversations among which the last one with a message is searched."""
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------------------
 
 
 class CronClient(Protocol):
-    """Either way to the jobs; they are plain objects, as the HTTP API answers them."""
+    """Reads and changes scheduled jobs. A job is a plain object, as the HTTP API returns it."""
 
     async def list(self) -> list[dict[str, Any]]:
-        """All jobs."""
+        """Return all jobs."""
         ...
 
     async def get(self, job_id: str) -> dict[str, Any]:
-        """One job."""
+        """Return one job. Raises `CommandFailed` if there is none."""
         ...
 
     async def create(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a job."""
+        """Create a job."""
         ...
 
     async def change(self, job_id: str, verb: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class CronClient(Protocol):
 
 @asynccontextmanager
 async def open_cron(config: Config) -> AsyncIterator[CronClient]:
-    """The jobs of a home directory, for the body of the `async with`."""
+    """Open the jobs of a home directory for the body of the `async with`."""
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         async with open_backend(config.place) as store:
@@ -82,7 +82,7 @@ def _unknown(job_id: str) -> CommandFailed:
 
 
 class _JobsInStore:
-    """No server runs: the store is ours, and the next server finds what is written."""
+    """Changes jobs in the store, while no server runs. The next server reads them."""
 
     def __init__(self, store: Store, config: Config) -> None:
         self._store = store
@@ -121,7 +121,7 @@ class _JobsInStore:
         if row is None:
             raise _unknown(job_id)
         if verb == "run":
-            raise CommandFailed("no server runs in this home directory, so there is nobody to run it; start one first")
+            raise CommandFailed("no server runs in this home directory; start one to run the job")
         if verb == "remove":
             await self._store.delete_cron_job(job_id)
             return {}
@@ -137,7 +137,7 @@ class _JobsInStore:
 
 
 class _JobsOverHttp:
-    """A server runs: ask it."""
+    """Changes jobs through the running server."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client

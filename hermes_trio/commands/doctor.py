@@ -1,4 +1,4 @@
-"""`hermes-trio doctor`: what can be said about a store, its MCP servers and the confinement of commands, without disturbing a server that runs."""
+"""`hermes-trio doctor`: examines a store, the MCP servers and the confinement of commands, beside a running server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["doctor", "mount"]
 
 
 def mount(app: cyclopts.App) -> None:
-    """Put the command of this module under `app`."""
+    """Register the command of this module with `app`."""
     app.command(doctor)
 
 
 async def doctor(*, as_json: JsonOption = False, home: HomeOption = None, config: ConfigOption = None) -> int:
-    """Look the store over: is it sound, what is large, what is stuck, what will retention remove. Name the MCP servers, and say how commands are confined.
+    """Examine the store: integrity, sizes, stuck rows, and what retention will remove. List the MCP servers, and how commands are confined.
 
-    Exit code 1 if the store is not sound.
+    Exits with 1 if the store is damaged.
     """
     from hermes_trio.commands.tools import mcp_health
 

@@ -1,7 +1,7 @@
-"""The commands of the gateway: `chat`, `run`, `cron`, `grants`, `inbox`, `outbox`, `pairing`.
+"""The commands `chat`, `run`, `cron`, `grants`, `inbox`, `outbox` and `pairing`.
 
-The store has one owner. While a server runs in the home directory, `cron` asks it over HTTP, and what only changes rows that the server reads anyway
-is done beside it; `chat` and `run` then keep their own database there.
+The store has one owner. While a server runs in the home directory, `cron` calls it over HTTP, and rows that the server reads when it needs them are
+changed beside it; `chat` and `run` then use a database of their own.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from hermes_trio.store import Page
 
 __all__ = ["chat", "cron", "grants", "inbox", "outbox", "pairing", "run"]
 
-cron: Final = cyclopts.App(name="cron", help="Scheduled jobs.", backend="trio")
-grants: Final = cyclopts.App(name="grants", help="Commands that are allowed without asking.", backend="trio")
-inbox: Final = cyclopts.App(
-    name="inbox",
-    help="Messages and notices that wait for a session, and those that could not be handled.",
+cron: Final = cyclopts.App(
+    name="cron", help="Create, list, pause, resume, run and delete scheduled jobs.", backend="trio"
+)
+grants: Final = cyclopts.App(
+    name="grants",
+    help="List, add and revoke grants: categories of commands that run without a question.",
     backend="trio",
 )
-outbox: Final = cyclopts.App(
-    name="outbox", help="Replies that wait for a platform, and those that were given up.", backend="trio"
+inbox: Final = cyclopts.App(
+    name="inbox",
+    help="List messages and notices by state, and queue dead letters again.",
+    backend="trio",
 )
-pairing: Final = cyclopts.App(name="pairing", help="Who may talk to the agent on the chat platforms.", backend="trio")
+outbox: Final = cyclopts.App(name="outbox", help="List replies by state, and queue dead letters again.", backend="trio")
+pairing: Final = cyclopts.App(
+    name="pairing", help="Manage who may talk to the agent on the chat platforms.", backend="trio"
+)
 
 
 OWN_DATABASE: Final = "cli.db"
@@ -53,14 +59,14 @@ def _say(text: str = "") -> None:
 
 
 def _quiet() -> None:
-    """A conversation is not the place for log lines; what matters is in the store."""
+    """Raise the log level, so that log lines do not mix with a conversation."""
     import logging
 
     logging.getLogger("hermes_trio").setLevel(logging.CRITICAL)
 
 
 def _database(config: Config) -> tuple[Path | None, str]:
-    """The file for a conversation in the terminal, None for the configured address of a database, and what to say about it."""
+    """Return the database file for a conversation in the terminal (None: the configured PostgreSQL database), and a remark for the person."""
     from hermes_trio.store.ownership import owner_pid
 
     if config.store.url:
@@ -75,7 +81,7 @@ def _database(config: Config) -> tuple[Path | None, str]:
 
 
 def _other_database(config: Config, used: Path | None) -> Path:
-    """Where the terminal's conversations are that were held while a server ran, or while none did."""
+    """Return the other database of the terminal's conversations: the one used while a server runs, or while none does."""
     return config.home / OWN_DATABASE if used == config.database else config.database
 
 
@@ -85,14 +91,14 @@ def _other_database(config: Config, used: Path | None) -> Path:
 async def chat(
     *,
     resume: Annotated[
-        str | None, Parameter(help="Take up a conversation by its id; `--resume last` takes the last one.")
+        str | None, Parameter(help="Continue a conversation by its id; `--resume last` continues the last one.")
     ] = None,
-    model: Annotated[str, Parameter(help="Which model answers: the name of a route.")] = "",
-    plain: Annotated[bool, Parameter(help="No prompt and no formatting: one input a line.", negative="")] = False,
+    model: Annotated[str, Parameter(help="The model: the name of a route.")] = "",
+    plain: Annotated[bool, Parameter(help="No prompt and no formatting: each line is an input.", negative="")] = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Talk to the agent in the terminal. Ctrl-C stops what it is doing, Ctrl-D or /quit leaves."""
+    """Talk to the agent in the terminal. Ctrl-C stops its work, Ctrl-D or /quit quits."""
     from hermes_trio import __version__
     from hermes_trio.adapters.assembly import AdapterAssembly
     from hermes_trio.adapters.cli.chat import (
@@ -201,14 +207,14 @@ async def _signals(signals: AsyncIterator[int], press: Any, left: trio.Event) ->
 
 
 async def _show_work(adapter: Any, prompt: Any) -> None:
-    """Keep the line above the prompt that says what the agent is doing."""
+    """Update the line above the prompt that shows what the agent does."""
     while True:
         prompt.show_status(adapter.status())
         await trio.sleep(1)
 
 
 async def _settled(gateway: Any) -> None:
-    """Nobody types any more: wait until everything that was asked for has been answered."""
+    """Wait, after the last input, until everything has been answered."""
     while gateway.runtime.lanes or len(gateway.runtime.supervisor) or await gateway.store.outbox_unsent():  # noqa: ASYNC110
         await trio.sleep(0.02)
 
@@ -217,10 +223,10 @@ async def _settled(gateway: Any) -> None:
 
 
 async def run(
-    prompt: Annotated[str, Parameter(help="What the agent is asked; `-` reads it from standard input.")],
+    prompt: Annotated[str, Parameter(help="The prompt; `-` reads it from standard input.")],
     *,
-    json: Annotated[bool, Parameter(help="Print one JSON object at the end instead of the text.", negative="")] = False,
-    model: Annotated[str, Parameter(help="Which model answers: the name of a route.")] = "",
+    json: Annotated[bool, Parameter(help="Print one JSON object at the end instead of text.", negative="")] = False,
+    model: Annotated[str, Parameter(help="The model: the name of a route.")] = "",
     deadline: Annotated[float | None, Parameter(help="Seconds after which each turn is stopped.")] = None,
     linger: Annotated[
         float | None, Parameter(help="Seconds to wait for background work after the answer; an hour.")
@@ -228,7 +234,7 @@ async def run(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Ask once, stream the answer, wait until everything has settled. Exit code: 0 completed, 1 failed, 124 deadline, 130 stopped."""
+    """Send one prompt, stream the answer, and wait until all work has settled. Exit codes: 0 completed, 1 failed, 124 deadline, 130 stopped."""
     from hermes_trio.adapters.assembly import AdapterAssembly
     from hermes_trio.adapters.cli.chat import unknown_model
     from hermes_trio.adapters.cli.once import RunResult, run_once
@@ -278,18 +284,18 @@ async def run(
 @cron.command(name="add")
 async def add_job(
     schedule: Annotated[str, Parameter(help="'30m', 'every 2h', '0 9 * * MON-FRI', '2027-01-31T09:00', …")],
-    prompt: Annotated[str, Parameter(help="What the agent is asked each time.")],
+    prompt: Annotated[str, Parameter(help="The prompt of each run.")],
     *,
-    name: Annotated[str, Parameter(help="What you will know it by; default: the start of the prompt.")] = "",
+    name: Annotated[str, Parameter(help="A name; default: the start of the prompt.")] = "",
     deliver: Annotated[str, Parameter(help="local, a platform, platform:chat[:thread], all; a comma list.")] = "local",
     timezone: Annotated[str, Parameter(help="The time zone of the schedule, like Europe/Berlin.")] = "",
-    repeat: Annotated[int | None, Parameter(help="How many times it runs; default: without end.")] = None,
-    model: Annotated[str, Parameter(help="Which model answers.")] = "",
+    repeat: Annotated[int | None, Parameter(help="The number of runs; default: no limit.")] = None,
+    model: Annotated[str, Parameter(help="The model: the name of a route.")] = "",
     deadline: Annotated[float | None, Parameter(help="Seconds after which a run is stopped.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make a job."""
+    """Create a scheduled job."""
     from hermes_trio.commands.clients import open_cron
 
     given = {
@@ -309,7 +315,7 @@ async def add_job(
 @cron.default
 @cron.command(name="list")
 async def list_jobs(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """List the jobs."""
+    """List the scheduled jobs."""
     from hermes_trio.commands.clients import open_cron
 
     async with open_cron(_configuration(home, config)) as client:
@@ -331,7 +337,7 @@ async def show_job(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show a job, and what became of its last slot."""
+    """Show a job and the result of its last slot."""
     from hermes_trio.commands.clients import open_cron
 
     async with open_cron(_configuration(home, config)) as client:
@@ -348,28 +354,28 @@ async def _change(job_id: str, verb: str, home: Path | None, config: Path | None
 
 @cron.command(name="pause")
 async def pause_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Let no slot of a job run until it is resumed."""
+    """Pause a job: its slots are skipped until it is resumed."""
     await _change(job_id, "pause", home, config)
     _say(f"{job_id} is paused.")
 
 
 @cron.command(name="resume")
 async def resume_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Go on with the next slot."""
+    """Resume a paused job with its next slot."""
     job = await _change(job_id, "resume", home, config)
     _say(f"{job_id} goes on; next: {job['next_run_at']}")
 
 
 @cron.command(name="run")
 async def run_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Run a job now. It needs a server that runs."""
+    """Run a job now. Needs a running server."""
     await _change(job_id, "run", home, config)
     _say(f"{job_id} runs.")
 
 
 @cron.command(name="remove")
 async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Forget a job."""
+    """Delete a job."""
     await _change(job_id, "remove", home, config)
     _say(f"{job_id} is removed.")
 
@@ -382,11 +388,11 @@ async def remove_job(job_id: str, *, home: HomeOption = None, config: ConfigOpti
 async def list_inbox(
     *,
     state: Annotated[str, Parameter(help="dead, pending, taken, abandoned or interrupted.")] = "dead",
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    limit: Annotated[int, Parameter(help="The maximum number of results.")] = 50,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List messages and notices, by default those that could not be handled."""
+    """List messages and notices; by default the dead letters."""
     from hermes_trio.commands.clients import open_rows
     from hermes_trio.store.records import InboxState
 
@@ -412,7 +418,7 @@ async def retry_inbox(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Let dead letters wait again. A running server takes them with the next message of their conversation, else at its next start."""
+    """Queue dead letters again. A running server takes them with the next message of their conversation, else at its next start."""
     from hermes_trio.commands.clients import open_rows
 
     if not numbers:
@@ -469,12 +475,12 @@ async def revoke_grants(
 async def list_outbox(
     *,
     state: Annotated[str, Parameter(help="dead, pending, attempting or sent.")] = "dead",
-    platform: Annotated[str | None, Parameter(help="Only of this platform.")] = None,
-    limit: Annotated[int, Parameter(help="At most so many.")] = 50,
+    platform: Annotated[str | None, Parameter(help="Only replies to this platform.")] = None,
+    limit: Annotated[int, Parameter(help="The maximum number of results.")] = 50,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List replies, by default those that were given up."""
+    """List replies; by default the dead letters."""
     from hermes_trio.commands.clients import open_rows
     from hermes_trio.store.records import OutboxState
 
@@ -497,11 +503,11 @@ async def list_outbox(
 
 @outbox.command(name="retry")
 async def retry_outbox(
-    *numbers: Annotated[int, Parameter(help="The numbers that `outbox list` shows; none means all dead letters.")],
+    *numbers: Annotated[int, Parameter(help="The numbers that `outbox list` shows; default: all dead letters.")],
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Queue dead letters again. A running server sends them with its next reply, at the latest within a minute."""
+    """Queue dead letters again. A running server sends them with its next reply, at the latest after a minute."""
     from hermes_trio.commands.clients import open_rows
     from hermes_trio.store.records import OutboxState
 
@@ -525,7 +531,7 @@ async def approve_pairing(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Let somebody in who was shown a code."""
+    """Approve a pairing code: its user may talk to the agent."""
     from hermes_trio.commands.clients import open_rows
 
     async with open_rows(_configuration(home, config)) as store:
@@ -538,7 +544,7 @@ async def approve_pairing(
 @pairing.default
 @pairing.command(name="list")
 async def list_pairings(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """List who waits, and who was let in."""
+    """List open pairing codes and allowed users."""
     from hermes_trio.commands.clients import open_rows
 
     async with open_rows(_configuration(home, config)) as store:
@@ -557,7 +563,7 @@ async def list_pairings(*, home: HomeOption = None, config: ConfigOption = None)
 async def allow_user(
     platform: str, user_id: str, *, name: str = "", home: HomeOption = None, config: ConfigOption = None
 ) -> None:
-    """Let somebody in by their id."""
+    """Add a user to a platform's allow-list."""
     from hermes_trio.commands.clients import open_rows
 
     async with open_rows(_configuration(home, config)) as store:
@@ -572,5 +578,7 @@ async def revoke_user(platform: str, user_id: str, *, home: HomeOption = None, c
 
     async with open_rows(_configuration(home, config)) as store:
         if not await store.disallow_user(platform, user_id):
-            raise CommandFailed(f"{user_id} was not let in on {platform}; people in the configuration stay there")
+            raise CommandFailed(
+                f"{user_id} is not on the allow-list of {platform}; users in the configuration file are removed there"
+            )
     _say(f"{user_id} may not talk to the agent on {platform} any more.")

@@ -1,4 +1,4 @@
-"""The `keys` commands: making, listing and revoking API keys, through the running server if there is one, else in the store itself.
+"""The `keys` commands: create, list and revoke API keys, through the running server if there is one, else in the store.
 
 The store has one owner. While a server runs, a change goes through its admin route, so that a revoked key is refused from the next request on.
 """
@@ -28,30 +28,30 @@ from hermes_trio.store.ports import KeyStore
 
 __all__ = ["KeyClient", "keys", "open_keys"]
 
-keys: Final = cyclopts.App(name="keys", help="API keys: several, named, scoped. Only their hashes are kept.")
+keys: Final = cyclopts.App(name="keys", help="Create, list and revoke API keys. Only their hashes are stored.")
 
 Scope = Literal["chat", "runs", "sessions", "admin"]
 
 
 class KeyClient(Protocol):
-    """Either way to the keys. Records are plain objects, as the admin route answers them."""
+    """Reads and changes API keys. A key is a plain object, as the admin route returns it."""
 
     async def add(self, name: str, scopes: tuple[str, ...], tenant: str, days: float | None) -> dict[str, Any]:
-        """Make a key."""
+        """Create a key."""
         ...
 
     async def list(self) -> list[dict[str, Any]]:
-        """All keys."""
+        """Return all keys."""
         ...
 
     async def revoke(self, key_id: str) -> bool:
-        """Put a key out of force; says whether it was in force."""
+        """Revoke a key; return whether it was in force."""
         ...
 
 
 @asynccontextmanager
 async def open_keys(config: Config) -> AsyncIterator[KeyClient]:
-    """The keys of a home directory, for the body of the `async with`."""
+    """Open the keys of a home directory for the body of the `async with`."""
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         async with open_backend(config.place) as store:
@@ -78,7 +78,7 @@ def _record(key: ApiKey, secret: str | None = None) -> dict[str, Any]:
 
 
 class _InStore:
-    """No server runs: the store is ours."""
+    """Changes keys in the store, while no server runs."""
 
     def __init__(self, store: KeyStore) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class _InStore:
 
 
 class _OverHTTP:
-    """A server runs: ask it."""
+    """Changes keys through the running server."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
@@ -153,19 +153,15 @@ def _config(home: Path | None, config: Path | None) -> Config:
 
 @keys.command(name="add")
 async def add_key(
-    name: Annotated[str, Parameter(help="What you will know it by.")],
+    name: Annotated[str, Parameter(help="A name for the key.")],
     *,
-    scope: Annotated[
-        list[Scope] | None, Parameter(help="What it may do; repeat for several. Default: chat and runs.")
-    ] = None,
-    tenant: Annotated[str, Parameter(help="Share the work of another key by naming its tenant.")] = "",
-    days: Annotated[
-        float | None, Parameter(help="For how many days it is in force; default: until it is revoked.")
-    ] = None,
+    scope: Annotated[list[Scope] | None, Parameter(help="A scope; repeat for several. Default: chat and runs.")] = None,
+    tenant: Annotated[str, Parameter(help="The tenant of another key, to share its sessions and runs.")] = "",
+    days: Annotated[float | None, Parameter(help="Days until it expires; default: it does not expire.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Make a key and show it, once."""
+    """Create a key and print it. It is not shown again."""
     async with open_keys(_config(home, config)) as client:
         made = await client.add(name, tuple(scope or ("chat", "runs")), tenant, days)
     _say(f"{made['id']}  {made['name']}  scopes: {', '.join(made['scopes'])}  tenant: {made['tenant']}")
@@ -174,7 +170,7 @@ async def add_key(
 
 @keys.command(name="list")
 async def list_keys(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """List the keys, without the keys themselves."""
+    """List the keys, without their secrets."""
     async with open_keys(_config(home, config)) as client:
         known = await client.list()
     if not known:
@@ -196,7 +192,7 @@ async def revoke_key(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put a key out of force, at once."""
+    """Revoke a key at once."""
     async with open_keys(_config(home, config)) as client:
         if not await client.revoke(key_id):
             raise CommandFailed(

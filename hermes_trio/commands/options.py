@@ -1,4 +1,4 @@
-"""What the commands share: options, the error whose text is for the person who typed, and the way to the server that runs in a home directory."""
+"""What the commands share: options, `CommandFailed`, and the client of the server that runs in a home directory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ if TYPE_CHECKING:
 
 __all__ = ["CommandFailed", "ConfigOption", "HomeOption", "server_client", "server_url", "unanswered"]
 
-HomeOption = Annotated[Path | None, Parameter(help="Where state is kept; HERMES_HOME, else ~/.hermes-trio.")]
-ConfigOption = Annotated[Path | None, Parameter(help="The TOML file; config.toml in the home directory if it exists.")]
+HomeOption = Annotated[Path | None, Parameter(help="The home directory; default: HERMES_HOME, else ~/.hermes-trio.")]
+ConfigOption = Annotated[
+    Path | None, Parameter(help="The configuration file; default: config.toml in the home directory.")
+]
 
 ANSWER_SECONDS: Final = 30.0
 """How long a command waits for the server of its home: a server under load, or one that waits for its disk, answers late."""
 
 _REACHED_AT: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses at which one listens and to which one cannot connect."""
+"""Wildcard addresses, and the address by which a server that listens on one is reached."""
 
 
 class CommandFailed(Exception):
-    """A command that cannot do its work; the text is for the person who typed it."""
+    """Raised by a command that cannot do its work. The text is printed."""
 
 
 def server_url(config: Config) -> str:
-    """Where the server of the home directory can be reached from this machine: at its own word, else where the configuration puts it."""
+    """Return the address of the server of the home directory: the one that it has announced, else the configured one."""
     from urllib.parse import urlsplit
 
     from hermes_trio.store.ownership import announced_addresses
@@ -47,7 +49,7 @@ def _reached_at(host: str) -> str:
 
 
 def server_client(config: Config) -> httpx2.AsyncClient:
-    """A client of the server of the home directory, with its admin key; whoever asks for it closes it."""
+    """Return a client of the server of the home directory, with its admin key. The caller closes it."""
     import httpx2
 
     from hermes_trio.http.settings import KEY_FILE
@@ -63,7 +65,7 @@ def server_client(config: Config) -> httpx2.AsyncClient:
 
 
 def unanswered(client: httpx2.AsyncClient, error: Exception) -> CommandFailed:
-    """The store is in use, and nobody answers where its server should be."""
+    """Return the error for a store that is in use while no server answers at the expected address."""
     return CommandFailed(
         f"a server runs on this home, and does not answer at {client.base_url}: {type(error).__name__}. If another program"
         " serves it, set API_SERVER_HOST and API_SERVER_PORT to its address; if it is `chat` or `run`, end that first"

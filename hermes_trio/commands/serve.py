@@ -1,4 +1,4 @@
-"""`hermes-trio serve`: what it reads, what it prints, and the server between the two."""
+"""`hermes-trio serve`: reads the configuration, prints the addresses, and runs the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["serve", "start_lines"]
 logger: Final = logging.getLogger("hermes_trio.serve")
 
 LINK_SECONDS: Final = 3600.0
-"""How long the link that a start prints waits to be used."""
+"""How long the link that is printed at the start is valid."""
 
 
 async def serve(
@@ -42,7 +42,7 @@ async def serve(
     config: Path | None = None,
     workers: int = 1,
 ) -> None:
-    """Serve the OpenAI-compatible API and the run API until SIGTERM or SIGINT, then drain and end. With several `workers`, in so many processes."""
+    """Serve the API, the console and the chat adapters until SIGTERM or SIGINT, then drain and exit. With several `workers`, in that many processes."""
     worker = WorkerLink.take()
     settings = load_config(os.environ, home=home, path=config, server={"host": host, "port": port})
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ async def serve(
         worker.watch()
         name = f"{settings.store.node_name or socket.gethostname()}-{worker.number}"
         settings = msgspec.structs.replace(settings, store=msgspec.structs.replace(settings.store, node_name=name))
-    # Commands must not read the keys from this process, nor leave it anything that it does not end.
+    # Commands must not be able to read the keys in this process, and it must reap all their processes.
     prctl.set_dumpable(False)
     claim_children()
 
@@ -121,7 +121,7 @@ def _say(text: str) -> None:
 
 
 def start_lines(serving: Serving, key: AdminKey) -> list[str]:
-    """What every start prints: where the server is, who answers, and how to talk to it. Each part of the product that has an address adds its line here."""
+    """Return the lines that every start prints: the addresses of the server, the model, and how to talk to it."""
     config = serving.gateway.config
     address = serving.addresses[0]
     lines = [f"hermes-trio {__version__} listens on {each}" for each in serving.addresses]
@@ -151,7 +151,7 @@ def _model_line(serving: Serving) -> str:
 
 
 def _console_link(serving: Serving, address: str) -> str:
-    """Where the console is: on a terminal with a code that signs in once, elsewhere without, because logs are kept."""
+    """Return the address of the console: on a terminal with a code that signs in once, elsewhere without, because logs are kept."""
     if not sys.stdout.isatty():
         return f"{address}/ (a link that signs in: hermes-trio console)"
     code = serving.gateway.api.signin.make_code(ADMIN, LINK_SECONDS)
@@ -165,14 +165,14 @@ def _key_line(key: AdminKey) -> str:
 
 
 def _authorization(key: AdminKey) -> str:
-    """The header, in words of a shell that hold no key."""
+    """Return the header as words of a shell command that do not contain the key."""
     if key.path is None:
         return '"Authorization: Bearer $API_SERVER_KEY"'
     return f'"Authorization: Bearer $(cat {shlex.quote(str(key.path))})"'
 
 
 def chat_command(config: Config) -> str:
-    """How to open a conversation beside this server, as it is typed in a shell."""
+    """Return the shell command that opens a conversation beside this server."""
     script = Path(sys.argv[0])
     found = shutil.which("hermes-trio")
     if found is not None and script.name == "hermes-trio" and Path(found).resolve() == script.resolve():
@@ -188,7 +188,7 @@ def chat_command(config: Config) -> str:
 
 
 def _waiting_line(serving: Serving, seconds: float) -> str:
-    """What a drain waits for, how long, and what a second signal does."""
+    """Return the line that says what a drain waits for, how long, and what a second signal does."""
     runtime = serving.gateway.runtime
     turns, jobs = len(runtime.core.live_turns), len(runtime.supervisor)
     background = f" {_counted(jobs, 'background job')} will be stopped." if jobs else ""

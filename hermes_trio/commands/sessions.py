@@ -1,7 +1,7 @@
-"""The commands that look after the store: `sessions …` and `backup`.
+"""The commands `sessions …` and `backup`.
 
-They work on the database itself, beside a running server or without one. Reading never disturbs a server. `prune` may run beside one, because
-it touches only ended rows, in small transactions; `end` may not, because a live session also has tasks, which only its server can stop.
+They work on the database itself, beside a running server or without one. Reading never blocks a server. `prune` may run beside one, because it
+touches only ended rows, in small transactions; `end` may not, because the tasks of a live session can only be stopped by its server.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from hermes_trio.store.sqlite.backup import back_up
 
 __all__ = ["backup", "mount", "sessions"]
 
-sessions: Final = cyclopts.App(name="sessions", help="The conversations in the store.")
+sessions: Final = cyclopts.App(name="sessions", help="List, show, search, end, delete and export sessions.")
 
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON instead of a table.")]
 
 PAGE: Final = 1_000
 GAP: Final = 2
-"""Blanks of a table for each of its columns."""
+"""The blanks that a table needs for each column."""
 
 
 def mount(app: cyclopts.App) -> None:
-    """Put the commands of this module under `app`."""
+    """Register the commands of this module with `app`."""
     app.command(sessions)
     app.command(backup)
 
@@ -87,10 +87,10 @@ def shown_bytes(count: float) -> str:
 
 
 def _print_table(columns: Mapping[str, int | None], rows: Sequence[Sequence[str]], *, header: bool = True) -> None:
-    """Each column with the width down to which it may be folded; None for one that stays whole, because people copy from it.
+    """Print a table. `columns` maps a name to the width below which its column is not folded; None for a column that is never folded, because people
+    copy from it.
 
-    On a terminal that is too narrow for that, columns are left out from the end; if two are still too many, the terminal wraps the lines. A pipe has
-    no width: there, a row is a line.
+    On a narrower terminal, columns are left out from the end; if two still do not fit, the terminal wraps the lines. In a pipe, each row is one line.
     """
     cells = [[Text(" ".join(value.split())) for value in row] for row in rows]
     full = [max([len(name), *(row[place].cell_len for row in cells)]) for place, name in enumerate(columns)]
@@ -127,17 +127,17 @@ async def _session(store: Store, session_id: str) -> SessionRow:
 @sessions.command(name="list")
 async def list_command(
     *,
-    limit: Annotated[int, Parameter(help="How many at most.")] = 50,
-    offset: Annotated[int, Parameter(help="How many to leave out first.")] = 0,
-    source: Annotated[str | None, Parameter(help="Only of this source: telegram, api_server, cron, …")] = None,
-    tenant: Annotated[str | None, Parameter(help="Only of this tenant.")] = None,
-    children: Annotated[bool, Parameter(negative="", help="Sub-agents' sessions, too.")] = False,
-    open_only: Annotated[bool, Parameter(name="--open", negative="", help="Only those that have not ended.")] = False,
+    limit: Annotated[int, Parameter(help="The maximum number of results.")] = 50,
+    offset: Annotated[int, Parameter(help="The number of results to skip.")] = 0,
+    source: Annotated[str | None, Parameter(help="Only sessions of this source: telegram, api_server, cron, …")] = None,
+    tenant: Annotated[str | None, Parameter(help="Only sessions of this tenant.")] = None,
+    children: Annotated[bool, Parameter(negative="", help="Include sessions of sub-agents.")] = False,
+    open_only: Annotated[bool, Parameter(name="--open", negative="", help="Only open sessions.")] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List sessions, the newest activity first."""
+    """List sessions, most recently active first."""
     with open_beside(store_path(home, config), read_only=True) as store:
         found = await store.list_sessions(
             SessionFilter(source=source, tenant=tenant, include_children=children, open_only=open_only),
@@ -167,8 +167,8 @@ async def list_command(
 async def show_command(
     session_id: Annotated[str, Parameter(help="The id that `sessions list` shows.")],
     *,
-    messages: Annotated[int, Parameter(help="How many of the last messages to show.")] = 20,
-    archived: Annotated[bool, Parameter(negative="", help="Also what a compaction has set aside.")] = False,
+    messages: Annotated[int, Parameter(help="The number of messages to show, counted from the end.")] = 20,
+    archived: Annotated[bool, Parameter(negative="", help="Include messages that a compaction has archived.")] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
@@ -216,9 +216,9 @@ async def _all_messages(store: Store, session_id: str, archived: bool) -> list[d
 
 @sessions.command(name="search")
 async def search_command(
-    query: Annotated[str, Parameter(help='Words; "a phrase"; beginning*; either OR or.')],
+    query: Annotated[str, Parameter(help='Words, "a phrase", prefix*, one OR another.')],
     *,
-    limit: Annotated[int, Parameter(help="How many at most.")] = 20,
+    limit: Annotated[int, Parameter(help="The maximum number of results.")] = 20,
     source: Annotated[str | None, Parameter(help="Only in sessions of this source.")] = None,
     role: Annotated[list[str] | None, Parameter(help="Only messages of this role; repeat for several.")] = None,
     order: Annotated[SearchOrder, Parameter(help="relevance, newest or oldest.")] = SearchOrder.RELEVANCE,
@@ -226,7 +226,7 @@ async def search_command(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Search all messages."""
+    """Search the messages of all sessions."""
     place = store_path(home, config)
     wanted = SearchQuery(text=query, source=source, roles=tuple(role or ()), order=order)
     try:
@@ -249,12 +249,12 @@ async def search_command(
 async def end_command(
     session_id: Annotated[str, Parameter(help="The id that `sessions list` shows.")],
     *,
-    reason: Annotated[str, Parameter(help="Why, in one word.")] = "cli_close",
+    reason: Annotated[str, Parameter(help="The reason to record, in one word.")] = "cli_close",
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """End a session, without a running server. The first reason wins."""
+    """End a session while no server runs. An earlier end keeps its reason."""
     try:
         with open_beside(store_path(home, config), alone=True) as store:
             await _session(store, session_id)
@@ -262,7 +262,7 @@ async def end_command(
             session = await _session(store, session_id)
     except StoreInUse as error:
         raise StoreError(
-            f"{error}; a server has the session's work with it, so end the session there:"
+            f"{error}; the server of a session has to stop its work, so end the session there:"
             f' PATCH /api/sessions/{session_id} with {{"end_reason": "{reason}"}}'
         ) from None
     if as_json:
@@ -276,16 +276,18 @@ async def end_command(
 @sessions.command(name="prune")
 async def prune_command(
     *,
-    older_than_days: Annotated[float, Parameter(help="Only sessions that ended more than so many days ago.")] = 90.0,
-    source: Annotated[str | None, Parameter(help="Only of this source.")] = None,
-    end_reason: Annotated[str | None, Parameter(help="Only with this end reason.")] = None,
-    tenant: Annotated[str | None, Parameter(help="Only of this tenant.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only say how many.")] = False,
+    older_than_days: Annotated[float, Parameter(help="Only sessions that ended more than this many days ago.")] = 90.0,
+    source: Annotated[str | None, Parameter(help="Only sessions of this source.")] = None,
+    end_reason: Annotated[str | None, Parameter(help="Only sessions with this end reason.")] = None,
+    tenant: Annotated[str | None, Parameter(help="Only sessions of this tenant.")] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Print how many sessions would be deleted, and delete none.")
+    ] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Remove ended sessions for good. Open sessions are never touched."""
+    """Delete ended sessions. Open sessions stay."""
     with open_beside(store_path(home, config), read_only=dry_run) as store:
         count = await store.prune_sessions(
             older_than_days, source, end_reason=end_reason, tenant=tenant, dry_run=dry_run
@@ -299,16 +301,16 @@ async def prune_command(
 
 @sessions.command(name="export")
 async def export_command(
-    *session_ids: Annotated[str, Parameter(help="Which sessions; all, if none is named.")],
-    output: Annotated[Path | None, Parameter(help="The file to write; standard output, if none is named.")] = None,
-    archived: Annotated[bool, Parameter(negative="", help="Also what compactions have set aside.")] = False,
+    *session_ids: Annotated[str, Parameter(help="The ids of the sessions; default: all.")],
+    output: Annotated[Path | None, Parameter(help="The file to write; default: standard output.")] = None,
+    archived: Annotated[bool, Parameter(negative="", help="Include messages that compactions have archived.")] = False,
     as_json: Annotated[
-        bool, Parameter(name="--json", negative="", help="One JSON array instead of one object a line.")
+        bool, Parameter(name="--json", negative="", help="Write one JSON array instead of one object a line.")
     ] = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write sessions with their messages as JSON, one a line."""
+    """Export sessions with their messages as JSON, one object a line."""
     with open_beside(store_path(home, config), read_only=True) as store, _opened(output) as file:
         lines = 0
         async for session in _chosen_sessions(store, session_ids):
@@ -352,13 +354,13 @@ def _opened(output: Path | None) -> Iterator[TextIO]:
 
 
 def backup(
-    path: Annotated[Path, Parameter(help="The file to make.")],
+    path: Annotated[Path, Parameter(help="The file to create.")],
     *,
     as_json: JsonOption = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Copy the store to a new file, consistently, also while the server runs."""
+    """Copy the store to a new file. Works while a server runs, and shows one moment."""
     began = time.perf_counter()
     place = store_path(home, config)
     if is_address(place):

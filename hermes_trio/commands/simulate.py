@@ -1,4 +1,4 @@
-"""`hermes-trio simulate`: run worlds by their numbers, count what was tried, and tell the story of the first that broke a promise."""
+"""`hermes-trio simulate`: run simulated worlds by their seeds, count what they covered, and print the story of the first one that broke a promise."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ MOST_NODES: Final = 9
 
 def simulate(
     *,
-    seeds: Annotated[int, Parameter(help="How many worlds.")] = 100,
-    first: Annotated[int, Parameter(help="The number of the first one.")] = 1,
-    seed: Annotated[int | None, Parameter(help="Run this one alone and print its whole story.")] = None,
-    minutes: Annotated[float, Parameter(help="Simulated minutes in which people act and things go wrong.")] = 3.0,
+    seeds: Annotated[int, Parameter(help="The number of worlds.")] = 100,
+    first: Annotated[int, Parameter(help="The seed of the first world.")] = 1,
+    seed: Annotated[int | None, Parameter(help="Run only the world of this seed, and print its whole story.")] = None,
+    minutes: Annotated[float, Parameter(help="Simulated minutes in which people act and faults occur.")] = 3.0,
     nodes: Annotated[
-        int | None, Parameter(help="Nodes in each world; each number chooses 1 to 3 if not given.")
+        int | None, Parameter(help="The number of nodes in each world; default: 1 to 3, by the seed.")
     ] = None,
-    faults: Annotated[str, Parameter(help="Which families, by commas; 'none' for none.")] = "all",
-    workers: Annotated[int, Parameter(help="Processes at a time.")] = 1,
+    faults: Annotated[str, Parameter(help="Kinds of faults, separated by commas; 'none' for none.")] = "all",
+    workers: Annotated[int, Parameter(help="The number of worker processes.")] = 1,
     picture: Annotated[Path | None, Parameter(help="Write the coverage as an SVG file.")] = None,
 ) -> None:
-    """Simulate whole gateways. The same number gives the same world, byte for byte. Exits with 1 if a promise was broken."""
+    """Simulate whole gateways. A seed always gives the same world, byte for byte. Exits with 1 if a promise was broken."""
     from hermes_trio.testing.simulation import FAULT_KINDS, run_seed, run_seeds, shrink_failure
 
     kinds = FAULT_KINDS if faults == "all" else () if faults == "none" else tuple(faults.split(","))

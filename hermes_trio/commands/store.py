@@ -1,4 +1,6 @@
-"""`hermes-trio store`: the PostgreSQL database that `[store] url` or `HERMES_STORE_URL` names. There is no option for its address: it may hold a password."""
+"""`hermes-trio store`: manages the PostgreSQL database that `[store] url` or `HERMES_STORE_URL` names. Its address is no option, because it may hold
+a password.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from hermes_trio.store.backend import require_postgres
 __all__ = ["store"]
 
 store: Final = cyclopts.App(
-    name="store", help="A store in PostgreSQL: make it, migrate it, check it, and move a SQLite store into it or back."
+    name="store", help="Create, migrate and check a store in PostgreSQL; copy a SQLite store into it or back."
 )
 
 
@@ -58,19 +60,19 @@ async def _bring_up(url: str, *, make: bool) -> None:
 
 @store.command
 async def init(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Make the tables in the configured database. One that has them already is left as it is, or brought up to date."""
+    """Create the tables in the configured database, or migrate existing ones."""
     await _bring_up(_address(home, config), make=True)
 
 
 @store.command
 async def migrate(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Bring the configured database to the schema of this program. Stop all nodes first."""
+    """Migrate the configured database to the schema of this program. Stop all nodes first."""
     await _bring_up(_address(home, config), make=False)
 
 
 @store.command
 async def check(*, home: HomeOption = None, config: ConfigOption = None) -> None:
-    """Connect as a server does, check version, rights and schema, and write and read a row; name what is wrong."""
+    """Connect to the configured database, check its version, rights and schema, and write and read a row."""
     from hermes_trio.store.backend import open_backend
 
     url = _address(home, config)
@@ -87,13 +89,11 @@ async def check(*, home: HomeOption = None, config: ConfigOption = None) -> None
 def copy_command(
     sqlite_file: Annotated[Path, Parameter(help="The file of a SQLite store, `state.db` in its home directory.")],
     *,
-    back: Annotated[
-        bool, Parameter(negative="", help="From the database into a new file, instead of into it.")
-    ] = False,
+    back: Annotated[bool, Parameter(negative="", help="Copy from the database into a new file.")] = False,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Move a whole store from a SQLite file into the configured database, checked row by row: all of it or nothing. Nobody may use either."""
+    """Copy a whole store from a SQLite file into the configured database, or nothing. Compares every row. Stop all servers of both first."""
     url = _address(home, config)
     from hermes_trio.store.postgres.blocking import connect_blocking
     from hermes_trio.store.postgres.copying import copy_from_sqlite, copy_to_sqlite

@@ -1,4 +1,4 @@
-"""`hermes-trio tools`: what the agent can use, and where it comes from; and how the MCP servers are, for `doctor`."""
+"""`hermes-trio tools`: lists the agent's tools and their origin. Also the state of the MCP servers, for `doctor`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def tools(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List all tools with their origin. MCP servers are connected for it; one that cannot be reached is named with the reason."""
+    """List all tools with their origin. Connects to the MCP servers; one that cannot be reached is listed with the reason."""
     from hermes_trio.adapters.assembly import AdapterAssembly
     from hermes_trio.gateway.gateway import open_gateway
 
@@ -59,7 +59,7 @@ async def tools(
 
 
 async def mcp_health(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """How the MCP servers are: at the word of the server that runs in the home directory, else what is configured."""
+    """Return the state of the MCP servers: from the running server of the home directory, else as configured."""
     import httpx2
 
     from hermes_trio.store.ownership import owner_pid

@@ -1,6 +1,6 @@
-"""The screen of `hermes-trio top`: the live tree in the alternate screen, with sort, filter and stop.
+"""The screen of `hermes-trio top`: the live tree, with sort, filter and stop, on the terminal's alternate screen.
 
-One task follows the server's events, one reads the keyboard, one draws. The terminal is put back however it ends.
+One task reads the server's events, one the keyboard, one draws. The terminal is restored however it ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HELP: Final = "q leave · j k move · x x stop · s sort · / filter · w next w
 
 
 class TreeCopy:
-    """A reader's copy of the tree: a snapshot, then differences. `cluster` are the nodes that share the store, if there are several."""
+    """A copy of the server's tree: a snapshot, then differences. `cluster` lists the nodes of the store, if there are several."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ class TreeCopy:
         self.root = 0
 
     def apply(self, name: str, data: dict[str, Any], now: float) -> None:
-        """Take an event of `GET /v1/tree/events`."""
+        """Apply an event of `GET /v1/tree/events`."""
         if name == "snapshot":
             self.nodes.clear()
             self.root = data["tree"]["key"]
@@ -71,7 +71,7 @@ class TreeCopy:
             self.cluster = [{**node, "at": now} for node in data["nodes"]]
 
     def rows(self, now: float, *, sort: str = "tree", words: str = "") -> list[tuple[int, dict[str, Any]]]:
-        """The nodes to show, each with its depth: in the order of the tree, or sorted and flat."""
+        """Return the nodes to show with their depth: in the order of the tree, or sorted and flat."""
         current = {key: _at(node, now) for key, node in self.nodes.items()}
         if sort != "tree" or words:
             found = [(0, node) for node in current.values() if _matches(node, words)]
@@ -106,7 +106,7 @@ def _matches(node: dict[str, Any], words: str) -> bool:
 
 
 class _Screen:
-    """What is shown, and what the keys do to it."""
+    """The state of the screen, and the actions of the keys."""
 
     def __init__(self, client: httpx2.AsyncClient, console: Console, nursery: trio.Nursery) -> None:
         self.client = client
@@ -123,17 +123,17 @@ class _Screen:
         self.changed = trio.Event()
 
     def touch(self) -> None:
-        """Something is to be drawn anew."""
+        """Request a redraw."""
         self.changed.set()
 
     def rows(self) -> list[tuple[int, dict[str, Any]]]:
-        """The rows as they are now."""
+        """Return the visible rows."""
         return self.copy.rows(trio.current_time(), sort=SORTS[self.sort], words=self.filter)
 
     # -- the keyboard --------------------------------------------------------------------------------------------------------
 
     def key(self, key: str) -> bool:
-        """Do what a key says; False to leave."""
+        """Act on a key. Return False to quit."""
         if self.typing:
             self._type(key)
         elif key in ("q", "\x03"):
@@ -174,7 +174,7 @@ class _Screen:
             self.selected = (later or keys)[0]
 
     def _target(self) -> dict[str, Any] | None:
-        """The nearest node, from the chosen one upwards, that can be stopped by itself."""
+        """Return the nearest node, from the selected one upwards, that can be stopped by itself."""
         node = self.copy.nodes.get(self.selected)
         while node is not None and not node["stops"]:
             node = self.copy.nodes.get(node["parent"])
@@ -217,7 +217,7 @@ class _Screen:
     # -- drawing -----------------------------------------------------------------------------------------------------------------
 
     def draw(self) -> RenderableType:
-        """The whole screen."""
+        """Render the whole screen."""
         rows = self.rows()
         cluster = [cluster_line(node, trio.current_time()) for node in self.copy.cluster]
         if len(cluster) > MOST_LINES:
@@ -281,7 +281,7 @@ def _cells(depth: int, node: dict[str, Any]) -> list[Text]:
 async def _events(
     client: httpx2.AsyncClient, method: str, path: str, hear: Callable[[str, dict[str, Any]], None]
 ) -> None:
-    """Read one event stream to its end."""
+    """Read one event stream to its end. Raises `ConnectionError` if the server refuses it."""
     reader = EventReader()
     headers = {"Accept": "text/event-stream"}
     async with client.stream(method, path, headers=headers, timeout=None) as answer:
@@ -304,7 +304,7 @@ def _raw_terminal(descriptor: int) -> Iterator[None]:
 
 
 async def run_top(client: httpx2.AsyncClient) -> None:
-    """Show the tree until `q`. The terminal is put back however this ends."""
+    """Show the tree until `q` is pressed. The terminal is restored however this ends."""
     console = Console()
     descriptor = sys.stdin.fileno()
     with _raw_terminal(descriptor), console.screen(hide_cursor=True) as screen:

@@ -1,6 +1,6 @@
 """`hermes-trio tree`, `hermes-trio top` and `hermes-trio console`: the live tree of the server that runs in the home directory.
 
-All three find the server beside its lock and talk to it over HTTP, with the admin key.
+All three find the server's address beside its lock file and call its HTTP API with the admin key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hermes_trio.config import load_config
 __all__ = ["console", "open_server_client", "top", "tree"]
 
 STUCK_SECONDS: Final = 60.0
-"""An inbox in which something has waited for longer does not move."""
+"""The age after which an inbox row counts as stuck."""
 
 
 def say(text: str) -> None:
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 @asynccontextmanager
 async def open_server_client(home: Path | None, config: Path | None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the server of a home directory, for the body of the `async with`. `CommandFailed` if none answers."""
+    """Connect to the server of a home directory for the body of the `async with`. Raises `CommandFailed` if none answers."""
     settings = load_config(os.environ, home=home, path=config)
     async with server_client(settings) as client:
         try:
@@ -49,7 +49,7 @@ async def open_server_client(home: Path | None, config: Path | None) -> AsyncIte
 
 
 async def ask(client: httpx2.AsyncClient, method: str, path: str) -> dict[str, Any]:
-    """A JSON answer of the server; `CommandFailed` with its words for an error."""
+    """Return a JSON answer of the server. Raises `CommandFailed` with the server's message for an error."""
     try:
         answer = await client.request(method, path)
     except httpx2.HTTPError as error:
@@ -61,7 +61,7 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> dict[str, A
 
 
 def warning_of(node: dict[str, Any]) -> str:
-    """What is wrong with a node, in words; empty if nothing is."""
+    """Return what is wrong with a node, in words; empty if nothing is."""
     if node["kind"] == "runtime" and "blocked" in node["note"]:
         return "loop was blocked"
     if node["note"] == "abandoned":
@@ -76,7 +76,7 @@ def warning_of(node: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time of at most six characters."""
+    """Format a duration in at most six characters."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -89,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def plain_lines(tree: dict[str, Any]) -> list[str]:
-    """The tree as indented text."""
+    """Return the tree as indented text."""
     lines: list[str] = []
     pending = [(tree, 0)]
     while pending:
@@ -111,14 +111,14 @@ def plain_lines(tree: dict[str, Any]) -> list[str]:
 
 
 def clean(text: object) -> str:
-    """Text of others as a terminal may show it: without control characters."""
+    """Remove control characters from text that a terminal will show."""
     return "".join(character if character.isprintable() else " " for character in str(text))
 
 
 async def tree(
     *,
     json: Annotated[bool, Parameter(help="Print the tree as JSON.", negative="")] = False,
-    session: Annotated[str | None, Parameter(help="Only what belongs to this session: its key or its id.")] = None,
+    session: Annotated[str | None, Parameter(help="Only nodes of this session, by its key or id.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -138,7 +138,7 @@ async def top(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Watch the live tree in the terminal: sort, filter, stop with a receipt. `q` leaves."""
+    """Watch the live tree in the terminal: sort, filter, and stop tasks. Press `q` to quit."""
     from hermes_trio.commands.top import run_top
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -149,11 +149,11 @@ async def top(
 
 async def console(
     *,
-    browser: Annotated[bool, Parameter(help="Open the browser; --no-browser only prints the link.")] = True,
+    browser: Annotated[bool, Parameter(help="Open the browser. --no-browser prints the link only.")] = True,
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Open the console in the browser, signed in by a link that works once, for ten minutes."""
+    """Open the console in the browser, signed in by a link that works once, within ten minutes."""
     async with open_server_client(home, config) as client:
         made = await ask(client, "POST", "/v1/console/code")
         link = f"{str(client.base_url).rstrip('/')}{made['path']}"

@@ -1,1 +1,1 @@
-"""The console: one static page, served by the same process, and the routes that sign a browser in."""
+"""The console: a static page, served by the same process, and the routes that sign a browser in."""

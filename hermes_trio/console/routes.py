@@ -1,6 +1,6 @@
-"""The console's routes: its page and files, signing in and out.
+"""The console's routes: its page and files, sign-in and sign-out.
 
-The files lie in `static/` and are read when they are first asked for. Only what was found there is served, by its exact path.
+The files are in `static/` and are read when they are first requested. Only files that exist there are served, by their exact path.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class StaticFile(msgspec.Struct, frozen=True):
 
 
 class StaticFiles:
-    """The files below a folder of the package, read once."""
+    """The files below a directory of the package, each read once."""
 
     def __init__(self, folder: Traversable) -> None:
         self._folder = folder
         self._found: dict[str, StaticFile] | None = None
 
     async def find(self, path: str) -> StaticFile | None:
-        """The file at a path below the folder, or None."""
+        """Return the file at a path below the directory, or None."""
         if self._found is None:
             self._found = await trio.to_thread.run_sync(_read_all, self._folder)
         return self._found.get(path)
@@ -89,7 +89,7 @@ class SignInRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CallerBody(msgspec.Struct):
-    """Who is signed in, what may be done, and with which server the page talks."""
+    """Who is signed in, with which scopes, and which server the page talks to."""
 
     name: str
     key_id: str
@@ -116,7 +116,7 @@ _sign_in: Final = msgspec.json.Decoder(SignInRequest)
 
 
 async def _page(static: StaticFiles, path: str, request: Request) -> HandlerResult:
-    """A page or a file of the console."""
+    """Serve a page or a file of the console."""
     request.core.signin.check_host(request)
     name = path or "/".join(request.params[part] for part in ("a", "b", "c") if part in request.params)
     found = await static.find(name)
@@ -144,7 +144,7 @@ def _caller(request: Request, session: BrowserSession | None) -> CallerBody:
 
 
 async def sign_in(request: Request) -> HandlerResult:
-    """Open a session for a one-time code or a key; the answer sets its cookie."""
+    """Open a browser session for a one-time code or a key; the response sets its cookie."""
     signin = request.core.signin
     signin.check_page(request)
     body = await request.json(_sign_in)
@@ -166,7 +166,7 @@ async def sign_in(request: Request) -> HandlerResult:
 
 
 async def who(request: Request) -> HandlerResult:
-    """Who is signed in. Nobody is no error: a page asks before there is anybody."""
+    """Return who is signed in. No session is not an error: the page asks before sign-in."""
     core = request.core
     if request.raw_header(b"authorization") is not None:
         request.caller = await core.keyring.identify(request)
@@ -180,24 +180,24 @@ async def who(request: Request) -> HandlerResult:
 
 
 async def sign_out(request: Request) -> HandlerResult:
-    """End the session and take the cookie away."""
+    """End the browser session and delete its cookie."""
     ended = await request.core.signin.close_session(request)
     return Response.of({"signed_out": ended}, 200, (set_cookie(request, "", 0),))
 
 
 async def new_code(request: Request) -> HandlerResult:
-    """Make a one-time code that signs a browser in with the rights of this key."""
+    """Create a one-time code that signs a browser in with the scopes of this key."""
     code = request.core.signin.make_code(request.caller)
     return Response.of(CodeBody(code, sign_in_path(code)), 201)
 
 
 def sign_in_path(code: str) -> str:
-    """The address that uses a code. It stands behind the `#`, so that no log and no proxy sees it."""
+    """Return the path that uses a code. The code is behind the `#`, so that no log and no proxy sees it."""
     return f"/#/sign-in/{code}"
 
 
 def console_routes() -> list[Route]:
-    """The routes of the console."""
+    """Return the routes of the console."""
     static = StaticFiles(files("hermes_trio.console") / "static")
 
     def page(name: str, path: str, file: str = "") -> Route:

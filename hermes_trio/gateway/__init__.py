@@ -1,1 +1,1 @@
-"""The composition: the one place where store, runtime, agent, tools, adapters and the HTTP server are put together."""
+"""The composition: puts store, runtime, agent, tools, adapters and the HTTP server together."""

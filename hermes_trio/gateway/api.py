@@ -1,4 +1,4 @@
-"""The gateway with the HTTP API in front of it, ready to be served.
+"""The gateway with the HTTP API, ready to be served.
 
 `open_api_gateway` opens the whole product for the body of an `async with`; `hermes_trio.gateway.serving` and `hermes_trio.asgi` add the server.
 """
@@ -34,7 +34,7 @@ __all__ = ["ApiGateway", "model_entries", "open_api_gateway"]
 
 
 class ApiGateway(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway and the ASGI application that answers for it."""
+    """A gateway and its ASGI application."""
 
     config: Config
     gateway: Gateway
@@ -43,12 +43,12 @@ class ApiGateway(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime that everything runs in."""
+        """Return the runtime of the gateway."""
         return self.gateway.runtime
 
 
 def model_entries(config: Config, routes: ModelRoutes) -> list[ModelEntry]:
-    """What `/v1/models` lists: the advertised name, then every route."""
+    """Return the entries of `/v1/models`: the advertised name, then every route."""
     advertised = config.server.model_name
     entries = [ModelEntry(advertised, advertised)]
     entries += [ModelEntry(name, routes.served(name), advertised) for name in routes.names if name != advertised]
@@ -64,9 +64,10 @@ async def open_api_gateway(
     in_memory: bool = False,
     store: AbstractAsyncContextManager[Store] | None = None,
 ) -> AsyncIterator[ApiGateway]:
-    """Open everything for the body of the `async with`; leaving it stops everything in its order.
+    """Open the whole gateway for the body of the `async with`. Leaving it stops everything in order.
 
-    `agent` replaces the configured one, and `store` opens another store. With `in_memory` nothing is kept: for tests, and to measure what durability costs.
+    `agent` replaces the configured agent, and `store` opens another store. With `in_memory` nothing is stored on disk: for tests, and to measure the
+    cost of durability.
     """
     tables = {name: getattr(config, name) for name in ("telegram", "discord", "slack", "webhook", "cron")}
     tables["plugins"] = config.plugins.adapters
@@ -102,7 +103,7 @@ async def open_api_gateway(
 
 
 def mounted_routes(adapters: OpenAdapters) -> list[Route]:
-    """The addresses that other systems call: webhooks, and the platforms that push. Each checks its own signatures."""
+    """Return the routes that other systems call: webhooks, and platforms that push. Each verifies its own signatures."""
     routes: list[Route] = []
     if adapters.webhook is not None:
         routes.append(_mounted("webhook", adapters.webhook.endpoint, adapters.webhook))
@@ -116,7 +117,7 @@ def mounted_routes(adapters: OpenAdapters) -> list[Route]:
 
 def _mounted(name: str, path: str, endpoint: CallbackEndpoint) -> Route:
     async def handle(request: Request) -> HandlerResult:
-        """Hand the request to the adapter that owns the address."""
+        """Pass the request to the adapter of the address."""
         headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in request.scope["headers"]]
         status, more, body = await endpoint.handle(request.method, request.path, headers, await request.body())
         pairs = tuple((key.encode("latin-1"), value.encode("latin-1")) for key, value in more)

@@ -1,4 +1,4 @@
-"""The gateway: a runtime with the configured models, tools and adapters, without a server in front. `serve`, `chat` and `run` stand on it.
+"""The gateway without a server: a runtime with the configured models, tools and adapters. `serve`, `chat` and `run` are built on it.
 
 Stages are entered in the order of the tree: models and tools first, the senders inside them; the adapters are opened when the runtime runs.
 """
@@ -45,7 +45,7 @@ SHARED_SECTIONS = ("agent", "approvals", "limits", "mcp", "models", "plugins", "
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
-    """The open gateway: the runtime and everything that was put together around it."""
+    """The open gateway: the runtime and its parts."""
 
     config: Config
     runtime: Runtime
@@ -57,13 +57,13 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: ToolSource) -> Agent:
-    """The agent that answers every turn."""
+    """Return the agent that answers every turn."""
     local = is_loopback(config.server.host)
     settings = agent_settings(config)
     allowed = frozenset(settings.demo_directives)
 
     def directives(turn: Turn) -> bool:
-        # The demo model runs commands for whoever writes to it: only where that is the owner of this machine.
+        # The demo model runs commands of anyone who writes to it, so only where that is the owner of this machine.
         platform = turn.context.platform
         return platform in allowed or (local and platform in (PLATFORM, WebAdapter.platform))
 
@@ -71,12 +71,14 @@ def build_agent(config: Config, routes: ModelRoutes, store: Store, toolbox: Tool
 
 
 def agent_settings(config: Config) -> AgentSettings:
-    """`[agent]` of the configuration; `SettingsError` names a key that is wrong."""
+    """Read `[agent]` of the configuration. Raises `SettingsError` for a wrong key."""
     return read_settings(config.agent, AgentSettings, "agent")
 
 
 def fingerprint_of(config: Config, secret: bytes) -> str:
-    """What tells nodes with different configurations apart, and nothing else about them. What belongs to one host or process is left out."""
+    """Return a fingerprint that differs between nodes with different configurations and reveals nothing else. Settings of one host or process are
+    left out.
+    """
     shown = msgspec.to_builtins({name: getattr(config, name) for name in SHARED_SECTIONS})
     return blake2b(msgspec.json.encode(shown, order="deterministic"), key=secret, digest_size=8).hexdigest()
 
@@ -92,10 +94,10 @@ async def open_gateway(
     store: AbstractAsyncContextManager[Store] | None = None,
     directives: tuple[str, ...] = (),
 ) -> AsyncIterator[Gateway]:
-    """Everything runs for the body of the `async with`; leaving it stops everything in its order.
+    """Open the gateway for the body of the `async with`. Leaving it stops everything in order.
 
-    `agent` replaces the configured one, `database` the configured place, `store` opens another store; with `in_memory` nothing is kept.
-    The demo model obeys its directives on the platforms in `directives`, too.
+    `agent` replaces the configured agent, `database` the configured place, `store` opens another store; with `in_memory` nothing is stored on disk.
+    The demo model also obeys its directives on the platforms in `directives`.
     """
     config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directives:

@@ -1,4 +1,4 @@
-"""Where a server listens, and what answers there while a node that has lost its lease joins again."""
+"""The listening address of a server, and the responses on it while a node that has lost its lease joins again."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _DESCRIPTOR: Final = "fd://"
 
 
 class AddressUnusable(OSError):
-    """The address cannot be bound: taken, not ours, or not allowed. Trying again without a change is of no use."""
+    """Raised if the address cannot be bound: taken, not an address of this host, or not permitted. Retrying without a change does not help."""
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server listens: on the configured address, or, with `bind`, on an inherited socket; commands look for it if it `announces` itself."""
+    """How a server listens: on the configured address, or, with `bind`, on an inherited socket. Commands find it if it `announces` itself."""
 
     bind: str = ""
     announces: bool = True
 
     def once(self) -> str:
-        """What to bind for one server, which closes what it is given: a duplicate of an inherited socket."""
+        """Return what one server binds, and closes: a duplicate of an inherited socket."""
         if not self.bind.startswith(_DESCRIPTOR):
             return self.bind
         return f"{_DESCRIPTOR}{os.dup(int(self.bind.removeprefix(_DESCRIPTOR)))}"
@@ -44,7 +44,7 @@ CONFIGURED: Final = Listening()
 
 
 def address_of(config: Config) -> str:
-    """Where to bind, as Hypercorn reads it."""
+    """Return the address to bind, in Hypercorn's syntax."""
     host = config.server.host
     return (
         f"[{host}]:{config.server.port}" if ":" in host and not host.startswith("[") else f"{host}:{config.server.port}"
@@ -52,7 +52,7 @@ def address_of(config: Config) -> str:
 
 
 def bind_address(config: Config) -> socket.socket:
-    """The socket that all workers listen on. Raises `AddressUnusable` if the address is taken, or is not ours."""
+    """Bind the socket that all workers listen on. Raises `AddressUnusable`."""
     host, port = config.server.host.strip("[]"), config.server.port
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -68,7 +68,7 @@ def bind_address(config: Config) -> socket.socket:
 
 @contextmanager
 def kept_open(config: Config, listening: Listening) -> Iterator[Listening]:
-    """Listen in a way that outlives one server, for the body of the `with`: what a node needs that may have to join again. Raises `AddressUnusable`."""
+    """Bind an address for the body of the `with`, so that it outlives one server: for a node that may have to join again. Raises `AddressUnusable`."""
     if listening.bind or not config.store.url:
         yield listening
         return
@@ -77,20 +77,20 @@ def kept_open(config: Config, listening: Listening) -> Iterator[Listening]:
 
 
 class StandIn:
-    """Answers every request with 503 and `Retry-After` on the address of a server that is away."""
+    """Answers every request with 503 and `Retry-After` on the address of a server that is being reopened."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._shutdown: trio.Event | None = None
 
     async def begin(self, config: ServerConfig) -> None:
-        """Answer from now on; nothing changes if it does already."""
+        """Start answering. Does nothing if it already does."""
         if self._shutdown is None:
             self._shutdown = trio.Event()
             await self._nursery.start(partial(serve, unavailable_app, config, shutdown=self._shutdown))
 
     def end(self) -> None:
-        """Answer no more: another server listens."""
+        """Stop answering: another server listens."""
         if self._shutdown is not None:
             self._shutdown.set()
             self._shutdown = None

@@ -1,4 +1,4 @@
-"""Addresses of adapters as routes of the server: the server authenticates, the adapter answers."""
+"""Makes routes of the addresses that adapters offer: the server authenticates, the adapter answers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hermes_trio.http.streams import StreamWriter
 __all__ = ["route_of"]
 
 SESSION_CHECK_SECONDS: Final = 15.0
-"""How often a stream looks whether the browser session behind it is still in force."""
+"""How often a stream checks whether its browser session is still valid."""
 
 
 def route_of(mount: Mount) -> Route:
-    """The route of an address that people with a key use. The adapter is told who calls, and never sees a credential."""
+    """Return the route of an address for callers with a key. The adapter receives the principal, never a credential."""
 
     async def handle(request: Request) -> HandlerResult:
-        """Hand the request to the adapter that owns the address."""
+        """Pass the request to the adapter of the address."""
         caller = request.caller
         given = MountRequest(
             method=request.method,
@@ -73,7 +73,7 @@ def route_of(mount: Mount) -> Route:
 
 
 def _file(file: MountFile) -> Response:
-    """A file of a person or an agent: nobody trusts it. A browser shows pictures, keeps the rest, and runs nothing of either."""
+    """Serve a file that a person or an agent provided, as untrusted content: a browser shows images, downloads the rest, and executes nothing."""
     how = "inline" if file.media.startswith("image/") and file.media != "image/svg+xml" else "attachment"
     headers = (
         (b"content-security-policy", b"default-src 'none'; sandbox; frame-ancestors 'none'"),
@@ -102,7 +102,7 @@ def _streamed(stream: MountStream, request: Request) -> EventStream:
 
 
 async def _end_with_session(request: Request, scope: trio.CancelScope) -> None:
-    """Cut a stream off when the browser session behind it is over."""
+    """Cancel a stream when its browser session has ended."""
     while True:
         await trio.sleep(SESSION_CHECK_SECONDS)
         if not await request.core.signin.still_signed_in(request):

@@ -1,4 +1,4 @@
-"""A gateway behind its server, from the first byte to the last: serve, drain on a signal, say what was left, end.
+"""A gateway with its server: serve, drain on a signal, report, end.
 
 The server is a receiver of the runtime, the innermost scope. A signal refuses new work and lets turns end while reads are still answered; then the
 server closes its connections; then the runtime ends. A second signal cancels everything at once.
@@ -35,7 +35,7 @@ __all__ = ["Serving", "open_server", "run_server", "settle_heap"]
 logger: Final = logging.getLogger("hermes_trio.gateway.serving")
 
 JOIN_PAUSE: Final = 1.0
-"""How long a node that has lost its lease waits before each attempt to join again."""
+"""The delay of a node that has lost its lease before each attempt to join again."""
 
 COLLECTOR_THRESHOLDS: Final = (100_000, 10, 10)
 """Allocations before the cycle collector looks. A thousand turns at once hold some forty thousand objects, hardly one of them in a cycle; with
@@ -43,7 +43,7 @@ the interpreter's 700 it looked at all of them again and again, which was a thir
 
 
 class Serving(msgspec.Struct):
-    """A server that is up: where it listens, and how it ends."""
+    """A server that listens: its addresses, and how to close it."""
 
     gateway: ApiGateway
     addresses: list[str]
@@ -51,13 +51,13 @@ class Serving(msgspec.Struct):
     closed: trio.Event = msgspec.field(default_factory=trio.Event)
 
     async def close(self) -> None:
-        """Close the connections, open requests within their grace, and wait for it."""
+        """Close the connections, give open requests their grace period, and wait for both."""
         self.closing.set()
         await self.closed.wait()
 
 
 def server_config(config: Config, bind: str = "") -> ServerConfig:
-    """The serving layer's settings. `bind` replaces the configured address."""
+    """Return the settings of the serving layer. `bind` replaces the configured address."""
     hypercorn = hypercorn_config(bind or address_of(config))
     hypercorn.graceful_timeout = config.server.graceful_seconds
     hypercorn.errorlog = logging.getLogger("hermes_trio.http.server")
@@ -75,10 +75,10 @@ async def open_server(
     in_memory: bool = False,
     listening: Listening = CONFIGURED,
 ) -> AsyncIterator[Serving]:
-    """A gateway with a server in front, up and listening, for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
+    """Open a gateway with a listening server for the body of the `async with`. Raises `AddressUnusable` if the address is taken.
 
-    A key that was made for it is kept only now that the address is bound, so that a start that fails leaves none behind.
-    `agent` and `in_memory` are for `open_api_gateway`; `listening` says what is not as the configuration says.
+    A generated key is stored after the address is bound, so that a failed start leaves none. `agent` and `in_memory` are for `open_api_gateway`;
+    `listening` overrides the configured address.
     """
     async with open_api_gateway(config, key, agent=agent, in_memory=in_memory) as gateway:
         serving = Serving(gateway, [])
@@ -122,7 +122,7 @@ async def open_server(
 
 
 def _announce(stack: ExitStack, config: Config, addresses: list[str]) -> None:
-    """Let the commands find the server, whatever address it has got. It serves all the same if that cannot be written."""
+    """Announce the server's addresses to the commands. The server runs even if they cannot be written."""
     try:
         stack.enter_context(announced(config.database, addresses))
     except OSError as error:
@@ -132,9 +132,9 @@ def _announce(stack: ExitStack, config: Config, addresses: list[str]) -> None:
 
 
 def settle_heap() -> None:
-    """Leave what the start has made, which stays, out of every later garbage collection, and collect less often.
+    """Exclude everything that the start has allocated from later garbage collections, and collect less often.
 
-    For a process that is a server and nothing else: the collector belongs to the whole process.
+    For a process that is only a server: the collector belongs to the whole process.
     """
     gc.unfreeze()
     gc.collect()
@@ -154,10 +154,10 @@ async def run_server(
     draining: Callable[[Serving], None],
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Serve until a signal, then end as the module says. `draining` is called when the drain begins; `report` gets what it found.
+    """Serve until a signal, then end as the module describes. `draining` is called when the drain begins; `report` receives its report.
 
-    Later signals are heard until everything is closed. A node whose lease was lost stops everything that it ran and opens the gateway again, as a new
-    node, as soon as the database can be reached; until then every request gets 503 with `Retry-After`.
+    Signals are handled until everything is closed. A node that has lost its lease stops all its work and opens the gateway again, as a new node, when
+    the database can be reached; until then every request gets 503 with `Retry-After`.
     """
     failure: Exception | None = None
     lives, asked, serving = 0, False, None
@@ -176,7 +176,7 @@ async def run_server(
                         await serving.gateway.gateway.toolbox.confinement.sandbox.ready()
                         stand_in.end()
                         if lives:
-                            logger.warning("this node has joined again and serves, after its lease was lost")
+                            logger.warning("this node lost its lease, has joined again, and serves")
                         else:
                             announce(serving)
                         lives, key = lives + 1, msgspec.structs.replace(key, made=False)
@@ -185,7 +185,7 @@ async def run_server(
                             await stand_in.begin(server_config(config, listens.once()))
                             continue
                         asked = True
-                        # Until everything is closed, and not only the server: an operator may lose patience with a job that does not end.
+                        # Until everything is closed, not only the server: the operator may cancel a job that does not end.
                         listeners.start_soon(_abort_on_signal, signals, serving)  # noqa: ASYNC111
                         draining(serving)
                         report(await serving.gateway.api.drain.run(config.server.drain_seconds))
@@ -194,7 +194,7 @@ async def run_server(
                     if asked or not _may_join_again(error, serving, first=not lives):
                         failure = error  # raised below as it is, not in a group
                     else:
-                        logger.warning("this node tries to join again in %g s: %s", JOIN_PAUSE, error)
+                        logger.warning("could not join again; retrying in %g s: %s", JOIN_PAUSE, error)
                         asked = await _asked_within(JOIN_PAUSE, signals)
             listeners.cancel_scope.cancel()
     if failure is not None:
@@ -202,7 +202,7 @@ async def run_server(
 
 
 def _may_join_again(error: Exception, serving: Serving | None, *, first: bool) -> bool:
-    """Whether a gateway ended because its node has lost its lease, or could not be opened again because the database is away."""
+    """Return whether a gateway ended because its node lost its lease, or could not be reopened because the database is unavailable."""
     if serving is not None and serving.gateway.runtime.membership.lost:
         return True
     if isinstance(error, ExceptionGroup):
@@ -211,7 +211,7 @@ def _may_join_again(error: Exception, serving: Serving | None, *, first: bool) -
 
 
 async def _asked_within(seconds: float, signals: AsyncIterator[int]) -> bool:
-    """Wait for a signal, at most so long; say whether one came."""
+    """Wait for a signal, at most `seconds`; return whether one arrived."""
     with trio.move_on_after(seconds):
         async for number in signals:
             logger.info("received %s: this node does not join again", signal.Signals(number).name)
@@ -220,7 +220,7 @@ async def _asked_within(seconds: float, signals: AsyncIterator[int]) -> bool:
 
 
 async def _until_asked(signals: AsyncIterator[int], serving: Serving) -> None:
-    """Return when a signal has come, or when the server has ended by itself."""
+    """Return when a signal has arrived, or when the server has ended by itself."""
     async with trio.open_nursery() as nursery:
 
         async def first_signal() -> None:

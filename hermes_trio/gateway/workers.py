@@ -1,8 +1,8 @@
-"""Several processes behind one listening address: `serve --workers N`. Each is a whole gateway, and a node of the store that they share.
+"""Several processes on one listening address: `serve --workers N`. Each is a whole gateway, and a node of the shared store.
 
-The parent binds the address once and hands the socket to every worker, so that no connection is refused while one of them starts again. It restarts a worker
-that ends by itself, with growing pauses, passes signals on, and makes one report of all drains. A pair of sockets joins it to each worker: the worker tells
-what it has to tell, and drains when its parent is gone.
+The parent binds the address once and passes the socket to every worker, so that no connection is refused while one of them restarts. It restarts a
+worker that exits by itself, with growing delays, forwards signals, and merges the reports of all drains. A socket pair connects it to each worker:
+the worker sends its messages on it, and drains when its parent has exited.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["WorkerLink", "WorkerPool", "merged_report", "worker_command"]
 logger: Final = logging.getLogger("hermes_trio.gateway.workers")
 
 VARIABLE: Final = "HERMES_TRIO_WORKER"
-"""Tells a process that it is a worker: its number, the socket that it listens on, and the one that joins it to its parent."""
+"""The environment variable of a worker: its number, the listening socket, and the socket to its parent."""
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 HEALTHY_SECONDS: Final = 60.0
-"""A worker that lived this long was a good one: its end starts the pauses afresh."""
+"""A worker that ran at least this long resets the delays when it exits."""
 
 
 class WorkerLink:
-    """A worker's side: who it is, what it listens on, and whom it tells. `None` from `take` means that this process is no worker."""
+    """A worker's side: its number, its listening socket, and its parent. `take` returns None in a process that is no worker."""
 
     def __init__(self, number: int, listens_on: int, parent: socket.socket) -> None:
         self.number = number
@@ -43,7 +43,7 @@ class WorkerLink:
 
     @classmethod
     def take(cls) -> WorkerLink | None:
-        """Read who this process is from its environment, and remove it from there: commands must not inherit it."""
+        """Read this worker's identity from the environment, and remove it from there, so that commands do not inherit it."""
         given = os.environ.pop(VARIABLE, "")
         if not given:
             return None
@@ -53,7 +53,7 @@ class WorkerLink:
         return cls(number, listens_on, socket.socket(fileno=parent))
 
     def watch(self) -> None:
-        """Drain, as after a signal, when the parent is gone."""
+        """Drain, as after a signal, when the parent has exited."""
         threading.Thread(target=self._watch, name="hermes-trio parent", daemon=True).start()
 
     def _watch(self) -> None:
@@ -65,15 +65,15 @@ class WorkerLink:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def tell(self, kind: str, value: object) -> None:
-        """Tell the parent something: `started` with the lines of a start, `draining` with a line, or `report` with that of a drain."""
+        """Send the parent a message: `started` with the lines of a start, `draining` with a line, or `report` with that of a drain."""
         try:
             self._parent.sendall(msgspec.json.encode({"kind": kind, "value": value}) + b"\n")
         except OSError as error:
-            logger.warning("the parent of this worker could not be told: %s", error)
+            logger.warning("could not send a message to the parent of this worker: %s", error)
 
 
 class WorkerPool:
-    """The parent's side. `run` is its life: it returns the exit code of the program."""
+    """The parent's side. `run` returns the exit code of the program."""
 
     def __init__(
         self, count: int, command: Sequence[str], listens_on: socket.socket, say: Callable[[str], None]
@@ -90,7 +90,9 @@ class WorkerPool:
         self._code = 0
 
     async def run(self) -> int:
-        """Run the workers until a signal has come and all of them have ended. A worker that cannot start at all ends the others, and its code is returned."""
+        """Run the workers until a signal has arrived and all of them have exited. A worker that fails at its first start stops the others, and its
+        code is returned.
+        """
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
 
@@ -111,7 +113,7 @@ class WorkerPool:
         return self._code
 
     def stop(self) -> None:
-        """Ask every worker to end: the first time it drains, the second time it cancels everything."""
+        """Ask every worker to end: the first call drains, the second cancels everything."""
         self._stopping = True
         self._asked.set()
         for process in list(self._live.values()):
@@ -126,24 +128,24 @@ class WorkerPool:
                 self._code = self._code or (0 if code in (0, -signal.SIGTERM) else abs(code))
                 return
             if not started and code > 0 and not self._announced:
-                # The first start fails: the configuration, the store or the key are not right, and the worker has said what is.
+                # The first start failed: the configuration, the store or the key is wrong, and the worker has printed why.
                 self._code = code
                 self.stop()
                 return
             if trio.current_time() - began > HEALTHY_SECONDS:
                 pause = FIRST_PAUSE
-            logger.error("worker %d ended with code %d, it is started again in %g s", number, code, pause)
+            logger.error("worker %d exited with code %d; restarting it in %g s", number, code, pause)
             with trio.move_on_after(pause):
                 await self._asked.wait()
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _live_once(self, number: int) -> tuple[int, bool]:
-        """One life of a worker: its exit code, and whether it had started to serve."""
+        """Run a worker once. Return its exit code, and whether it had started to serve."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             listens_on = self._listens_on.fileno()
             environment = {**os.environ, VARIABLE: f"{number}:{listens_on}:{theirs.fileno()}"}
-            # A session of its own: what is typed in the terminal reaches the parent alone, which passes it on.
+            # A session of its own: signals of the terminal reach only the parent, which forwards them.
             process = await trio.lowlevel.open_process(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -170,7 +172,7 @@ class WorkerPool:
             return code, started
 
     def _hear(self, told: dict[str, Any]) -> bool:
-        """Take what a worker tells; say whether it is that it serves now."""
+        """Handle a message of a worker. Return whether it says that the worker serves now."""
         kind, value = told["kind"], told["value"]
         if kind == "started" and not self._announced:
             self._announced = True
@@ -181,7 +183,7 @@ class WorkerPool:
 
 
 def merged_report(reports: Sequence[dict[str, Any]]) -> str:
-    """One line for the drains of all workers. They share the store, so that what waits there is counted once."""
+    """Return one line for the drains of all workers. They share the store, so rows that wait there are counted once."""
 
     def total(name: str) -> int:
         return sum(int(report[name]) for report in reports)
@@ -199,5 +201,5 @@ def merged_report(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """How a worker is started: this program, with the arguments of `serve`."""
+    """Return the command of a worker: this program, with the arguments of `serve`."""
     return [sys.executable, "-m", "hermes_trio", "serve", *arguments]

@@ -1,8 +1,7 @@
 """The Anthropic Messages protocol.
 
-`AnthropicModel` is the model; `MessagesDecoder` reads one streamed answer. The transcript is translated both ways:
-system messages become the system prompt, tool calls and results become content blocks, neighbours of one role are
-merged. The model owns nothing but its settings.
+`AnthropicModel` is the model; `MessagesDecoder` reads one streamed answer. The transcript is translated both ways: system messages become the system
+prompt, tool calls and results become content blocks, adjacent messages of one role are merged.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = ["AnthropicModel", "MessagesDecoder"]
 API_VERSION: Final = "2023-06-01"
 CONTEXT_WINDOW: Final = 200_000
 MAX_TOKENS: Final = 8192
-"""The protocol wants a limit with every request; this one is used when nobody chose."""
+"""The limit of tokens if none is configured: the protocol requires one."""
 
 _FINISH: Final[Mapping[str, str]] = {
     "end_turn": "stop",
@@ -109,7 +108,7 @@ _wholes: Final = msgspec.json.Decoder(_Whole)
 
 @final
 class MessagesDecoder:
-    """One answer of the Messages API, streamed or whole."""
+    """Decodes one answer of the Messages API, streamed or whole."""
 
     def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
@@ -124,7 +123,7 @@ class MessagesDecoder:
         return self._finished
 
     def event(self, event: ServerEvent) -> Sequence[ModelEvent]:
-        """Read one event of the stream. Kinds that are not known are skipped, as the protocol asks its clients to."""
+        """Read one event of the stream. Unknown kinds are skipped, as the protocol requires."""
         try:
             read = _events.decode(event.data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -151,7 +150,7 @@ class MessagesDecoder:
         return ()
 
     def whole(self, body: bytes) -> Sequence[ModelEvent]:
-        """Read the answer of a server that did not stream."""
+        """Read the answer of a server that does not stream."""
         try:
             read = _wholes.decode(body.decode("utf-8", "replace"))
         except (msgspec.DecodeError, RecursionError) as error:
@@ -166,7 +165,7 @@ class MessagesDecoder:
         return [*events, *self.end()]
 
     def end(self) -> Sequence[ModelEvent]:
-        """The stream has ended: hand out the tool calls and the end, or say that it was cut off."""
+        """Return the remaining tool calls and the final event at the end of the stream. Raises `ModelError` if the answer is incomplete."""
         if not self._stop_reason:
             raise ModelError(
                 ModelErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished"
@@ -214,7 +213,7 @@ class MessagesDecoder:
 
 
 def _later(first: _Usage, last: _Usage) -> _Usage:
-    """Counts are cumulative: what the last report leaves out stands as it was."""
+    """Merge two reports of usage. Counts are cumulative: a count that the later report leaves out keeps its value."""
 
     def pick(new: int | None, old: int | None) -> int | None:
         return old if new is None else new
@@ -269,11 +268,11 @@ class AnthropicModel(HttpModel):
         return (("Authorization", f"Bearer {key.reveal()}") if self._bearer else ("x-api-key", key.reveal()), version)
 
     def decoder(self) -> MessagesDecoder:
-        """A reader for one answer."""
+        """Return a decoder for one answer."""
         return MessagesDecoder(self.name, self._endpoint.limits)
 
     def encode(self, request: ModelRequest) -> bytes:
-        """The request's body."""
+        """Return the body of the request. Raises `ModelError` without a message of a user."""
         messages = _encode_messages(request.messages)
         if not messages:
             raise ModelError(ModelErrorKind.BAD_REQUEST, f"{self.name}: a request needs at least one message of a user")
@@ -300,14 +299,14 @@ class AnthropicModel(HttpModel):
         return msgspec.json.encode(body)
 
     def relent(self, body: bytes, error: ModelError) -> bool:
-        """Stop marking the prompt for the cache if this server does not know the mark."""
+        """Stop marking the prompt for the cache if this server does not accept the mark."""
         if error.status in (400, 422) and "cache_control" in error.message and b'"cache_control"' in body:
             self._cache = False
             return True
         return False
 
     def _encode_options(self, options: ModelOptions) -> dict[str, Any]:
-        """What the client asked for. The API has no `seed`; the shape of an answer can be asked for as a JSON schema only."""
+        """Return the fields that the client asked for. The API has no `seed`, and accepts a response format only as a JSON schema."""
         output: dict[str, Any] = {}
         if (effort := _EFFORTS.get(options.reasoning_effort, "")) != "":
             output["effort"] = effort
@@ -404,7 +403,7 @@ def _encode_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _identifier(identity: str) -> str:
-    """A tool call's id in the alphabet that the API accepts; ids in a transcript may come from another provider."""
+    """Return a tool call's id in the alphabet that the API accepts; ids in a transcript may come from another provider."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", identity) or "call"
 
 

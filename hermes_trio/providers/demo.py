@@ -1,8 +1,8 @@
-"""The model that needs no account and no network: it echoes, and on request uses tools, waits or fails.
+"""The demo model: it needs no account and no network; it echoes, and on request uses tools, waits or fails.
 
-Deterministic: the same request gives the same events, ids included. When the request's metadata says `directives:
-True`, lines at the top of the message that begin with `!` are obeyed, each as one step, several tool calls in
-parallel; otherwise they are echoed like any text, and the echo names the setting that would have them obeyed.
+Deterministic: the same request gives the same events and ids. If the request's metadata has `directives: True`, it obeys lines at the top of the
+message that begin with `!`, each as one step, several tool calls in parallel; otherwise it echoes them like any text, and names the setting that
+enables them.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from hermes_trio.runtime.tree import waiting
 __all__ = ["DIRECTIVES", "DemoModel"]
 
 ECHO_LIMIT: Final = 500
-"""Characters of a message that are echoed."""
+"""The maximum of characters of a message that are echoed."""
 
 OUTPUT_LIMIT: Final = 2000
-"""Characters of a notice's output that are repeated, from its end."""
+"""The maximum of characters of a notice's output that are repeated, from its end."""
 
 MAX_PIECES: Final = 200
-"""Pieces in which a text is streamed; a short one is streamed word by word."""
+"""The maximum of pieces in which a text is streamed; a short one is streamed word by word."""
 
 LONGEST_SLEEP: Final = 86_400.0
 
 MAX_DEPTH: Final = 20
-"""How deep a JSON schema that refers to itself is followed."""
+"""The depth to which a recursive JSON schema is followed."""
 
 DIRECTIVES: Final[Mapping[str, str]] = {
     "!run": "!run CMD: run a shell command and wait for it",
@@ -62,18 +62,18 @@ DIRECTIVES: Final[Mapping[str, str]] = {
 }
 
 _REMARKS: Final = ("approval", "notify_unsupported", "hint", "watch_patterns_ignored", "pty_note")
-"""Fields of a result that hold a sentence for whoever asked."""
+"""Fields of a result that hold a sentence for the person."""
 
 _NOTICE: Final = re.compile(r"^\[(?:IMPORTANT|ASYNC DELEGATION)\b", re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*\S+|\s+$")
 
 
 class _Misused(Exception):
-    """A directive that cannot be obeyed; the text helps the person who wrote it."""
+    """Raised for a directive that cannot be obeyed. The text helps its author."""
 
 
 class _Plan(msgspec.Struct):
-    """What the answer will be."""
+    """The planned answer."""
 
     text: str = ""
     sleep: float = 0.0
@@ -83,7 +83,7 @@ class _Plan(msgspec.Struct):
 
 @final
 class DemoModel:
-    """See the module."""
+    """The demo model; see the module."""
 
     provider: Final = "demo"
 
@@ -96,12 +96,12 @@ class DemoModel:
 
     @property
     def name(self) -> str:
-        """What users call this model."""
+        """Return the name of the model."""
         return self._name
 
     @property
     def context_window(self) -> int:
-        """How many tokens a request may have: a number like that of other models, so that compaction can be tried."""
+        """Return the context window, of an ordinary size, so that compaction can be tried."""
         return self._context_window
 
     def stream(self, request: ModelRequest) -> ModelStream:
@@ -111,7 +111,7 @@ class DemoModel:
 
 @final
 class _DemoStream(trio.abc.ReceiveChannel[ModelEvent]):
-    """Plays steps: an event is handed out, a number is a pause in seconds. Cancelling a receive ends the answer."""
+    """Plays steps: an event is yielded, a number is a pause in seconds. Cancelling a receive ends the answer."""
 
     def __init__(self, name: str, steps: Iterator[ModelEvent | float]) -> None:
         self._steps = steps
@@ -169,7 +169,7 @@ def _steps(request: ModelRequest) -> Iterator[ModelEvent | float]:
 
 
 def _obedient(text: str, options: ModelOptions) -> tuple[str, bool]:
-    """The text in the shape and length that the client asked for, and whether it was cut off. There is nothing to sample."""
+    """Return the text in the shape and length that the client asked for, and whether it was cut."""
     if options is NO_OPTIONS or not text:
         return text, False
     shape = options.response_format
@@ -184,7 +184,7 @@ def _obedient(text: str, options: ModelOptions) -> tuple[str, bool]:
 
 
 def _instance(schema: Any, root: Any, text: str, depth: int) -> Any:
-    """A value of this JSON schema, with the text where a text may stand."""
+    """Return a value of this JSON schema, with the text where a string may be."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return None
     table = cast("dict[str, Any]", schema)
@@ -224,7 +224,7 @@ def _tokens(characters: int) -> int:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text word by word; a long one in at most about `MAX_PIECES` pieces that end between words."""
+    """Split the text into words; a long one into about `MAX_PIECES` pieces that end between words."""
     size = max(1, len(text) // MAX_PIECES)
     piece = ""
     for word in _WORDS.findall(text):
@@ -266,7 +266,7 @@ def _plan(request: ModelRequest) -> _Plan:
 
 
 def _off(text: str, platform: str) -> str:
-    """Say that a directive was not obeyed, and which setting is in charge; nothing for a word that is no directive."""
+    """Say that a directive was not obeyed, and which setting enables it; empty for a word that is no directive."""
     if text.split(maxsplit=1)[0] not in DIRECTIVES:
         return ""
     where, named = (f" on {platform}", platform) if platform else ("", "…")
@@ -285,7 +285,7 @@ def _echo(message: Message) -> str:
 
 
 def _results(conversation: Sequence[Message]) -> str:
-    """The trailing tool results as a person would want to read them, in order."""
+    """Return the tool results at the end of the transcript as text for a person, in order."""
     results: list[str] = []
     for message in reversed(conversation):
         if message.role != "tool":
@@ -295,7 +295,7 @@ def _results(conversation: Sequence[Message]) -> str:
 
 
 def _result(text: str) -> str:
-    """One result: what a command printed, what went wrong, or the data itself."""
+    """Return one result as text: the output of a command, the error, or the data itself."""
     try:
         found: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -321,7 +321,7 @@ def _result(text: str) -> str:
 
 
 def _block(text: str, language: str = "") -> str:
-    """One line as it is; several in a fence that they do not contain, because a chat would join them."""
+    """Return one line as it is, several in a code fence that they do not contain."""
     text = text.strip("\n")
     if "\n" not in text.strip() and not language:
         return text.strip()
@@ -332,7 +332,7 @@ def _block(text: str, language: str = "") -> str:
 
 
 def _acknowledgement(text: str) -> str:
-    """What the notices of a turn said first, and the output that they brought."""
+    """Return what the notices of a turn say, and their output."""
     starts = [match.start() for match in _NOTICE.finditer(text)] or [0]
     notices = [text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     answers: list[str] = []
@@ -427,7 +427,7 @@ _OBEY: Final[Mapping[str, Callable[[_Plan, str], None]]] = {
 
 
 def _calls(request: ModelRequest, plan: _Plan) -> list[ToolCall]:
-    """The plan's calls. Their ids depend on the place in the conversation and on the text, and on nothing else."""
+    """Return the plan's calls. Their ids depend only on the place in the conversation and on the text."""
     place = len(request.messages)
     mark = zlib.crc32(request.messages[-1].text.encode("utf-8", "replace")) if request.messages else 0
     return [

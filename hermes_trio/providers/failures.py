@@ -1,7 +1,6 @@
-"""What a provider's refusal means: from status, headers and body to one `ModelError`.
+"""Classifies a provider's error: from status, headers and body to one `ModelError`.
 
-Both protocols, and the many servers that imitate them, are read here, so that the same trouble has the same kind
-everywhere.
+Both protocols, and the servers that imitate them, are read here, so that the same failure has the same kind everywhere.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _BY_STATUS: Final[Mapping[int, ModelErrorKind]] = {
     529: ModelErrorKind.OVERLOADED,
 }
 
-# A too long prompt is a plain 400 in most servers, told apart only by its words.
+# Most servers answer a prompt that is too long with a plain 400, recognised only by its words.
 _OVERFLOW: Final = re.compile(
     r"prompt is too long|context (?:length|window|size)|maximum context|too many (?:input )?tokens"
     r"|exceeds? the (?:available )?context|input (?:length|tokens).{0,40}exceed",
@@ -62,11 +61,11 @@ _OVERFLOW: Final = re.compile(
 )
 
 _FINAL_WORDS: Final = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
-"""Refusals with a retryable status that waiting does not cure."""
+"""Errors with a retryable status that a retry does not cure."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a provider's error that matter, from whichever of the usual shapes it had."""
+    """The relevant parts of a provider's error, from any of the usual shapes."""
 
     message: str = ""
     type: str = ""
@@ -75,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_failure(body: bytes) -> Failure:
-    """Find the error in a response's body. What is not JSON is quoted, shortened; HTML is not quoted at all."""
+    """Find the error in the body of a response. Text that is not JSON is quoted, shortened; HTML is not quoted."""
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -113,7 +112,7 @@ def failure_of(value: Any) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from `retry-after-ms` or `Retry-After` (a number or a date); None when neither says."""
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` (a number or a date); None without either."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()
         if not value:
@@ -154,7 +153,7 @@ def _kind(status: int, failure: Failure) -> ModelErrorKind:
 
 
 def response_error(name: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelError:
-    """The error behind a response whose status is not 200."""
+    """Return the error for a response whose status is not 200."""
     failure = read_failure(body)
     if 300 <= status < 400:
         where = headers.get("location", "another address")
@@ -175,7 +174,7 @@ def response_error(name: str, status: int, headers: Mapping[str, str], body: byt
 
 
 def failure_error(name: str, value: Any) -> ModelError:
-    """The error that a provider sent as an event inside a stream."""
+    """Return the error for an error event inside a stream."""
     failure = failure_of(value)
     kind = _kind(0, failure)
     words = failure.message or failure.type or "the provider reported an error without an explanation"

@@ -1,9 +1,8 @@
 """One model call over HTTP: attempts, deadlines, and the stream of events that the agent reads.
 
-`HttpModelStream` is the receive channel of a call and the only owner of its connection. It has no task of its own:
-whoever receives drives the socket, so back pressure, cancellation and errors need no plumbing. A call is repeated
-only while none of its events has been seen. What differs between providers is a `HttpModel`: how a request is written
-and how the events of the answer are read.
+`HttpModelStream` is the receive channel of a call and the only owner of its connection. It has no task of its own: the receiving task reads the
+socket, so back pressure, cancellation and errors need no plumbing. A call is retried only before its first event. Providers differ in their
+`HttpModel`: how a request is written and how the events of the answer are read.
 """
 
 from __future__ import annotations
@@ -55,22 +54,22 @@ OPENAI_URL: Final = "https://api.openai.com/v1"
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
 ERROR_BODY_LIMIT: Final = 64 * 1024
-"""Bytes of an error response that are read."""
+"""The maximum of bytes that are read of an error response."""
 
 ERROR_BODY_SECONDS: Final = 5.0
-"""How long an error response may take after its headers."""
+"""The time limit for an error response, after its headers."""
 
 CONCESSIONS: Final = 4
-"""How often one call is written anew because the server refused an optional part of it."""
+"""How often one call is rewritten because the server refused an optional part of it."""
 
 TAIL_SECONDS: Final = 0.1
-"""How long a finished answer is given to end its HTTP message, so that the connection can be used again."""
+"""How long a finished answer may take to end its HTTP message, so that the connection can be reused."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. `idle` bounds each silence of the provider, the one before the first byte included.
+    """Timeouts in seconds. `idle` limits each silence of the provider, including the one before the first byte.
 
-    `total` the call with its repetitions.
+    `total` limits the call with its retries.
     """
 
     connect: float = 15.0
@@ -79,16 +78,16 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a call is repeated before its first event, and how long to wait when the provider does not say."""
+    """How often a call is retried before its first event, and the delay if the provider names none."""
 
     attempts: int = 3
     first_pause: float = 0.5
     longest_pause: float = 30.0
-    """A provider that asks for a longer pause than this is reported, not waited for."""
+    """If a provider asks for a longer delay than this, the error is raised instead."""
 
 
 class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one answer may have, in all and in the arguments of its tool calls, and how many tool calls."""
+    """The maximum size of one answer in bytes, of the arguments of its tool calls, and of their number."""
 
     answer: int = 64 * 1024 * 1024
     arguments: int = 4 * 1024 * 1024
@@ -96,7 +95,7 @@ class AnswerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEndpoint(RedactedStruct, frozen=True, kw_only=True):
-    """Where a model is and how it is called. `name` is what users call the model; the key is in no `repr`."""
+    """The address of a model and how it is called. `name` is the name that users choose it by; the key is left out of every `repr`."""
 
     hidden: ClassVar[tuple[str, ...]] = ("transport", "headers")
     name: str
@@ -113,7 +112,7 @@ class ModelEndpoint(RedactedStruct, frozen=True, kw_only=True):
 class StreamDecoder(Protocol):
     """Reads the events of one answer.
 
-    Every method returns what has become ready and raises `ModelError` for what is wrong.
+    Every method returns the events that are complete, and raises `ModelError` for an invalid answer.
     """
 
     @property
@@ -124,11 +123,11 @@ class StreamDecoder(Protocol):
     def event(self, event: ServerEvent) -> Sequence[ModelEvent]: ...
 
     def whole(self, body: bytes) -> Sequence[ModelEvent]:
-        """The answer of a server that does not stream."""
+        """Read the answer of a server that does not stream."""
         ...
 
     def end(self) -> Sequence[ModelEvent]:
-        """The response has ended, or has been cut off. Raise unless the answer was complete."""
+        """Finish the response, or report that it was cut off. Raises `ModelError` unless the answer is complete."""
         ...
 
 
@@ -142,7 +141,7 @@ class _State(Enum):
 class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
     """The events of one call.
 
-    One task receives at a time; leaving its `async with` block closes the connection at once.
+    One task receives at a time. Leaving its `async with` block closes the connection at once.
     """
 
     def __init__(self, endpoint: ModelEndpoint, wire: HttpModel, request: ModelRequest) -> None:
@@ -176,21 +175,21 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         self.close()
 
     def close(self) -> None:
-        """End the call now.
+        """End the call.
 
-        A connection whose answer was read to the end goes back to the pool, any other is closed.
+        A connection whose answer was read to the end returns to the pool, any other is closed.
         """
         self._state = _State.CLOSED
         self._events.clear()
         self._drop()
 
     async def aclose(self) -> None:
-        """The same as `close`: there is nothing to wait for."""
+        """The same as `close`, without waiting."""
         self.close()
         await trio.lowlevel.checkpoint()
 
     async def receive(self) -> ModelEvent:
-        """The next event. Raises `ModelError` when the call fails; cancelling it ends the call."""
+        """Return the next event. Raises `ModelError` if the call fails. Cancelling it ends the call."""
         if self._state is _State.CLOSED:
             raise trio.ClosedResourceError
         if self._events:
@@ -214,7 +213,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         raise trio.EndOfChannel
 
     async def _step(self) -> None:
-        """Make some progress: read once, having opened the connection if there is none; or survive a failure."""
+        """Make progress: connect if necessary, and read once; or handle a failure."""
         try:
             connection = self._connection
             if connection is None:
@@ -223,7 +222,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         except ModelError as error:
             self._drop()
             if self._emitted or self._events:
-                # What arrived before the failure is told before it.
+                # Events that arrived before the failure are returned before it is raised.
                 self._failure = error
             elif self._concessions < CONCESSIONS and self._wire.relent(self._body, error):
                 self._concessions += 1
@@ -302,7 +301,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
         return bytes(body[:ERROR_BODY_LIMIT])
 
     async def _read(self, connection: ClientConnection) -> None:
-        """One read from the socket, and the events that it completes."""
+        """Read once from the socket, and return the events that this completes."""
         endpoint = self._endpoint
         piece = b""
         broken: ResponseBroken | None = None
@@ -365,7 +364,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
             await trio.lowlevel.checkpoint()
 
     async def _pause(self, error: ModelError) -> None:
-        """Wait before the next attempt, or raise the error if there is not going to be one."""
+        """Wait before the next attempt, or raise the error if there is none."""
         retries = self._endpoint.retries
         if not error.retryable or self._attempt >= retries.attempts:
             raise error
@@ -416,7 +415,7 @@ class HttpModelStream(trio.abc.ReceiveChannel[ModelEvent]):
 
 
 class HttpModelOptions(TypedDict, total=False):
-    """What a model behind a wire can be told; see `HttpModel`."""
+    """The options of a model over HTTP; see `HttpModel`."""
 
     transport: Required[ConnectionPool]
     base_url: str
@@ -431,7 +430,7 @@ class HttpModelOptions(TypedDict, total=False):
 
 
 class HttpModel(ABC):
-    """A model behind a provider's protocol; subclasses are the protocol. It owns nothing but its settings."""
+    """A model behind a provider's protocol, which a subclass implements. It holds only settings."""
 
     provider: ClassVar[str]
     default_url: ClassVar[str]
@@ -461,17 +460,17 @@ class HttpModel(ABC):
 
     @property
     def name(self) -> str:
-        """What users call this model."""
+        """Return the name that users choose this model by."""
         return self._endpoint.name
 
     @property
     def served(self) -> str:
-        """What the provider calls it."""
+        """Return the provider's name of the model."""
         return self._model
 
     @property
     def context_window(self) -> int:
-        """How many tokens a request may have."""
+        """Return the maximum of tokens in a request."""
         return self._context_window
 
     def stream(self, request: ModelRequest) -> ModelStream:
@@ -480,20 +479,20 @@ class HttpModel(ABC):
 
     @abstractmethod
     def _address(self, base: str) -> str:
-        """The path of calls, below the path of the base URL."""
+        """Return the path of calls, below the path of the base URL."""
 
     @abstractmethod
     def _headers(self, key: Secret) -> tuple[tuple[str, str], ...]:
-        """What every call carries, the key among it."""
+        """Return the headers of every call, including the key."""
 
     @abstractmethod
     def encode(self, request: ModelRequest) -> bytes:
-        """The request's body."""
+        """Return the body of a request."""
 
     @abstractmethod
     def decoder(self) -> StreamDecoder:
-        """A reader for one answer."""
+        """Return a decoder for one answer."""
 
     @abstractmethod
     def relent(self, body: bytes, error: ModelError) -> bool:
-        """Learn from a refusal of `body`: whether the next `encode` leaves out what the server did not like."""
+        """Adapt to a refusal of `body`; return whether the next `encode` leaves out what the server refused."""

@@ -1,8 +1,8 @@
-"""One switch that keeps tests away from paid models.
+"""A switch that keeps tests away from paid models.
 
-After `forbid_network_models()`, building or calling a model whose base URL is not on this machine raises
-`NetworkModelForbidden`. The pytest plugin throws the switch; `with allow_network_models():` opens a gap in it. Both
-are process-wide: a fixture and the test that uses it run in different tasks, and both must see the same.
+After `forbid_network_models()`, building or calling a model whose base URL is not on this machine raises `NetworkModelForbidden`. The pytest plugin
+sets the switch; `with allow_network_models():` suspends it. Both are process-wide: a fixture and its test run in different tasks and must see the
+same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class NetworkModelForbidden(RuntimeError):
-    """A model outside this machine was built or called although network models are forbidden in this process."""
+    """Raised when a model outside this machine is built or called while network models are forbidden in this process."""
 
 
 class _Switch:
@@ -34,7 +34,7 @@ _switch = _Switch()
 
 
 def forbid_network_models() -> None:
-    """From now on, refuse models that are not on loopback."""
+    """Refuse models that are not on loopback from now on."""
     _switch.forbidden = True
 
 
@@ -45,7 +45,7 @@ def permit_network_models() -> None:
 
 @contextmanager
 def allow_network_models() -> Generator[None]:
-    """Let network models through for the body of the `with`, whatever has been forbidden."""
+    """Allow network models for the body of the `with`, even if they are forbidden."""
     _switch.allowances += 1
     try:
         yield

@@ -1,8 +1,7 @@
-"""The OpenAI chat completions protocol, as OpenAI, OpenRouter, Ollama, vLLM, llama.cpp and many others speak it.
+"""The OpenAI chat completions protocol, as implemented by OpenAI, OpenRouter, Ollama, vLLM, llama.cpp and others.
 
-`OpenAIModel` is the model; `ChatDecoder` reads one streamed answer. Servers differ in what they accept and send:
-refused optional fields are left out from then on, and the known variations of the answer are understood. The model
-owns nothing but its settings.
+`OpenAIModel` is the model; `ChatDecoder` reads one streamed answer. Servers differ in what they accept and send: an optional field that a server
+refuses is left out of later requests, and the known variations of the answer are read.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 
 @final
 class ChatDecoder:
-    """One answer of the chat completions API, streamed or whole."""
+    """Decodes one answer of the chat completions API, streamed or whole."""
 
     def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
@@ -134,14 +133,14 @@ class ChatDecoder:
         return self._take(chunk)
 
     def whole(self, body: bytes) -> Sequence[ModelEvent]:
-        """Read the answer of a server that did not stream."""
+        """Read the answer of a server that does not stream."""
         events = list(self._take(_decode_chunk(self._name, body)))
         if not self._finish_reason and (self._content or self._calls):
             self._finish_reason = "stop"
         return [*events, *self.end()]
 
     def end(self) -> Sequence[ModelEvent]:
-        """The stream has ended: hand out the tool calls and the end, or say that it was cut off."""
+        """Return the remaining tool calls and the final event at the end of the stream. Raises `ModelError` if the answer is incomplete."""
         if not self._finish_reason:
             raise ModelError(
                 ModelErrorKind.BROKEN_STREAM, f"{self._name}: the answer was cut off before it was finished"
@@ -196,7 +195,7 @@ def _read_usage(usage: _Usage) -> Usage:
 
 
 class _Dialect(msgspec.Struct):
-    """What this server has been found to accept."""
+    """What this server is known to accept."""
 
     stream_options: bool = True
     temperature: bool = True
@@ -221,11 +220,11 @@ class OpenAIModel(HttpModel):
         return (("Authorization", f"Bearer {key.reveal()}"),) if key else ()
 
     def decoder(self) -> ChatDecoder:
-        """A reader for one answer."""
+        """Return a decoder for one answer."""
         return ChatDecoder(self.name, self._endpoint.limits)
 
     def encode(self, request: ModelRequest) -> bytes:
-        """The request's body, in the dialect that this server accepts."""
+        """Return the body of the request, with the fields that this server accepts."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [_encode_message(message) for message in paired(request.messages)],
@@ -248,7 +247,7 @@ class OpenAIModel(HttpModel):
         return msgspec.json.encode(body)
 
     def relent(self, body: bytes, error: ModelError) -> bool:
-        """Leave out, from now on, an optional field that the server has just refused. What a client asked for is never left out."""
+        """Leave out an optional field that the server has just refused, from now on. Fields that the client asked for are never left out."""
         if error.status not in (400, 422):
             return False
         dialect, words = self._dialect, error.message
@@ -282,7 +281,7 @@ def _encode_choice(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _encode_options(options: ModelOptions) -> dict[str, Any]:
-    """What the client asked for, except the limit of tokens, whose name depends on the server."""
+    """Return the fields that the client asked for, except the limit of tokens, whose name depends on the server."""
     fields: dict[str, Any] = {
         "temperature": options.temperature,
         "top_p": options.top_p,

@@ -1,7 +1,7 @@
-"""Which models there are, by name: from the configuration and the environment to models that can be called.
+"""Builds the models from the configuration and the environment, by name.
 
-`ModelRoutes` owns the connections of all of its network models and closes them when its `async with` block ends.
-Nothing here reads the process's environment: the caller passes the variables that it wants to count.
+`ModelRoutes` owns the connections of its network models and closes them when its `async with` block ends. Nothing here reads the process's
+environment: the caller passes the variables.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _WINDOWS: Final = (
     ("o3", 200_000),
     ("o4", 200_000),
 )
-"""Context windows by the beginning of a model's name; `context_window` in a route overrides them."""
+"""Context windows by the prefix of a model's name; `context_window` of a route overrides them."""
 
 T = TypeVar("T")
 
 
 class InvalidRoute(ValueError):
-    """A route that cannot be built. The text names the key, what is wrong with it and what would be right."""
+    """Raised for a route that cannot be built. The text names the key, what is wrong and what is accepted."""
 
 
 class UnknownRoute(KeyError):
-    """There is no route of that name; the text lists those that there are."""
+    """Raised if there is no route of a name. The text lists the routes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -78,10 +78,7 @@ _ROUTE_KEYS: Final = (
 
 @final
 class ModelRoutes:
-    """The models that can be asked for.
-
-    Made by `build_routes`; an async context manager that closes their connections.
-    """
+    """The models, by route. Made by `build_routes`; as an async context manager it closes their connections."""
 
     def __init__(self, default: str, models: Mapping[str, Model], transport: ConnectionPool) -> None:
         self._default = default
@@ -90,24 +87,24 @@ class ModelRoutes:
 
     @property
     def default(self) -> str:
-        """The name of the route that is used when nobody asks for one."""
+        """Return the name of the default route."""
         return self._default
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, the default first."""
+        """Return all names, the default first."""
         return (self._default, *sorted(name for name in self._models if name != self._default))
 
     def __contains__(self, name: object) -> bool:
         return name in self._models
 
     def served(self, name: str) -> str:
-        """What the provider calls the model of a route; the route's own name where there is no provider."""
+        """Return the provider's name of a route's model, or the name of the route if it has no provider."""
         model = self.get(name)
         return model.served if isinstance(model, HttpModel) else name
 
     def get(self, name: str = "") -> Model:
-        """The model of that name, or the default for an empty one; `UnknownRoute` if there is none."""
+        """Return the model of a name, or the default for an empty one. Raises `UnknownRoute`."""
         model = self._models.get(name or self._default)
         if model is None:
             raise UnknownRoute(f"there is no model route {name!r}; there are: {', '.join(self.names)}")
@@ -122,7 +119,7 @@ class ModelRoutes:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that no call is using. Calls under way keep theirs until they end."""
+        """Close the idle connections. Calls in progress keep theirs until they end."""
         self._transport.close()
 
 
@@ -132,11 +129,10 @@ def build_routes(
     *,
     dialer: Dialer | None = None,
 ) -> ModelRoutes:
-    """Build every route of a configuration, and those that the environment names.
+    """Build every route of a configuration, and those that the environment names. Raises `InvalidRoute`.
 
-    `spec` has two keys, both optional: `routes`, a table of routes by name, each a table or a short
-    `provider/model`; and `default`, a route's name or such a short form. `HERMES_MODEL` in `environment` overrides
-    the default. `demo` is always there, and the default of last resort.
+    `spec` has two optional keys: `routes`, a table of routes by name, each a table or a short `provider/model`; and `default`, a route's name or such
+    a short form. `HERMES_MODEL` in `environment` overrides the default. `demo` always exists, and is the default if there is no other.
     """
     spec = spec or {}
     environment = environment or {}
@@ -165,7 +161,7 @@ class _Builder(RedactedStruct, frozen=True):
     transport: ConnectionPool
 
     def route(self, name: str, route: object, where: str) -> Model:
-        """A route from its table, or from its short form."""
+        """Build a route from its table, or from its short form."""
         if isinstance(route, str):
             return self.short(name, route, where, ())
         table = _table(route, where)
@@ -182,7 +178,7 @@ class _Builder(RedactedStruct, frozen=True):
         return self._network(name, provider, table, where)
 
     def short(self, name: str, short: str, where: str, routes: Iterable[str]) -> Model:
-        """A route from `openai/MODEL`, `anthropic/MODEL` or `demo`."""
+        """Build a route from `openai/MODEL`, `anthropic/MODEL` or `demo`."""
         provider, slash, model = short.partition("/")
         if short == DEMO:
             return DemoModel(name)
@@ -226,7 +222,7 @@ class _Builder(RedactedStruct, frozen=True):
         }
         window = _whole(table, "context_window", where)
         if provider == "anthropic":
-            # Each where it is used: a provider that nobody uses is not loaded.
+            # Imported here: an unused provider is not loaded.
             from .anthropic import AnthropicModel
 
             bearer = _flag(table, "bearer", where)
@@ -246,7 +242,7 @@ class _Builder(RedactedStruct, frozen=True):
             if not key:
                 raise InvalidRoute(f"{where}.api_key_env names {variable}, which is not set")
         if not key and not own_url:
-            # Only for the address that the variables belong to: a provider's key is not shown to another server.
+            # Only for the address that the variables belong to: a provider's key is not sent to another server.
             key, source = self.environment.get(facts.key_variable, "").strip(), facts.key_variable
         if not key.isascii() or not key.isprintable() or " " in key:
             raise InvalidRoute(f"{source} holds white space or characters that a key cannot have")

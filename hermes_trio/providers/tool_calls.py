@@ -1,4 +1,4 @@
-"""Tool calls, put together from the pieces in which a stream delivers them, within limits."""
+"""Assembles tool calls from the pieces of a stream, within limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Piecewise(msgspec.Struct):
 
 @final
 class CallAssembler:
-    """The tool calls of one answer. Its size is bounded however the stream goes on."""
+    """The tool calls of one answer, of bounded size."""
 
     def __init__(self, name: str, limits: AnswerLimits) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class CallAssembler:
         return bool(self._calls)
 
     def add(self, index: int | None, identity: str, name: str, arguments: str) -> None:
-        """Take a piece of a call.
+        """Add a piece of a call. Raises `ModelError` beyond a limit.
 
         Servers that number nothing begin a new call with a new id or, if they give no ids, with a name.
         """
@@ -53,13 +53,13 @@ class CallAssembler:
             call.name += name
         if arguments:
             call.arguments.append(arguments)
-        # The pieces are charged for themselves, too: endless one-letter pieces must not cost more than they count.
+        # Each piece counts beyond its length: endless one-letter pieces must not use more memory than they count.
         self._size += len(arguments) + len(name) + 1
         if self._size > self._limits.arguments:
             raise self._too_much(f"the arguments of the tool calls are longer than {self._limits.arguments} bytes")
 
     def finish(self) -> list[ToolCall]:
-        """The complete calls, in their order."""
+        """Return the complete calls, in order."""
         return [
             ToolCall(
                 id=call.id or f"call_{uuid.uuid4().hex[:24]}",

@@ -1,7 +1,6 @@
-"""A transcript that every provider accepts: each tool call has its result, and each result its call.
+"""Makes a transcript that every provider accepts: each tool call has its result, and each result its call.
 
-History is cut by compaction and by cancellation; providers answer a half pair with a plain 400. Pure functions,
-nothing to end.
+Compaction and cancellation may cut a pair, and providers answer that with a plain 400.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MISSING_RESULT: Final = "[no result: the call was interrupted]"
 
 
 def paired(messages: Iterable[Message]) -> Iterator[Message]:
-    """The messages, with a result for each unanswered tool call and without results that answer no call."""
+    """Return the messages, with a result for each unanswered tool call and without results that have no call."""
     open_calls: dict[str, ToolCall] = {}
     for message in messages:
         if message.role == "tool":
@@ -40,12 +39,12 @@ def _missing(calls: dict[str, ToolCall]) -> Iterator[Message]:
 
 
 def result_text(message: Message) -> str:
-    """The text of a tool's result; never empty, as some providers refuse that."""
+    """Return the text of a tool's result; never empty, because some providers refuse that."""
     return message.text or "(empty)"
 
 
 def arguments_object(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call as an object. What the model wrote in another shape is kept under a name of its own."""
+    """Return the arguments of a call as an object. Arguments of another shape are kept under a name of their own."""
     try:
         value: Any = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -11,7 +11,7 @@ __all__ = ["TracingSettings"]
 
 
 class TracingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[tracing]`: whether spans are made, where they go, and whether they carry what was said."""
+    """`[tracing]`: whether spans are made, where they are sent, and whether they carry content."""
 
     enabled: bool = False
     exporter: Annotated[str, Meta(min_length=1, max_length=100)] = "otlp_proto_http"

@@ -28,11 +28,11 @@ SHUTDOWN_SECONDS: Final = 30.0
 """How long the end of a runtime waits for its last spans to be sent."""
 
 logger: Final = logging.getLogger("hermes_trio.tracing")
-"""The entry-point group in which the packages of OpenTelemetry name their exporters."""
+"""The entry-point group of OpenTelemetry's exporters."""
 
 
 class TracingProblem(SettingsError):
-    """Tracing cannot be switched on as it was asked for; the text says what is missing."""
+    """Raised if tracing cannot be enabled as configured. The text says what is missing."""
 
 
 @runtime_checkable
@@ -47,8 +47,8 @@ class ObservableStore(Protocol):
 class Tracing:
     """Make spans of a runtime's turns, model calls, tools, processes, jobs and writes: `Runtime(agent=…, stages=[Tracing()])`.
 
-    Without a `provider` the spans go to the program's global one. With `content` attributes carry what was said; without it they carry names, ids,
-    counts and how the work ended. Opening raises `TracingProblem` where OpenTelemetry is not installed.
+    Without a `provider` the spans go to the program's global one. With `content` attributes carry content; without it they carry names, ids, counts
+    and results. Opening raises `TracingProblem` if OpenTelemetry is not installed.
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, content: bool = False) -> None:
@@ -73,7 +73,9 @@ class Tracing:
 
 
 def configured_tracing(settings: TracingSettings) -> Callable[[Runtime], AbstractAsyncContextManager[None]]:
-    """The stage that `[tracing]` asks for: a provider of its own, whose last spans are sent when the runtime has ended. Raises `TracingProblem`."""
+    """Return the stage that `[tracing]` configures, with a provider of its own, whose last spans are sent when the runtime has ended. Raises
+    `TracingProblem`.
+    """
     provider = _make_provider(settings)
 
     @asynccontextmanager
@@ -86,7 +88,7 @@ def configured_tracing(settings: TracingSettings) -> Callable[[Runtime], Abstrac
             with trio.move_on_after(SHUTDOWN_SECONDS, shield=True) as bound:
                 await trio.to_thread.run_sync(provider.shutdown, abandon_on_cancel=True)
             if bound.cancelled_caught:
-                logger.error("the last spans could not be sent within %g s and are lost", SHUTDOWN_SECONDS)
+                logger.error("could not send the last spans within %g s; they are lost", SHUTDOWN_SECONDS)
 
     return stage
 

@@ -52,7 +52,7 @@ CONTENT_LIMIT: Final = 64 * 1024
 
 
 class SpanTracer:
-    """What `Tree.tracer` holds while a runtime is traced. Whatever a provider does, the work goes on: an error of it is logged, and the span is lost."""
+    """Makes spans while a runtime is traced; held by `Tree.tracer`. An error of the tracing provider is logged and loses the span; the work continues."""
 
     def __init__(self, provider: TracerProvider | None = None, *, content: bool = False) -> None:
         self._tracer = trace.get_tracer("hermes_trio", tracer_provider=provider)
@@ -64,7 +64,7 @@ class SpanTracer:
     # -- from the tree -----------------------------------------------------------------------------------------------------------
 
     def mark(self, node: Node) -> None:
-        """Start the span of a node that is new, end that of a node that has closed."""
+        """Start the span of a new node, end that of a closed one."""
         span = self._spans.get(node)
         if node.closed_at is None:
             if span is None and (node.kind in KINDS or _is_job(node)):
@@ -79,7 +79,7 @@ class SpanTracer:
                 span.end()
 
     def note(self, node: Node, **facts: object) -> None:
-        """Set the attributes that these facts make."""
+        """Set the attributes of these facts."""
         span = self._spans.get(node)
         if span is None or not span.is_recording():
             return
@@ -119,7 +119,7 @@ class SpanTracer:
                 span.set_attribute("gen_ai.input.messages", _messages([asked]))
 
     def _span_above(self, node: Node | None) -> Span | None:
-        """The span of the nearest node above."""
+        """Return the span of the nearest node above."""
         above = None if node is None else node.parent
         while above is not None:
             span = self._spans.get(above)
@@ -129,11 +129,11 @@ class SpanTracer:
         return None
 
     def _span_of(self, node: Node | None) -> Span | None:
-        """The span of a node, or of the nearest above it."""
+        """Return the span of a node, or of the nearest one above it."""
         return None if node is None else self._spans.get(node) or self._span_above(node)
 
     def _turn_span(self, node: Node | None) -> Span | None:
-        """The span of the turn that a node works for; that of a job where there is no turn."""
+        """Return the span of the turn that a node works for, or that of its job if there is no turn."""
         while node is not None and node.kind != "turn" and not _is_job(node):
             node = node.parent
         return None if node is None else self._spans.get(node)
@@ -141,7 +141,7 @@ class SpanTracer:
     # -- in and out --------------------------------------------------------------------------------------------------------------
 
     def headers(self, node: Node) -> Mapping[str, str]:
-        """`traceparent` and, where there is one, `tracestate`. No baggage: it may hold what a provider has no business with."""
+        """Return `traceparent` and, if there is one, `tracestate`. No baggage: it may hold data that is not meant for a provider."""
         carrier: dict[str, str] = {}
         span = self._span_of(node)
         if span is not None:
@@ -164,7 +164,7 @@ class SpanTracer:
 
     @contextmanager
     def received(self, headers: Iterable[tuple[bytes, bytes]]) -> Generator[None]:
-        """See `TreeTracer.received`. A context that is not well formed is ignored, as the standard says."""
+        """See `TreeTracer.received`. A malformed context is ignored, as the standard requires."""
         carrier = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers
@@ -182,7 +182,7 @@ class SpanTracer:
 
     @contextmanager
     def write(self, verb: str) -> Iterator[None]:
-        """A span around one write of the store that traced work waits for; other writes get none."""
+        """Make a span around one write of the store that traced work waits for. Other writes get none."""
         above = self._span_of(current_node())
         if above is None:
             yield
@@ -225,7 +225,7 @@ class SpanTracer:
 
 
 def _is_job(node: Node) -> bool:
-    """Whether a node is a job's own: below its session, which is below the supervisor."""
+    """Return whether a node is that of a job: below its session, which is below the supervisor."""
     session = node.parent
     return (
         session is not None
@@ -236,7 +236,7 @@ def _is_job(node: Node) -> bool:
 
 
 def _opening(node: Node) -> tuple[str, dict[str, str]]:
-    """The name of a node's span, and what is known when the node opens."""
+    """Return the name of a node's span, and the attributes that are known when the node opens."""
     attributes = {"hermes.node.id": _name(node.id)}
     if node.tenant:
         attributes["hermes.tenant"] = node.tenant
@@ -267,7 +267,7 @@ def _opening(node: Node) -> tuple[str, dict[str, str]]:
 
 
 def _attributes_of(fact: object) -> dict[str, Any]:
-    """What a fact says without telling what was said."""
+    """Return the attributes of a fact, without content."""
     match fact:
         case Outcome():
             told: dict[str, Any] = {**_usage(fact.usage), "hermes.turn.committed": fact.committed}
@@ -305,7 +305,7 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _content_of(facts: Mapping[str, object]) -> dict[str, str]:
-    """What was said, where it was asked for; credentials are hidden."""
+    """Return the content of a fact, if content is enabled, with credentials redacted."""
     told: dict[str, str] = {}
     for fact in facts.values():
         match fact:
@@ -323,7 +323,7 @@ def _content_of(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 def _messages(messages: Iterable[Message]) -> str:
-    """Messages as the conventions write them: a JSON list of roles and parts."""
+    """Return messages in the form of the conventions: a JSON list of roles and parts."""
     written: list[dict[str, Any]] = []
     for message in messages:
         parts: list[dict[str, Any]] = []
@@ -340,7 +340,7 @@ def _messages(messages: Iterable[Message]) -> str:
 
 
 def _name(text: str) -> str:
-    """A name that comes from a model, a provider or a client, if it looks like one: what was said must not pass for the name of a tool."""
+    """Return a name that comes from a model, a provider or a client, if it has the form of one: content must not pass for the name of a tool."""
     return text if _NAME.fullmatch(text) else "(not a name)"
 
 
