@@ -49,7 +49,7 @@ app.command(
 app.command(
     "hermes_trio.commands.gateway:grants",
     name="grants",
-    help="List, add and revoke grants: categories of commands that run without a question.",
+    help="List and revoke grants: categories of commands that run without a question.",
 )
 app.command(
     "hermes_trio.commands.gateway:inbox",

@@ -31,7 +31,7 @@ cron: Final = cyclopts.App(
 )
 grants: Final = cyclopts.App(
     name="grants",
-    help="List, add and revoke grants: categories of commands that run without a question.",
+    help="List and revoke grants: categories of commands that run without a question.",
     backend="trio",
 )
 inbox: Final = cyclopts.App(
@@ -453,7 +453,7 @@ async def revoke_grants(
     home: HomeOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Take grants back. A running server asks about such commands again, from the next one on."""
+    """Revoke grants. A running server asks about such commands again, from the next one on."""
     from hermes_trio.commands.clients import open_rows
 
     if not ids:
