@@ -17,10 +17,8 @@ from hermes_trio.messaging.conversations import ChatInterface
 from hermes_trio.messaging.senders import Senders
 from hermes_trio.runtime import supervisor, turn
 from hermes_trio.runtime.admission import Admission
-from hermes_trio.runtime.core import RuntimeCore
 from hermes_trio.runtime.ends import End, Ends
 from hermes_trio.runtime.event_writer import EventWriter
-from hermes_trio.runtime.interface import IN_PROCESS
 from hermes_trio.runtime.lane import Lanes
 from hermes_trio.runtime.outcome import CancelCause, Cause, StopReceipt
 from hermes_trio.runtime.ports import JobFinish, NewMessage, TurnFinish
@@ -337,23 +335,6 @@ def _forgets_a_slow_start(real: Any) -> Any:
     return write_down
 
 
-class _Forgetful(set[Any]):
-    def add(self, element: Any) -> None:
-        return None
-
-
-def _forgets_what_starts(real: Any) -> Any:
-    def init(self: RuntimeCore, **named: Any) -> None:
-        real(self, **named)
-        self.starting = _Forgetful()
-
-    return init
-
-
-def _never_drained(real: Any) -> Any:
-    return property(lambda self: False, lambda self, value: None)
-
-
 def _thread_is_not_counted(real: Any) -> Any:
     def adopt_thread(self: Supervisor, name: str, owner: Any, over: trio.Event) -> None:
         return None
@@ -377,17 +358,6 @@ def _knows_no_groups(real: Any) -> Any:
         return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
 
     return split
-
-
-def _takes_of_any_inbox(real: Any) -> Any:
-    """The reader of completions takes what waits for a session key, in whichever inbox."""
-
-    async def take_inbox(self: Any, inbox: str, session_key: str, limit: int = 32) -> Any:
-        if inbox == IN_PROCESS:
-            return await real(self, "desk", session_key, limit) or await real(self, inbox, session_key, limit)
-        return await real(self, inbox, session_key, limit)
-
-    return take_inbox
 
 
 def _counts_no_wakes(real: Any) -> Any:
@@ -433,11 +403,6 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         STORE,
         ((StatelessEntry, "_write_down", _forgets_a_slow_start),),
     ),
-    "7 a drain says ok before work begins": (
-        "7 stops",
-        STORE,
-        ((RuntimeCore, "__init__", _forgets_what_starts), (RuntimeCore, "drained", _never_drained)),
-    ),
     "8 the second stop of a turn with a deaf thread says ok": (
         "7 stops",
         NONE,
@@ -453,11 +418,6 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
         "8 calm",
         STORE,
         ((Lanes, "accept", _wakes_by_hand), (inbox, "accept_message", _signals_no_message)),
-    ),
-    "12 completions are taken of another inbox": (
-        "3 isolation",
-        NONE,
-        ((SqliteStore, "take_inbox", _takes_of_any_inbox),),
     ),
     "15 the budget of wakes does nothing": ("9 limits", NONE, ((SqliteStore, "root_wakes", _counts_no_wakes),)),
     "shape 2 a turn's end written twice": ("4 transcripts", STORE, ((SqliteStore, "finish_turn", _writes_again),)),
