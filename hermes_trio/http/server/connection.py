@@ -102,7 +102,7 @@ class Connection:
         Cancellation from outside cancels the request under way and closes the socket at once.
         """
         worker = self.worker
-        worker.patience.add(self)
+        worker.connections.add(self)
         try:
             fault: ProtocolFault | None = None
             try:
@@ -122,7 +122,7 @@ class Connection:
                 await self._take_leave(fault)
         finally:
             worker.watch.forget(self._descriptor)
-            worker.patience.remove(self)
+            worker.connections.remove(self)
             self._reader.close()
             self._exchange = None
             if self._handover is None:
@@ -141,8 +141,8 @@ class Connection:
         descriptor = self._descriptor
         app = worker.app
         wait_readable = trio.lowlevel.wait_readable
-        patience = worker.patience
-        self.due = patience.now + idle_timeout
+        connections = worker.connections
+        self.due = connections.now + idle_timeout
         while True:
             # A task's context takes effect at its next step, so a fresh one is always followed by a wait.
             task.context = worker.context.copy()
@@ -157,7 +157,7 @@ class Connection:
                     return
                 if not ready and reader.begun and self._phase is _IDLE:
                     self._phase = _HEAD
-                    self.due = patience.now + worker.config.head_timeout
+                    self.due = connections.now + worker.config.head_timeout
             request = ready.pop(0)
             self._phase = _HANDLING
             self.due = inf
@@ -182,10 +182,10 @@ class Connection:
                 return
             if ready or reader.begun:
                 self._phase = _HEAD
-                self.due = patience.now + worker.config.head_timeout
+                self.due = connections.now + worker.config.head_timeout
             else:
                 self._phase = _IDLE
-                self.due = patience.now + idle_timeout
+                self.due = connections.now + idle_timeout
 
     async def _run_observed(self, exchange: Exchange) -> None:
         """Run the application with the checks and the access line that are off by default."""
@@ -224,12 +224,12 @@ class Connection:
         Returns with body bytes, with the body complete, or with the request ended. Cancellation loses no bytes.
         """
         config = self.worker.config
-        patience = self.worker.patience
+        connections = self.worker.connections
         if request.expects_continue:
             request.expects_continue = False
             await self.write(_CONTINUE, 0)
         if not self._body_since:
-            self._body_since = patience.now
+            self._body_since = connections.now
         try:
             while not request.chunks and not request.complete and self.ending is None:
                 if self._reader.fault is not None:
@@ -256,7 +256,7 @@ class Connection:
         """Read the unwanted rest of a body; false when it is too long or the client has left."""
         config = self.worker.config
         self._phase = ConnectionPhase.DRAINING
-        self.due = self.worker.patience.now + config.drain_timeout
+        self.due = self.worker.connections.now + config.drain_timeout
         self._body_since = 0.0
         limit = request.received + config.drain_bytes
         while not request.complete:
@@ -283,7 +283,7 @@ class Connection:
         """Send `data` from `sent` on, waiting for the reader; ends the connection when the reader takes
         nothing for too long.
         """
-        patience = self.worker.patience
+        connections = self.worker.connections
         timeout = self.worker.config.write_timeout
         try:
             with memoryview(data) as view:
@@ -291,7 +291,7 @@ class Connection:
                     if self.broken:
                         await trio.lowlevel.checkpoint()
                         return
-                    self._write_due = patience.now + timeout
+                    self._write_due = connections.now + timeout
                     self.due = min(self._read_due, self._write_due)
                     await trio.lowlevel.wait_writable(self._descriptor)
                     try:
@@ -323,7 +323,7 @@ class Connection:
     def expire(self) -> None:
         """The wait under way has lasted too long."""
         self.due = inf
-        if self._write_due < self.worker.patience.now:
+        if self._write_due < self.worker.connections.now:
             self.end(Ending.SLOW_READER)
             self._break()
         else:
@@ -394,7 +394,7 @@ class Connection:
         self._phase = ConnectionPhase.LINGERING
         # A client that is still uploading reads the answer when its body is gone: that is bounded by time, however much it is.
         seconds, left = (config.drain_timeout, inf) if self._linger else (config.linger_timeout, config.drain_bytes)
-        self.due = self.worker.patience.now + seconds
+        self.due = self.worker.connections.now + seconds
         self._scope = trio.CancelScope()
         view = self.worker.buffer
         with self._scope:

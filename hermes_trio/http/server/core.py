@@ -13,8 +13,8 @@ import attrs
 from hermes_trio.http.server.asgi import ASGIApp
 from hermes_trio.http.server.config import ServerConfig
 from hermes_trio.http.server.disconnects import DisconnectWatch
+from hermes_trio.http.server.open_connections import Connections
 from hermes_trio.http.server.responses import FixedLines
-from hermes_trio.http.server.timeouts import Connections
 
 if TYPE_CHECKING:
     from hermes_trio.http.server.hypercorn_connection import HypercornSide
@@ -31,7 +31,7 @@ class ServerCore:
     config: ServerConfig
     state: dict[str, Any]
     watch: DisconnectWatch
-    patience: Connections
+    connections: Connections
     fixed: FixedLines
     root_path: str = ""
     logs_access: bool = False

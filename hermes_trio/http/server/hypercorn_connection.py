@@ -2,7 +2,7 @@
 
 `HypercornSide.run` runs Hypercorn's own connection over any stream, with the bytes that somebody else has already read, and
 lets nothing but cancellation out. `HypercornConnection` changes what Hypercorn's class gets wrong: a send is shielded for
-a bounded time only, the server can break that shield when it is out of patience, a head that comes too slowly ends the
+a bounded time only, the server can break that shield after a time limit, a head that comes too slowly ends the
 connection, the connection of a client that has left ends at once, and its socket is closed in every case.
 """
 
@@ -99,7 +99,7 @@ class HypercornConnection(TCPServer):
         """Note until when the head must be complete that the client has begun. One that trickles in gets no more time by trickling."""
         head = self._begun_head()
         if head is not None and head != self._head:
-            self._head_due = self._worker.patience.now + self._worker.config.head_timeout
+            self._head_due = self._worker.connections.now + self._worker.config.head_timeout
         self._head = head
         self.due = inf if head is None else self._head_due
 
@@ -185,7 +185,7 @@ class HypercornSide:
         if worker.draining:
             await self.dismiss()
         connection = HypercornConnection(worker, self, stream, opening)
-        worker.patience.add(connection)
+        worker.connections.add(connection)
         try:
             await connection.run()
         except BaseExceptionGroup as group:
@@ -198,4 +198,4 @@ class HypercornSide:
             worker.log_failure("Error in a connection", failure)
         finally:
             connection.close()
-            worker.patience.remove(connection)
+            worker.connections.remove(connection)

@@ -201,7 +201,7 @@ class GuardedExchange:
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
         self._last_send: trio.CancelScope | None = None
-        self._patience = LAST_SEND_TIMEOUT
+        self._last_send_timeout = LAST_SEND_TIMEOUT
         self.fate = RequestFate()
         scope.setdefault("extensions", {})[EXCHANGE_EXTENSION] = self.fate
 
@@ -282,7 +282,7 @@ class GuardedExchange:
         if message["type"] != "http.response.body" or more:
             await self._bounded(message)
             return
-        with trio.move_on_after(self._patience, shield=True) as self._last_send:
+        with trio.move_on_after(self._last_send_timeout, shield=True) as self._last_send:
             self._answering = True
             self._notify()
             if self._http1 and not self._settled.is_set():
@@ -339,7 +339,7 @@ class GuardedExchange:
             await self._read_on()
         finally:
             # Over HTTP/2 a send to a connection that has gone, or that waits for the reader's window, never returns.
-            self._patience = LAST_SEND_GRACE
+            self._last_send_timeout = LAST_SEND_GRACE
             if self._last_send is not None:
                 self._last_send.deadline = min(self._last_send.deadline, trio.current_time() + LAST_SEND_GRACE)
         self._disconnected = True

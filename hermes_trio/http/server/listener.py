@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from hermes_trio.http.server.timeouts import Connections
+from hermes_trio.http.server.open_connections import Connections
 
 # Accepting is cheap but not free; after so many the connections already accepted get their turn.
 _ACCEPTS_PER_TURN = 128
@@ -76,7 +76,7 @@ def accept_waiting(listener: socket.socket, accept: Callable[[socket.socket], No
 
 
 async def accept_forever(
-    listener: socket.socket, accept: Callable[[socket.socket], None], patience: Connections
+    listener: socket.socket, accept: Callable[[socket.socket], None], connections: Connections
 ) -> None:
     """Accept connections until cancelled. `accept` must take the socket over without blocking; the listener stays
     open.
@@ -84,6 +84,6 @@ async def accept_forever(
     while True:
         await trio.lowlevel.wait_readable(listener)
         if not accept_waiting(listener, accept):
-            patience.room = trio.Event()
+            connections.room = trio.Event()
             with trio.move_on_after(_LOOK_AGAIN):
-                await patience.room.wait()
+                await connections.room.wait()

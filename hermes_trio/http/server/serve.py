@@ -2,7 +2,7 @@
 
 `serve` runs Hypercorn's trio server inside the caller's nursery. Hypercorn brings the configuration, the sockets,
 TLS, the lifespan and every connection that is not plain HTTP/1.1; this package brings the listener, the fast
-connection and the patience with both.
+connection and the time limits of both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hermes_trio.http.server.listener import (
     bind_of,
     raise_descriptor_limit,
 )
+from hermes_trio.http.server.open_connections import Connections
 from hermes_trio.http.server.responses import FixedLines
-from hermes_trio.http.server.timeouts import Connections
 
 
 class LifespanCrashed(Exception):
@@ -146,11 +146,11 @@ def _accept(worker: ServerCore, nursery: trio.Nursery, tls: SSLContext | None, s
         worker.context.copy().run(nursery.start_soon, connection.run)
 
 
-async def _sever_when_cancelled(patience: Connections) -> None:
+async def _sever_when_cancelled(connections: Connections) -> None:
     try:
         await trio.sleep_forever()
     finally:
-        patience.sever()
+        connections.sever()
 
 
 async def serve(
@@ -179,7 +179,7 @@ async def serve(
         _run_lifespan(app, hypercorn, state) if config.lifespan else nullcontext(trio.sleep_forever) as until_crash
     ):
         with DisconnectWatch.open() as watch:
-            patience = Connections(
+            connections = Connections(
                 hypercorn.keep_alive_timeout,
                 config.head_timeout,
                 config.body_timeout,
@@ -192,7 +192,7 @@ async def serve(
                 config=config,
                 state=state,
                 watch=watch,
-                patience=patience,
+                connections=connections,
                 fixed=FixedLines(date=hypercorn.include_date_header, server=hypercorn.include_server_header),
                 root_path=hypercorn.root_path,
                 logs_access=hypercorn.accesslog is not None,
@@ -200,8 +200,8 @@ async def serve(
             )
             async with trio.open_nursery() as guards:
                 guards.start_soon(watch.run)
-                guards.start_soon(patience.run)
-                guards.start_soon(_sever_when_cancelled, patience)
+                guards.start_soon(connections.run)
+                guards.start_soon(_sever_when_cancelled, connections)
                 guards.start_soon(until_crash)
                 await _serve_connections(worker, shutdown, lambda addresses: task_status.started(addresses))
                 guards.cancel_scope.cancel()
@@ -212,15 +212,15 @@ async def _serve_connections(
 ) -> None:
     """Accept and serve until `shutdown`, then drain."""
     hypercorn = worker.config.hypercorn
-    patience = worker.patience
-    async with trio.open_nursery() as connections:
+    connections = worker.connections
+    async with trio.open_nursery() as nursery:
         with _open_listeners(hypercorn) as listeners:
-            takers = [(listener.sock, partial(_accept, worker, connections, listener.tls)) for listener in listeners]
+            takers = [(listener.sock, partial(_accept, worker, nursery, listener.tls)) for listener in listeners]
             if not worker.config.fast_path or any(listener.tls for listener in listeners):
                 worker.stock()  # loaded now rather than under the first connection
             async with trio.open_nursery() as accepting:
                 for sock, accept in takers:
-                    accepting.start_soon(accept_forever, sock, accept, patience)
+                    accepting.start_soon(accept_forever, sock, accept, connections)
                 for listener in listeners:
                     await hypercorn.log.info(f"Running on {listener.address} (CTRL + C to quit)")
                 is_ready([listener.address for listener in listeners])
@@ -230,8 +230,8 @@ async def _serve_connections(
                 accept_waiting(sock, accept)
         await worker.dismiss()
         await trio.lowlevel.checkpoint()
-        patience.dismiss()
+        connections.dismiss()
         with trio.move_on_after(hypercorn.graceful_timeout):
-            await patience.wait_empty()
-        connections.cancel_scope.cancel()
-        patience.sever()
+            await connections.wait_empty()
+        nursery.cancel_scope.cancel()
+        connections.sever()

@@ -323,7 +323,7 @@ class Custody:
                 elif relic.pid not in keepers or elapsed > KEEPER_PATIENCE:
                     condemned = [relic, *descent.descendants(relic.pid)]
                     known.update((one.pid, one.started) for one in condemned)
-                    descent.kill_all(condemned, me)
+                    descent.kill_listed(condemned, me)
             await trio.sleep(SWEEP_PAUSE)
 
     def _left_behind(self, child: descent.Relative) -> bool:

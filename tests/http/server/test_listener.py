@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from hermes_trio.http.server.listener import accept_forever, accept_waiting, bind_of, raise_descriptor_limit
-from hermes_trio.http.server.timeouts import Connections
+from hermes_trio.http.server.open_connections import Connections
 
-from .test_patience import Patient
+from .test_open_connections import Patient
 
 
 class FullTable(socket.socket):
@@ -65,17 +65,17 @@ def test_every_waiting_connection_is_accepted_in_one_go(listener: FullTable) -> 
 
 async def test_full_descriptor_table_waits_for_a_connection_to_close(listener: FullTable) -> None:
     """Without a descriptor the listener tries once and then waits; a connection that closes wakes it."""
-    patience = Connections(1.0)
+    connections = Connections(1.0)
     patient = Patient(float("inf"))
-    patience.add(patient)
+    connections.add(patient)
     clients = connect(listener, 3)
     accepted: list[socket.socket] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(accept_forever, listener, accepted.append, patience)
+        nursery.start_soon(accept_forever, listener, accepted.append, connections)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert (listener.attempts, accepted) == (1, [])
         listener.room = True
-        patience.remove(patient)
+        connections.remove(patient)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(accepted) == 3
         nursery.cancel_scope.cancel()

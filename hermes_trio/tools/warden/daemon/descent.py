@@ -101,7 +101,7 @@ def send(relative: Relative, signum: int) -> bool:
     return True
 
 
-def kill_all(relatives: Iterable[Relative], parent: int) -> int:
+def kill_listed(relatives: Iterable[Relative], parent: int) -> int:
     """SIGKILL to each of them that is alive, groups first; how many were. `parent` is the calling process.
 
     A group's signal cannot be outrun by forking, a list of numbers can.

@@ -288,7 +288,7 @@ class Keeper:
         if self._killing_since is None:
             self._killing_since = now
         cgroup.kill(self.group)
-        alive = descent.kill_all(descent.descendants(self._pid), self._pid)
+        alive = descent.kill_listed(descent.descendants(self._pid), self._pid)
         if alive:
             self._means = Means.SIGKILL
         killing = now - self._killing_since

@@ -215,7 +215,7 @@ class WardenDaemon:
         if strangers := self._strangers():
             fresh = {child.pid for child in strangers if child.session == self._pid}
             spared = fresh.union(self._keepers, self._templates)
-            descent.kill_all(descent.descendants(self._pid, without=spared), self._pid)
+            descent.kill_listed(descent.descendants(self._pid, without=spared), self._pid)
             return
         for job in self._bereaved:
             self._tell(Kind.CLOSED, job)

@@ -20,7 +20,7 @@ _BLOCKED_TICKS = 3
 
 
 class Waiting(Protocol):
-    """A connection, as far as patience with it is concerned."""
+    """A connection, as far as its time limit is concerned."""
 
     due: float
 
@@ -33,7 +33,7 @@ class Waiting(Protocol):
         ...
 
     def sever(self) -> None:
-        """The server is out of patience: break off whatever is under way, shielded or not."""
+        """The time limit is over: break off whatever is under way, shielded or not."""
         ...
 
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from hermes_trio.http.server import Ending
-from hermes_trio.http.server.timeouts import Connections
+from hermes_trio.http.server.open_connections import Connections
 
 from .loopback import request, running
 from .sample_app import SampleApp
@@ -189,15 +189,15 @@ class Patient:
         raise AssertionError("nobody stops")
 
 
-async def test_patience_ends_waits_in_order_and_once(autojump_clock: object) -> None:
+async def test_the_list_ends_waits_in_order_and_once(autojump_clock: object) -> None:
     """A wait ends when it is due, moving `due` postpones it, and it is told once."""
-    patience = Connections(1.0)
+    connections = Connections(1.0)
     now = trio.current_time()
     early, late, moved = Patient(now + 1), Patient(now + 3), Patient(now + 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(patience.run)
+        nursery.start_soon(connections.run)
         for patient in (early, late, moved):
-            patience.add(patient)
+            connections.add(patient)
         await trio.sleep(0.5)
         moved.due = trio.current_time() + 100
         await trio.sleep(1.5)
@@ -207,15 +207,15 @@ async def test_patience_ends_waits_in_order_and_once(autojump_clock: object) -> 
         nursery.cancel_scope.cancel()
 
 
-async def test_patience_sleeps_without_a_deadline_when_there_is_nobody(autojump_clock: object) -> None:
+async def test_the_list_sleeps_without_a_deadline_when_there_is_nobody(autojump_clock: object) -> None:
     """An idle server wakes up for nothing."""
-    patience = Connections(1.0)
+    connections = Connections(1.0)
     patient = Patient(float("inf"))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(patience.run)
-        patience.add(patient)
+        nursery.start_soon(connections.run)
+        connections.add(patient)
         await trio.sleep(1)
-        patience.remove(patient)
+        connections.remove(patient)
         await trio.sleep(2)
         assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float("inf")
         nursery.cancel_scope.cancel()
@@ -223,11 +223,11 @@ async def test_patience_sleeps_without_a_deadline_when_there_is_nobody(autojump_
 
 async def test_blocked_loop_is_not_held_against_the_clients(mock_clock: trio.testing.MockClock) -> None:
     """After the loop itself was blocked, waits get one more tick to be met."""
-    patience = Connections(1.0)
+    connections = Connections(1.0)
     patient = Patient(trio.current_time() + 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(patience.run)
-        patience.add(patient)
+        nursery.start_soon(connections.run)
+        connections.add(patient)
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(10)
         await trio.testing.wait_all_tasks_blocked()
