@@ -1,4 +1,4 @@
-"""What every part of one runtime shares: the tree, the store, the ids, the limits. Made by `Runtime`, and nobody else."""
+"""What every part of one runtime shares: the tree, the store, the ids, the limits. Made only by `Runtime`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_jobs: int = 10_000
     max_jobs_per_session: int = 64
     unwatched_job_seconds: float = 24 * 3600.0
-    """An unwatched job that is older is stopped: nobody would ever be told of it."""
+    """An unwatched job that is older is stopped: it has no notice through which its session could learn of it."""
     finish_seconds: float = 10.0
-    """The bound of the shield around writing an end down."""
+    """The bound of the shield around the commit of an end."""
     inbox_attempts: int = 3
     """How often a message or a notice is claimed for a turn before it becomes a dead letter."""
     hook_seconds: float = 30.0
@@ -64,18 +64,18 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     leaf_threads: int = 64
     event_limit: int = 10_000
     watchdog_seconds: float = 0.1
-    """A step of the loop that lasts longer is named in the log and in the tree; 0 switches the watchdog off."""
+    """A step of the loop that lasts longer is reported in the log and in the tree; 0 switches the watchdog off."""
 
 
 class RuntimeCore:
-    """Shared by reference; its parts do not know `Runtime`."""
+    """The parts of one runtime, shared by reference; none of them imports `Runtime`."""
 
     def __init__(
         self, *, agent: Agent, store: RuntimeStore, settings: RuntimeSettings, ids: Ids, clock: Callable[[], float]
     ) -> None:
         self.agent = agent
         self.adapt: Callable[[AnyAgent], Agent] = as_agent
-        """Makes an agent of what an embedding program gave; an `AsyncioRuntime` takes async functions for asyncio's."""
+        """Makes an agent of a function from an embedding program; an `AsyncioRuntime` treats async functions as asyncio's."""
         self.store = store
         self.settings = settings
         self.ids = ids
@@ -96,7 +96,7 @@ class RuntimeCore:
         """Runs whose rows are being written; each event is set when that is over."""
         self.draining: bool = False
         self.drained: bool = False
-        """The time of a drain is over: what begins now is cancelled at once."""
+        """Whether the time of a drain is over: a turn that begins now is cancelled at once."""
         self.base_context: contextvars.Context = contextvars.copy_context()
         self.supervisor: Supervisor
         self.journal: EventWriter
@@ -117,7 +117,7 @@ class RuntimeCore:
         below: Node | None = None,
         allowance: Allowance | None = None,
     ) -> Turn:
-        """A turn that is about to be conducted; its node is in the tree from now on."""
+        """Make a turn that is about to run; its node is in the tree from now on."""
         id = self.ids.make("turn_", 16)
         if root is None:
             root = Settlement(id)
@@ -138,7 +138,7 @@ class RuntimeCore:
         return turn
 
     def drop_turn(self, turn: Turn) -> None:
-        """A turn that was made will not be conducted."""
+        """Discard a turn that was made and will not run."""
         del self.live_turns[turn.id]
         turn.node.close("cancelled")
 
@@ -152,7 +152,7 @@ class RuntimeCore:
         budget: Budget | None = None,
         hooks: TurnHooks = NO_HOOKS,
     ) -> TurnSpec:
-        """A child turn of `owner`, with a session of its own below the owner's. What it asks, it asks where its owner does."""
+        """Return the spec of a child turn of `owner`, with its own session below the owner's. Its approvals are asked where the owner's are."""
         if context is None:
             context = msgspec.structs.replace(
                 owner.context, session_id=f"{owner.context.session_id[:480]}.{self.ids.hex(8)}"
@@ -170,7 +170,7 @@ class RuntimeCore:
 
     @contextmanager
     def at_session_end(self, forget: Callable[[str], None]) -> Generator[None]:
-        """While the body runs, `forget` is called with the id of every session that ends, however it ends: for whoever keeps something for sessions."""
+        """Call `forget` with the id of every session that ends, for the body of the `with`: for caches by session."""
         self._forgets.append(forget)
         try:
             yield
@@ -178,14 +178,14 @@ class RuntimeCore:
             self._forgets.remove(forget)
 
     def forget_session(self, session_id: str) -> None:
-        """A session is over: whatever comes under its id afterwards starts afresh."""
+        """Drop what is cached for a session that has ended."""
         for forget in self._forgets:
             forget(session_id)
 
     async def end_session(self, session_id: str, reason: str, cause: Cause | None = None) -> bool:
-        """End a session: its jobs are stopped, what waits for it is abandoned, and its row says why it ended. The first reason wins.
+        """End a session: stop its jobs, abandon its waiting rows, and record the reason in its row. The first reason wins.
 
-        Returns whether this call ended it. A turn of the session that is running is not touched.
+        Returns whether this call ended it. A running turn of the session is not cancelled.
         """
         why = Cause(CancelCause.SESSION_ENDED, str(cause or reason))
         await self.supervisor.stop_session(session_id, why)

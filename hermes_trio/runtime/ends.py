@@ -1,7 +1,7 @@
-"""The ends that could not be written yet, and the one task that owns them.
+"""Ends that the store has refused so far, and the task that retries them.
 
-Whoever ends something (a turn, a job, an attempt to send, a cron slot, a claim) writes the end through `Ends.put`. If the store refuses it, this
-task repeats it with growing pauses until it is written or the runtime closes. Ends may be written twice: the store's verbs change nothing the
+The end of a turn, a job, an attempt to send, a cron slot or a claim is written through `Ends.put`. If the store refuses it, this
+task retries it with growing pauses until it is written or the runtime closes. Ends may be written twice: the store's verbs change nothing the
 second time. An end that is refused while other writes succeed is reduced to its state and its error. An end that belongs to another owner by now
 (`Fenced`) is dropped.
 """
@@ -30,18 +30,18 @@ logger: Final = logging.getLogger("hermes_trio.runtime.ends")
 FIRST_SECONDS: Final = 0.1
 LONGEST_SECONDS: Final = 10.0
 FULL_ATTEMPTS: Final = 3
-"""So often the whole end is tried before it is reduced, if other writes succeed."""
+"""Attempts to write the whole end before it is reduced, if other writes succeed."""
 UNCERTAIN_ATTEMPTS: Final = 12
-"""So often, if one attempt may have been written: reduced, it would be told otherwise than it is stored."""
+"""The same if one attempt may have been written: a reduced end could then be reported differently from the stored one."""
 
 Write = Callable[[], Awaitable[object]]
 
 
 class End(msgspec.Struct, eq=False):
-    """Something that has ended and must be written down. `then` is called once, when it is written or was given up.
+    """An end that must be written. `then` is called once, when it is written or given up.
 
-    `reduced(end)` writes its state and error alone; it is given the end, so that an end never refers to itself and need not be collected.
-    `problem` says why it is not written; it is empty once it is.
+    `reduced(end)` writes its state and error only; it gets the end as an argument, so that an end is not part of a reference cycle.
+    `problem` is the reason why it is not written; empty once it is.
     """
 
     name: str
@@ -54,15 +54,15 @@ class End(msgspec.Struct, eq=False):
     written: bool = False
     was_reduced: bool = False
     uncertain: bool = False
-    """An attempt may have been written, although that was not heard of."""
+    """Whether an attempt with an unknown outcome may have been written."""
     value: object = None
     """What `write` returned."""
     over: trio.Event | None = None
-    """Made when the end has to wait; set when it does not wait any more."""
+    """Made when the end has to wait for a retry; set when it is written or given up."""
 
 
 class Ends:
-    """The ends of one runtime that wait. `len` is how many."""
+    """The waiting ends of one runtime. `len` is their number."""
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
@@ -74,11 +74,11 @@ class Ends:
         return len(self._waiting)
 
     def describe(self) -> list[str]:
-        """What waits to be written, and why: for a health report."""
+        """Return the waiting ends with their reasons, for a health report."""
         return [f"{end.name}: attempt {end.attempts}, {end.problem}" for end in self._waiting]
 
     async def works(self) -> bool:
-        """Whether the store takes a write now: what it refuses then is refused for itself."""
+        """Return whether the store accepts a write now: if it does, a refused write is at fault itself."""
         try:
             await self._core.store.probe()
         except Exception:
@@ -86,7 +86,7 @@ class Ends:
         return True
 
     async def put(self, end: End) -> bool:
-        """Write an end; return whether it is written. Shielded for `finish_seconds`; after that it is this object's to repeat, and `end.then` is called."""
+        """Write an end; return whether it is written. Shielded for `finish_seconds`; after that this object retries it and calls `end.then`."""
         until = trio.current_time() + self._core.settings.finish_seconds
         if not await self._attempt(end, until):
             if self._open:
@@ -101,7 +101,7 @@ class Ends:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Ends are repeated for the body of the `async with`. Leaving tries each once more, all within `finish_seconds`; the next start reaps the rest."""
+        """Retry ends for the body of the `async with`. Leaving tries each once more, all within `finish_seconds`; the next start reaps the rest."""
         self._open = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, name="ends")
@@ -135,7 +135,7 @@ class Ends:
                     delay = FIRST_SECONDS
 
     async def _attempt(self, end: End, until: float) -> bool:
-        """Try once, for `finish_seconds` at most; say whether it does not wait any more."""
+        """Try once, for at most `finish_seconds`; return whether the end needs no further attempt (written, or fenced)."""
         seconds = self._core.settings.finish_seconds
         with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)):
             try:
@@ -161,7 +161,7 @@ class Ends:
         return False
 
     async def _reduce(self, end: End) -> bool:
-        """Whether an end that was refused often enough, by a store that takes other writes, is written now: as it is, or its state and error alone."""
+        """Write an end that a working store refused often enough: as it is, or its state and error only. Return whether it is written now."""
         enough = end.attempts > (UNCERTAIN_ATTEMPTS if end.uncertain else FULL_ATTEMPTS)
         if not enough or end.reduced is None or not await self.works():
             return False

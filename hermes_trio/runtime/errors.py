@@ -1,4 +1,4 @@
-"""Every error that the runtime raises on purpose, each with what was wrong and what to do about it."""
+"""The errors that the runtime raises on purpose. Each message says what was wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RuntimeProblem(Exception):
     """The base of all errors of the runtime. `public` is its text for a client, which names no file of the server."""
 
     told: ClassVar[str] = ""
-    """What a client is told instead of the error's own text; empty where that is fit for it."""
+    """The text for a client instead of the error's own; empty where the error's own text may be shown."""
 
     @property
     def public(self) -> str:
@@ -38,27 +38,27 @@ class RuntimeProblem(Exception):
 
 
 class InvalidContext(RuntimeProblem, ValueError):
-    """A session variable, id or key that cannot be used as one (too long, or with a NUL or a line break)."""
+    """Raised for a session variable, id or key that is invalid (too long, or with a NUL or a line break)."""
 
 
 class NoRuntime(RuntimeProblem):
-    """Something that needs an open Runtime was asked for outside of one."""
+    """Raised when a call that needs an open Runtime is made outside of one."""
 
 
 class OutcomeUnknown(RuntimeProblem):
-    """Whether something was done is not known yet. Asking again tells: under the same id or idempotency key it is not done twice."""
+    """Raised when the outcome of a write is not known yet. Repeating it is safe: under the same id or idempotency key it is not done twice."""
 
 
 class RuntimeClosed(RuntimeProblem):
-    """Work was offered to a runtime that has been closed or has not been opened."""
+    """Raised for work in a runtime that has been closed or has not been opened."""
 
 
 class AlreadyOpen(RuntimeProblem):
-    """A Runtime is a one-way thing: it is opened once."""
+    """Raised when a Runtime is opened a second time."""
 
 
 class Draining(RuntimeProblem):
-    """New work was refused because the runtime is draining. `retry_after` is in seconds."""
+    """Raised for new work while the runtime is draining. `retry_after` is in seconds."""
 
     def __init__(
         self, message: str = "the runtime is draining and takes no new work", retry_after: float = 1.0
@@ -68,15 +68,15 @@ class Draining(RuntimeProblem):
 
 
 class Fenced(RuntimeProblem):
-    """What was to be ended or begun belongs to another owner by now; nothing was written. The other owner decides what becomes of it."""
+    """Raised when the row of a write belongs to another owner by now; nothing was written. The other owner ends it."""
 
 
 class SessionHeld(RuntimeProblem):
-    """A turn of another node has the session; nothing was written. Its end is signalled."""
+    """Raised when a turn of another node holds the session; nothing was written. The end of that turn is signalled."""
 
 
 class HostedElsewhere(RuntimeProblem):
-    """The turns of a session run on another node, because its shell, its files or its jobs are there; nothing was begun. `node` is that node."""
+    """Raised when a session's turns run on another node, `node`, because its shell, files or jobs are there; nothing was begun."""
 
     def __init__(self, session_id: str, node: str) -> None:
         super().__init__(
@@ -86,11 +86,11 @@ class HostedElsewhere(RuntimeProblem):
 
 
 class MembershipLost(RuntimeProblem):
-    """This node can no longer know that it owns what it holds: its lease was not renewed in time, or it was taken over. What it ran has been stopped."""
+    """Raised when this node has lost its lease: it was not renewed in time, or the node was reaped. Its work has been stopped."""
 
 
 class TooBusy(RuntimeProblem):
-    """All turn slots are taken. `retry_after` is in seconds."""
+    """Raised when all turn slots are in use. `retry_after` is in seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -98,26 +98,26 @@ class TooBusy(RuntimeProblem):
 
 
 class MailboxFull(RuntimeProblem):
-    """A lane already holds as many waiting messages as it may; nothing was stored."""
+    """Raised when the maximum number of messages waits for a session; nothing was stored."""
 
 
 class JobRefused(RuntimeProblem):
-    """A job was not started; the text says which limit stands in the way."""
+    """Raised when a job was not started; the message names the limit."""
 
 
 class UnknownJob(RuntimeProblem, KeyError):
-    """No job of that id belongs to the asking session."""
+    """Raised when the session has no job of that id."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "unknown job"
 
 
 class BudgetExhausted(RuntimeProblem):
-    """A scope spent more of something than it was given; the scope that owned the budget is cancelled."""
+    """Raised when a scope spends more than its budget; the scope that owns the budget is cancelled."""
 
 
 class AgentFailed(RuntimeProblem):
-    """An agent reported failure by raising this, with a text that may be shown to a user."""
+    """Raised by an agent to report a failure, with a text that may be shown to a user."""
 
     def __init__(self, message: str, code: str = "agent_error") -> None:
         super().__init__(message)

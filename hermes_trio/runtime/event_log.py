@@ -1,6 +1,6 @@
 """A run's event log: append-only, numbered, bounded. Every reader has its own cursor; reading destroys nothing.
 
-The writer never waits. A reader that fell behind what the log still holds is told so by a `Gap` and goes on from the oldest event.
+The writer never waits. A reader that fell behind the oldest event in memory gets a `Gap` and continues from the oldest event.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ DEFAULT_EVENTS: Final = 10_000
 """Events kept in memory per log; older ones are read from the store."""
 
 DEFAULT_BYTES: Final = 8_388_608
-"""How much of a log's text is kept in memory, roughly; older events are read from the store."""
+"""The approximate length of text that a log keeps in memory; older events are read from the store."""
 
 BATCH_BYTES: Final = 131_072
-"""How much text a reader is given at once: what a reader that stalls keeps from being freed."""
+"""The length of text in one batch for a reader, which bounds the memory that a stalled reader holds."""
 
 
 class LogEvent(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class EventLog:
         return self._events[0].number if self._events else self.last + 1
 
     def append(self, data: Mapping[str, Any]) -> LogEvent:
-        """Add an event and wake the readers. Appending to a closed log is a mistake of the owner."""
+        """Add an event and wake the readers. Raises `ValueError` if the log is closed."""
         if self.closed:
             raise ValueError("the event log is closed; its terminal event has been written")
         self.last += 1
@@ -76,18 +76,18 @@ class EventLog:
         return event
 
     def close(self) -> None:
-        """Say that nothing more will come. Readers finish what there is and then end."""
+        """Close the log. Readers read the remaining events and then end."""
         self.closed = True
         if self._wake is not None:
             self._wake.set()
             self._wake = None
 
     def cursor(self, after: int = 0) -> EventCursor:
-        """A reader that starts behind event `after` (0: from the beginning)."""
+        """Return a reader that starts after event `after` (0: from the beginning)."""
         return EventCursor(self, after)
 
     def since(self, after: int, limit: int) -> list[LogEvent]:
-        """Up to `limit` events behind `after`, without waiting."""
+        """Return up to `limit` events after `after`, without waiting."""
         if after >= self.last:
             return []
         skip = max(0, after - self.oldest + 1)
@@ -118,14 +118,14 @@ class EventLog:
 
 
 class EventCursor:
-    """One reader's place in a log. `read` gives batches; an empty batch means that the log is closed and read to its end."""
+    """One reader's position in a log. `read` returns batches; an empty batch means that the log is closed and read to its end."""
 
     def __init__(self, log: EventLog, after: int) -> None:
         self._log = log
         self.after = after
 
     async def read(self, limit: int = 256) -> list[LogEvent | Gap]:
-        """Wait for events and return them. A `Gap` stands first when some were dropped before they could be read."""
+        """Wait for events and return them. A `Gap` comes first if events were dropped before they were read."""
         while True:
             oldest = self._log.oldest
             found: list[LogEvent | Gap] = []
@@ -142,7 +142,7 @@ class EventCursor:
 
 
 def _bounded(events: list[LogEvent]) -> list[LogEvent]:
-    """The first of these events, as many as make up one batch, and at least one."""
+    """Return the first events up to the size of one batch, and at least one."""
     size = 0
     for place, event in enumerate(events):
         size += event.size

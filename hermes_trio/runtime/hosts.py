@@ -1,8 +1,8 @@
-"""Which node runs the turns of a session: any, until something of it is on one.
+"""Placement: which node runs the turns of a session. Any node does, until the session is bound to one.
 
 The first command of a session binds it to the node that runs it, because its shell and its files are there; live jobs bind it for as long as they live. A turn
-that comes in on another node is refused with `HostedElsewhere`, and whoever brought it hands it on. If the node is gone, the turn runs here, and the model is
-told what was lost. Where a store has one owner, nothing here is asked.
+that arrives on another node is refused with `HostedElsewhere`, and its caller forwards it. If the node is gone, the turn runs here, and its input
+says what was lost. A store with one owner has no bindings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _here: ContextVar[bool] = ContextVar("hermes_trio_running_here", default=False)
 
 @contextmanager
 def running_here() -> Generator[None]:
-    """Turns that are started in the body of the `with` run on this node, wherever their sessions are bound to: another node has handed them on."""
+    """Run turns that are started in the body of the `with` on this node, whatever their sessions are bound to: another node forwarded them."""
     token = _here.set(True)
     try:
         yield
@@ -42,14 +42,14 @@ def running_here() -> Generator[None]:
 
 
 class Hosts:
-    """The bindings of sessions, as one node sees them."""
+    """The bindings of sessions to nodes, as one node sees them."""
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._bound: set[str] = set()
 
     async def place(self, spec: TurnSpec, *, anywhere: bool = False) -> TurnSpec:
-        """What to run here for `spec`: itself, or, where its session was bound to a node that is gone, with a message about what was lost.
+        """Return the spec to run here: `spec`, or, if its session was bound to a node that is gone, `spec` with a text about what was lost.
 
         Raises `HostedElsewhere` if another node has to run it, unless it may run `anywhere`.
         """
@@ -70,7 +70,7 @@ class Hosts:
         on_end = spec.hooks.on_end
 
         async def ended(outcome: Outcome) -> None:
-            """The model knows it: the next turn need not say it again."""
+            """Remove the old binding once a turn has reported the loss."""
             if outcome.state is TurnState.COMPLETED and outcome.committed:
                 await self._core.store.release_host(spec.context.session_id, lost.node)
             if on_end is not None:
@@ -83,9 +83,9 @@ class Hosts:
         )
 
     async def bind(self, turn: Turn | None) -> None:
-        """A command of this turn is about to run here: its conversation is bound to this node. One of a session that ends with its work is not bound.
+        """Bind the conversation of a turn to this node before a command of it runs here. A session that ends with its work is not bound.
 
-        A store that fails leaves it unbound until its next command.
+        If the store fails, the conversation stays unbound until its next command.
         """
         core = self._core
         if not core.shared or turn is None:
@@ -104,12 +104,12 @@ class Hosts:
             )
 
     def forget(self, session_id: str) -> None:
-        """A session has ended, and its binding with it."""
+        """Drop the cached binding of a session that has ended."""
         self._bound.discard(session_id)
 
 
 def _conversation(turn: Turn) -> str:
-    """The session of the outermost work around a turn: a child works in the folder of its parent. Empty for one that ends with its work."""
+    """Return the session of the outermost turn around this one: a child works in the folder of its parent. Empty if that session ends with its work."""
     found, one_shot = turn.context.session_id, bool(turn.spec.one_shot)
     node = turn.node.parent
     while node is not None:
@@ -121,7 +121,7 @@ def _conversation(turn: Turn) -> str:
 
 
 def loss_text(lost: SessionHost) -> str:
-    """What a model is told about a node that is gone."""
+    """Return the text that tells a model which node is gone and what was lost with it."""
     lines = [
         "[IMPORTANT: The host on which the commands of this conversation ran is gone, and this turn runs on another one.",
         "Its shell is lost: directory, variables, functions and aliases are those of a new shell. Files that were only on that host are not here.",
@@ -133,7 +133,7 @@ def loss_text(lost: SessionHost) -> str:
 
 
 def with_preface(input: TurnInput, text: str) -> TurnInput:
-    """The input with a text in front of its message."""
+    """Return the input with a text in front of its message."""
     content = input.content
     if content:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

@@ -1,4 +1,4 @@
-"""Ids: a random prefix a process, then a counter. Unique across processes, ordered within one, and eight times cheaper than a UUID."""
+"""Ids: a random prefix per process, then a counter. Unique across processes, ordered within one, and eight times cheaper than a UUID."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Ids:
         self._counter = itertools.count(int.from_bytes(random_bytes(2), "big"))
 
     def hex(self, digits: int = 32) -> str:
-        """`digits` hexadecimal digits, not given out before by this object."""
-        # An odd multiplier is a permutation of the numbers below 2**bits: no repetition, and neighbours do not look alike.
+        """Return `digits` hexadecimal digits that this object has not returned before."""
+        # Multiplying by an odd number permutes the numbers below 2**bits: no repetition, and consecutive ids do not look alike.
         bits = 4 * digits
         number = (self._prefix + next(self._counter) * 0x9E3779B97F4A7C15F39CC0605CEDC835) & ((1 << bits) - 1)
         return f"{number:0{digits}x}"
 
     def make(self, prefix: str, digits: int = 32) -> str:
-        """`prefix` and `digits` hexadecimal digits."""
+        """Return `prefix` and `digits` hexadecimal digits."""
         return prefix + self.hex(digits)

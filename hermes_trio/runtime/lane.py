@@ -1,7 +1,7 @@
-"""A lane is the live side of a session key: one task that takes what waits for the key, oldest first, one turn at a time.
+"""A lane: the task of one session key, which takes the waiting inbox rows of the key, oldest first, and runs one turn at a time.
 
-It is made when something arrives and gone when nothing waits. A wake-up cannot be lost: a lane looks at its flag and leaves the map in one step
-without a checkpoint, and what waits is a committed row in any case.
+It starts when a row arrives and ends when none waits. A wake-up cannot be lost: a lane reads its flag and leaves the map in one step
+without a checkpoint, and every waiting row is committed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ __all__ = ["Lanes"]
 logger: Final = logging.getLogger("hermes_trio.runtime.lane")
 
 RETRY_SECONDS: Final = 1.0
-"""How long a lane pauses after its first failure; twice as long after each further one."""
+"""The pause of a lane after its first failure; doubled after each further one."""
 
 LONGEST_SECONDS: Final = 60.0
 
 STORE_PATIENCE: Final = 4
-"""So many times as often as otherwise rows are tried that the store refuses."""
+"""Multiplies the attempts for rows that fail with an error of the store."""
 
 MORE_WAITS: Final = "more waits in its inbox"
-"""What the node of a lane says while something is queued behind its turn. How long it has been saying so shows whether the inbox moves."""
+"""The note of a lane's node while rows are queued behind its turn. The age of the note shows whether the inbox makes progress."""
 
 
 class Lane(Stoppable):
-    """One key's task. `flag` says that something may wait; it is level-triggered. `session` is a one-shot session that it has to end."""
+    """The state of one key's task. `flag` (level-triggered) says that a row may wait. `session` is a one-shot session that the lane has to end."""
 
     __slots__ = ("context", "current", "flag", "inbox", "key", "node", "session", "until", "wake")
 
@@ -59,50 +59,50 @@ class Lane(Stoppable):
         node.work = self
 
     def cancel(self, cause: Cause) -> None:
-        """Cancel the turn that runs. What is queued behind it stays queued."""
+        """Cancel the running turn. Rows that are queued behind it stay queued."""
         if self.current is not None:
             self.current.cancel(cause)
 
     def stopped_node(self) -> Node | None:
-        """The node of the turn that runs, if one does."""
+        """Return the node of the running turn, or None."""
         return None if self.current is None else self.current.node
 
 
 class Lanes:
-    """All lanes of a runtime, and the fronts that they work for."""
+    """All lanes of a runtime, and the inboxes that they serve."""
 
     def __init__(self, core: RuntimeCore, nursery: Callable[[], trio.Nursery | None]) -> None:
         self._core = core
         self._nursery = nursery
         self._lanes: dict[tuple[str, str], Lane] = {}
-        """By inbox and session key: equal keys in two inboxes are two conversations."""
+        """Keyed by inbox and session key: equal keys in two inboxes are two conversations."""
         self._inboxes: dict[str, Inbox] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
 
     def register(self, inbox: Inbox) -> None:
-        """A front is there: its inbox can be worked on."""
+        """Register an inbox, so that lanes serve it. Raises `ValueError` if its platform is registered already."""
         platform = inbox.interface.platform
         if platform in self._inboxes:
             raise ValueError(f"a delivering front for {platform!r} is registered already")
         self._inboxes[platform] = inbox
 
     def unregister(self, inbox: Inbox) -> None:
-        """The front is gone; what waits for it keeps waiting."""
+        """Remove an inbox. Its waiting rows stay in the store."""
         del self._inboxes[inbox.interface.platform]
 
     def current(self, inbox: str, session_key: str) -> Turn | None:
-        """The turn that the lane of this key runs now."""
+        """Return the turn that the lane of this key runs now, or None."""
         lane = self._lanes.get((inbox, session_key))
         return None if lane is None else lane.current
 
     async def accept(self, message: NewMessage) -> bool:
-        """Commit a message; the signal of its commit wakes its lane. A full mailbox refuses before anything is written."""
+        """Commit a message; the signal of its commit wakes its lane. Raises `MailboxFull`, with nothing written, if the mailbox is full."""
         return await self._core.store.accept_message(message, limit=self._core.settings.mailbox) is not None
 
     def wake(self, inbox: str, session_key: str) -> None:
-        """Something may wait for this key. While no front serves the inbox it keeps waiting: a front sweeps when it comes."""
+        """Wake or start the lane of a key for which a row may wait. Does nothing for an inbox that is not registered: registering sweeps it."""
         nursery = self._nursery()
         lane = self._lanes.get((inbox, session_key))
         if lane is not None:
@@ -116,7 +116,7 @@ class Lanes:
             self._core.base_context.copy().run(nursery.start_soon, self._live, lane)
 
     async def let_go(self) -> None:
-        """For a drain: wake every lane, so that those that linger leave, and wait for those that have no turn. What waits for them keeps waiting."""
+        """Wake every lane for a drain, so that lingering ones end, and wait for those without a turn. Waiting rows stay in the store."""
         for lane in list(self._lanes.values()):
             lane.flag = True
             lane.wake.set()
@@ -125,7 +125,7 @@ class Lanes:
                 await lane.node.wait_closed()
 
     async def _live(self, lane: Lane) -> None:
-        """The lane's task: take, run, repeat; leave when nothing waits. After a failure it pauses, longer each time."""
+        """Take rows and run their turn until none waits. After a failure, pause, longer each time."""
         how = "failed"
         _binding.set(Binding(EMPTY_CONTEXT, None, lane.node))
         failures = 0
@@ -161,7 +161,7 @@ class Lanes:
     async def _failed(
         self, lane: Lane, inbox: Inbox | None, rows: Sequence[InboxRow], error: Exception, failures: int
     ) -> None:
-        """A turn could not be begun: its rows wait again. Those that fail by themselves become dead letters after too many attempts."""
+        """Release the rows of a turn that could not be begun, and pause. After too many attempts the rows become dead letters."""
         core = self._core
         cause = error.__cause__ if isinstance(error, NotBegun) and error.__cause__ is not None else error
         reason = f"{type(cause).__name__}: {cause}"
@@ -191,14 +191,14 @@ class Lanes:
                     await lane.wake.wait()
 
     async def _hopeless(self, rows: Sequence[InboxRow], error: Exception) -> bool:
-        """Whether rows were tried often enough. The store's own errors pass, unless it has refused these rows for long and takes other writes."""
+        """Return whether rows reached their attempts. For an error of the store the limit is higher, and the store must accept other writes."""
         bound = self._core.settings.inbox_attempts
         if not isinstance(error, RuntimeProblem):
             return rows[0].attempts >= bound
         return rows[0].attempts >= STORE_PATIENCE * bound and await self._core.ends.works()
 
     async def _run(self, lane: Lane, inbox: Inbox, rows: Sequence[InboxRow]) -> None:
-        """Run one turn with claimed rows. Raises if it could not be begun; how a turn ends that has begun is written in its rows."""
+        """Run one turn with claimed rows. Raises if it could not be begun; the end of a begun turn is in the store."""
         core, interface = self._core, inbox.interface
         session_id = await self._session(interface, rows)
         routing = rows[-1].routing
@@ -232,7 +232,7 @@ class Lanes:
         origin = TurnOrigin(rows=tuple(rows), outer_cause=Cause(CancelCause.DRAIN))
         await core.admission.admit()
         if core.draining:
-            # What has not begun keeps waiting for the next start; begun now, it would be cancelled at once and be lost.
+            # The rows wait for the next start; a turn that began now would be cancelled at once, and its message lost.
             core.admission.release()
             await core.store.release_inbox(rows)
             return
@@ -251,7 +251,7 @@ class Lanes:
             core.admission.release()
 
     async def _session(self, interface: Interface, rows: Sequence[InboxRow]) -> str:
-        """A notice goes to the session that started the work; a message to the one that the key stands for now."""
+        """Return the session of the rows: for notices the one that started the work, for a message the current one of the key."""
         first = rows[0]
         if first.kind is InboxKind.NOTICE and first.session_id:
             return first.session_id
@@ -264,15 +264,15 @@ class Lanes:
         return Settlement(self._core.ids.make("root_", 16))
 
     async def _give_up(self, session_id: str, reason: str) -> None:
-        """The wakes are used up: what waits is abandoned with the reason, and the jobs behind it are stopped."""
+        """Abandon the waiting rows of a session whose wakes are used up, with the reason, and stop its jobs."""
         await self._core.store.abandon(session_id=session_id, reason=reason)
         await self._core.supervisor.stop_session(session_id, Cause(CancelCause.BUDGET, reason))
         await self._core.store.abandon(session_id=session_id, reason=reason)
 
     async def _end_or_linger(self, lane: Lane, interface: Interface) -> None:
-        """A one-shot session waits for what it was promised, but not for ever, and then ends. This is the only place that waits for it."""
+        """End a one-shot session, or wait within its linger time while completions are pending. This is the only place that waits for them."""
         lane.wake = trio.Event()
-        # The end of a turn on another node is no news in this inbox, and may be what was waited for.
+        # The end of a turn on another node does not signal this inbox, and may be the event that this lane waits for.
         with self._core.store.subscribe(SESSION_TOPIC, lambda _: lane.wake.set(), lane.session):
             promised = await self._core.store.session_promised(lane.session)
             if promised and not lane.flag:
@@ -299,7 +299,7 @@ class Lanes:
 
 
 async def _call(hook: Awaitable[None], name: str) -> None:
-    """Wait for a hook of an interface; that it fails concerns nobody else."""
+    """Await a hook of an interface; log what it raises."""
     try:
         await hook
     except Exception:
@@ -307,7 +307,7 @@ async def _call(hook: Awaitable[None], name: str) -> None:
 
 
 def _told(inbox: Inbox | None, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
-    """What the senders of dead letters are told; nothing if the interface cannot say it."""
+    """Return the interface's replies to the senders of dead letters; none if the interface fails."""
     try:
         return () if inbox is None else tuple(inbox.interface.refusal(rows, reason))
     except Exception:

@@ -1,8 +1,8 @@
-"""Membership: whether this process may still believe that it owns what it holds, and what only one of several nodes does.
+"""Membership: the lease that says whether this process still owns its work, and the singletons that run on one of several nodes.
 
 A store that several nodes share gives each a lease. This scope lies between the store and the stages: it renews the lease, ends the tree when the lease is
-lost, reaps a neighbour that has died, runs singletons, and answers what other nodes ask. The lease counts as lost when the store says so, and also when this
-process cannot know better: by its own monotonic clock, counted from the moment at which the last successful heartbeat was *sent*, with a margin. A store with
+lost, reaps expired nodes, runs singletons, and answers requests of other nodes. The lease counts as lost when the store says so, and also when this
+process cannot reach it: by its own monotonic clock, counted from the moment at which the last successful heartbeat was *sent*, with a margin. A store with
 one owner has no lease: nothing is renewed, and every singleton runs here.
 """
 
@@ -32,19 +32,19 @@ BEATS: Final = 3
 """Heartbeats in the time of a lease."""
 
 MARGIN: Final = 0.1
-"""The part of a lease that this node does not count on: its neighbours may be quicker than its own clock."""
+"""The fraction of a lease that this node does not use: the clocks of other nodes may run faster than its own."""
 
 RETRY_SECONDS: Final = 1.0
 
 LATE_SECONDS: Final = 0.2
-"""How long after the end of a neighbour's lease it is reaped: a heartbeat that is under way may still come."""
+"""The delay between the expiry of another node's lease and its reaping: a heartbeat in flight may still arrive."""
 
 RequestHandler = Callable[[NodeRequest], Awaitable[Mapping[str, Any]]]
-"""Answers a request of another node. What it raises is told to the asker by its name."""
+"""Answers a request of another node. If it raises, the answer has the name of the exception's class."""
 
 
 class Membership:
-    """The node of one runtime. `lost` says why it is one no more; it is empty while it is."""
+    """The membership of one runtime. `lost` is the reason why its lease was lost; empty while it is held."""
 
     def __init__(self, core: RuntimeCore, on_loss: Callable[[str], None]) -> None:
         self._core = core
@@ -60,10 +60,10 @@ class Membership:
         """The nodes of the store, this one among them, as they were at the last heartbeat."""
         self.lost: str = ""
         self.configuration: str = ""
-        """A fingerprint of this node's configuration: its neighbours should have the same."""
+        """A fingerprint of this node's configuration: all nodes should have the same."""
 
     def joining(self) -> None:
-        """The node is about to be written down: its lease counts from now."""
+        """Start the time of the lease, just before the node's row is written."""
         self._sent = trio.current_time()
 
     def check(self) -> None:
@@ -73,7 +73,7 @@ class Membership:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """The lease is held for the body of the `async with`. Leaving it as planned ends the node at once: its neighbours need not wait for its lease."""
+        """Hold the lease for the body of the `async with`. An orderly exit ends the node at once: other nodes do not wait for its expiry."""
         if not self._core.shared:
             yield
             return
@@ -137,7 +137,7 @@ class Membership:
             self._beaten.set()
 
     async def _look(self) -> None:
-        """Read what the other nodes say about themselves: after each heartbeat, and when one has come or gone."""
+        """Read the nodes of the store after each heartbeat, and when one has joined or left."""
         store = self._core.store
         while True:
             self._beaten = trio.Event()
@@ -146,7 +146,7 @@ class Membership:
                 await self._beaten.wait()
 
     async def read_nodes(self) -> None:
-        """Read the nodes of the store, and hear what the others have spent."""
+        """Read the nodes of the store, and pass their spending to the shared limits. A failure is logged."""
         try:
             self.nodes = await self._core.store.list_nodes()
         except Exception as error:
@@ -158,7 +158,7 @@ class Membership:
             share.hear({node: spent.get(name, {}) for node, spent in others.items()})
 
     def share(self, name: str, heard: Callable[[str, int], None]) -> SharedSpending:
-        """Share a limit of this name with the other nodes: `heard(key, amount)` is called with what they have spent. It lasts as long as the membership."""
+        """Share the limit `name` with the other nodes, for as long as the membership lasts; `heard(key, amount)` receives their spending."""
         share = self._shares[name] = SharedSpending(heard)
         return share
 
@@ -173,7 +173,7 @@ class Membership:
                 await trio.sleep(min(RETRY_SECONDS, beat / 5))
 
     def describe(self) -> dict[str, Any]:
-        """What this node says about itself."""
+        """Return the facts about this node that its heartbeat publishes."""
         core = self._core
         return {
             "epoch": core.epoch,
@@ -192,7 +192,7 @@ class Membership:
         self._on_loss(reason)
 
     async def _reap(self) -> None:
-        """Take over what a neighbour left whose lease has expired."""
+        """Take over the work of nodes whose lease has expired, then call the `after_reap` callbacks."""
         try:
             found = await self._core.store.reap(self._core.epoch)
             logger.warning(
@@ -215,7 +215,7 @@ class Membership:
 
     @contextmanager
     def after_reap(self, settle: Callable[[], Awaitable[object]]) -> Generator[None]:
-        """Call `settle` after each neighbour that this node has reaped, for the body of the `with`: for whoever was promised something by it."""
+        """Call `settle` after each reap by this node, for the body of the `with`: for callers that wait for work of the reaped node."""
         self._after_reap.append(settle)
         try:
             yield
@@ -225,18 +225,18 @@ class Membership:
     # -- singletons --------------------------------------------------------------------------------------------------------------
 
     async def run_alone(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
-        """Run `function` on one node at a time: wait until no other one does, and give it up when it returns, raises or is cancelled.
+        """Run `function` on one node at a time: wait until no other node runs it, and release the lease when it returns, raises or is cancelled.
 
-        It is cancelled with whoever calls this; losing the lease of the node ends the tree, and so ends it, too.
+        Cancelling the caller cancels it; losing the lease of the node ends the tree, and `function` with it.
         """
         async with self.holding(name):
             await function()
 
     @asynccontextmanager
     async def holding(self, name: str) -> AsyncIterator[None]:
-        """Be the one node that holds `name`, for the body of the `async with`; waits for another one that does. Where a store has one owner, nothing is held.
+        """Hold the lease `name` for the body of the `async with`; wait while another node holds it. Does nothing where a store has one owner.
 
-        It is no lock inside this process: claiming again what this node holds succeeds.
+        It does not exclude tasks of this process from each other: claiming a lease that this node holds succeeds.
         """
         if not self._core.shared:
             yield
@@ -260,13 +260,13 @@ class Membership:
                     if await store.claim_lease(name):
                         return
                 except Fenced as error:
-                    self._lose(str(error))  # the heartbeat would find it out next
+                    self._lose(str(error))  # the next heartbeat would fail the same way
                 except Exception as error:
                     logger.error("the lease %s could not be claimed, trying again: %s", name, error)
                     await trio.sleep(RETRY_SECONDS)
                     continue
                 if self.lost:
-                    await trio.lowlevel.checkpoint()  # this task ends with the tree; if it is no part of it, it is told
+                    await trio.lowlevel.checkpoint()  # cancels a task of the tree; others get the error below
                     self.check()
                 with waiting(f"the node that runs {name}"):
                     await free.wait()
@@ -287,9 +287,9 @@ class Membership:
     async def ask(
         self, node: str, kind: str, target: str, payload: Mapping[str, Any] | None = None, *, seconds: float = 30.0
     ) -> NodeAnswer | None:
-        """Ask a node for something and wait for its answer, at most `seconds`; None if it gave none in that time.
+        """Send a request to a node and wait at most `seconds` for its answer; return None if none came in that time.
 
-        An answer that says `gone` means that the node was gone, or was taken over before it answered. With `seconds` 0 the request is left there, durably.
+        `gone` in the answer means that the node did not exist or was reaped before it answered. With `seconds` 0 the request stays, durably.
         """
         store = self._core.store
         request = NodeRequest(
@@ -309,7 +309,7 @@ class Membership:
         return None
 
     async def _serve(self, nursery: trio.Nursery) -> None:
-        """Answer what other nodes ask: after each signal, and at each heartbeat, for a signal may be lost."""
+        """Answer requests of other nodes, after each signal and at each heartbeat, because a signal may be lost."""
         store = self._core.store
         while True:
             self._beat = trio.Event()

@@ -1,7 +1,7 @@
-"""What runs on other nodes that share the store: found by its rows, followed by signals, shown and stopped by a request to the node that has it.
+"""Work on other nodes that share the store: found by its rows, followed by signals, shown and stopped by a request to its node.
 
-The node that holds something answers for it with the receipt that a stop there gives. If it is gone, the reaper has given its work an end, and the receipt says
-that nobody has seen it stop. Where a store has one owner, nothing here is called.
+The node that runs the work answers with the receipt of its own stop. If the node is gone, the reaper has ended its work, and the receipt says
+that the stop was not observed. Where a store has one owner, nothing here is called.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Neighbours", "watch_run"]
 
 STOP_SECONDS: Final = 30.0
-"""How long a stop on another node is waited for."""
+"""The default time-out of a stop on another node."""
 
 ANSWER_SECONDS: Final = 5.0
-"""How much longer than the stop itself its receipt may take."""
+"""The additional time for the receipt of a stop to arrive."""
 
 STOP_RUN: Final = "stop_run"
 STOP_SESSION: Final = "stop_session"
@@ -37,7 +37,7 @@ RUN_TREE: Final = "run_tree"
 TREE: Final = "tree"
 
 LOOK_SECONDS: Final = 2.0
-"""How long another node may take to show what it runs."""
+"""The time-out for another node to send its tree."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def watch_run(store: SignalStore, run_id: str, wake: Callable[[], None], *, sett
 
 
 class Neighbours:
-    """Shows and stops what other nodes run, and answers them when they ask for what runs here."""
+    """Shows and stops work on other nodes, and answers their requests about the work here."""
 
     def __init__(self, core: RuntimeCore, runs: Runs, lanes: Lanes) -> None:
         self._core = core
@@ -61,7 +61,7 @@ class Neighbours:
 
     @contextmanager
     def answering(self) -> Generator[None]:
-        """Answer other nodes, for the body of the `with`."""
+        """Answer requests of other nodes for the body of the `with`."""
         with ExitStack() as stack:
             for kind, handler in (
                 (STOP_RUN, self._run_here),
@@ -77,11 +77,11 @@ class Neighbours:
     # -- asking ------------------------------------------------------------------------------------------------------------------
 
     async def stop_run(self, run_id: str, node: str, cause: Cause, seconds: float = STOP_SECONDS) -> StopReceipt:
-        """Stop a run on the node that has it, with everything that it started. With `seconds` 0 the stop is asked for, and not waited for."""
+        """Stop a run on the node that runs it, with everything that it started. With `seconds` 0, request the stop without waiting for it."""
         return (await self._ask(node, STOP_RUN, run_id, cause, seconds))[0]
 
     async def stop_session(self, session_id: str, cause: Cause, *, turns: bool = True) -> list[StopReceipt]:
-        """Stop the jobs of a session, and its turns if they are meant, on every other node that has some; one receipt each."""
+        """Stop the jobs of a session, and with `turns` its turns, on every other node that has any; return one receipt each."""
         receipts: list[StopReceipt] = []
         kind = STOP_SESSION if turns else STOP_JOBS
 
@@ -98,7 +98,7 @@ class Neighbours:
     async def stop_turn(
         self, inbox: str, session_key: str, cause: Cause, *, session_id: str = ""
     ) -> StopReceipt | None:
-        """Stop the turn that the lane of a key runs on another node; None if none does. With `session_id`, only a turn of that session."""
+        """Stop the turn that the lane of a key runs on another node; return None if there is none. With `session_id`, only a turn of that session."""
         node = await self._core.store.lane_owner(inbox, session_key)
         if not node or node == self._core.store.owner:
             return None
@@ -107,12 +107,12 @@ class Neighbours:
         return found[0] if found else None
 
     async def run_tree(self, run_id: str, node: str) -> list[dict[str, Any]] | None:
-        """What a run has in the tree of the node that has it; None if that node does not answer."""
+        """Return the nodes of a run in the tree of the node that runs it; None if that node does not answer."""
         answer = await self._core.membership.ask(node, RUN_TREE, run_id, seconds=LOOK_SECONDS)
         return None if answer is None or answer.gone else answer.value.get("nodes")
 
     async def trees(self, tenant: str | None) -> list[tuple[NodeRow, dict[str, Any] | None]]:
-        """The other nodes and their trees, as far as `tenant` may see them (None: all); None for the tree of one that does not answer in time."""
+        """Return the other nodes and the part of their trees that `tenant` may see (None: all); the tree is None if a node does not answer in time."""
         found: dict[str, dict[str, Any] | None] = {}
 
         async def ask(node: str) -> None:
@@ -196,7 +196,7 @@ def _told(receipts: list[StopReceipt]) -> Mapping[str, Any]:
 
 
 def _unseen(target: str, node: str, cause: Cause, answer: NodeAnswer | None, milliseconds: float) -> StopReceipt:
-    """The receipt of a stop that nobody has seen end: its node is gone, or has not answered (yet)."""
+    """Return the receipt of a stop that was not observed: the node is gone, or has not answered (yet)."""
     if answer is None:
         why = f"node {node[:8]} has not answered yet; the stop stays asked for"
     elif answer.gone:

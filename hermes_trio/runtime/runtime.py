@@ -1,7 +1,7 @@
 """`Runtime`: one process, one tree. Read `Runtime._live` from top to bottom to draw it.
 
 Scopes nest in the order of the drawing, and that is the shutdown order: intake stops first, each scope closes only when the one inside it is empty,
-and the store closes last. Cancelling whoever opened the runtime does not cut that order short; `abort` does.
+and the store closes last. Cancelling the task that opened the runtime does not cut that order short; `abort` does.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = ["DrainReport", "Runtime", "Stage", "current_runtime"]
 logger: Final = logging.getLogger("hermes_trio.runtime")
 
 Stage = Callable[["Runtime"], AbstractAsyncContextManager[object]]
-"""Something that must outlive every job: opened between the store and the supervisor (the warden, the senders)."""
+"""A scope that must outlive every job: opened between the store and the supervisor (the warden, the senders)."""
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was left when a drain ended: all zero, or the exact list of what remains."""
+    """The work that was left when a drain ended: all zero, or the exact list of what remains."""
 
     turns: int
     jobs: int
@@ -59,16 +59,16 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     stopped_jobs: int = 0
     seconds: float
     backlog: dict[str, int]
-    """What waits in the store, by kind; empty if the store could not be read."""
+    """The rows that wait in the store, by kind; empty if the store could not be read."""
     remaining: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing runs any more."""
+        """Whether no turn, job or thread runs any more."""
         return not (self.turns or self.jobs or self.threads or self.remaining)
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """Return the report as plain data that can be written as JSON."""
         return {"ok": self.ok, **msgspec.structs.asdict(self)}
 
 
@@ -115,7 +115,7 @@ class Runtime:
             raise AlreadyOpen("this Runtime has been opened before; make a new one")
         self._manager = self._open()
         await self._manager.__aenter__()
-        # Inside a Runtime and outside any turn the session variables are bound, and empty: a server that was started from a tool's shell does not
+        # Inside a Runtime and outside any turn the session variables are bound to empty values: a server that was started from a tool's shell does not
         # inherit that shell's identity.
         self._binding_token = _binding.set(Binding(EMPTY_CONTEXT, None, self.tree.root))
         return self
@@ -132,20 +132,20 @@ class Runtime:
                 opened = trio.Event()
                 nursery.start_soon(self._live, opened)
                 try:
-                    # Not `nursery.start`: whoever is cancelled while a runtime opens would wait for ever, because `_live` is shielded.
+                    # Not `nursery.start`: a task that is cancelled while it opens a runtime would wait for ever, because `_live` is shielded.
                     await opened.wait()
                     yield self
                 finally:
                     self._closing.set()
         except BaseExceptionGroup as group:
-            # Whoever opened the runtime expects the exceptions of its own body as they were raised.
+            # The task that opened the runtime expects the exceptions of its own body as they were raised.
             alone = group.exceptions
             if len(alone) == 1:
                 raise alone[0] from alone[0].__cause__  # noqa: ASYNC123 - it is the caller's own exception
             raise
 
     async def _live(self, opened: trio.Event) -> None:
-        """The tree, outermost first. Shielded: it ends in its own order, whoever is cancelled."""
+        """Open the scopes of the tree, outermost first, and close them in reverse. Shielded: cancelling the opener does not change that order."""
         with trio.CancelScope(shield=True):
             token = _binding.set(Binding(EMPTY_CONTEXT, None, None))
             try:
@@ -188,7 +188,7 @@ class Runtime:
     async def _open_store(self) -> AsyncIterator[RuntimeStore]:
         opened = self._store
         if opened is None:
-            # The package says what it is: this layer must not know the store.
+            # The package names the default store: this layer must not import `hermes_trio.store`.
             opened = cast("AbstractAsyncContextManager[RuntimeStore]", import_module("hermes_trio").default_store())
         async with opened as store:
             yield store
@@ -227,7 +227,7 @@ class Runtime:
 
     @property
     def core(self) -> RuntimeCore:
-        """The shared parts; `RuntimeClosed` before the runtime has been opened."""
+        """The parts that the runtime's modules share. Raises `RuntimeClosed` before the runtime has been opened."""
         if self._core is None:
             raise RuntimeClosed("the runtime is not open; use `async with Runtime(...) as rt:`")
         return self._core
@@ -249,12 +249,12 @@ class Runtime:
 
     @property
     def membership(self) -> Membership:
-        """The lease of this node, and what only one node does."""
+        """The lease of this node, its singletons and its requests to other nodes."""
         return self.core.membership
 
     @property
     def neighbours(self) -> Neighbours:
-        """What runs on other nodes that share the store."""
+        """The work that runs on other nodes that share the store."""
         return self.core.neighbours
 
     @property
@@ -269,17 +269,17 @@ class Runtime:
 
     @property
     def unwritten(self) -> list[str]:
-        """The ends that the store has not taken yet, and why: they are repeated until it does."""
+        """The ends that the store has refused so far, each with the reason: they are retried until they are written."""
         return self.core.ends.describe()
 
     @property
     def lanes(self) -> int:
-        """How many lanes are alive."""
+        """The number of live lanes."""
         return len(self._lanes)
 
     @property
     def watchdog(self) -> Watchdog | None:
-        """What watches the loop, unless it is switched off or the clock is virtual."""
+        """The watchdog of the loop; None if it is switched off or the clock is virtual."""
         return self._watchdog
 
     # -- work --------------------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Runtime:
             core.admission.release()
 
     def completions(self) -> Completions:
-        """The notices of in-process work, as they come: `async for notice in rt.completions(): …`."""
+        """Return the notices of in-process work as an async iterator: `async for notice in rt.completions(): …`."""
         return self._completions
 
     @property
@@ -333,13 +333,13 @@ class Runtime:
         return self._completions.channel
 
     def owner(self, context: SessionContext | None = None) -> Owner:
-        """An owner for jobs that are started outside any turn."""
+        """Return an owner for jobs that are started outside any turn."""
         where = SessionContext(session_id="(program)", session_key="(program)") if context is None else context
         return Owner(context=where, turn_id="", root=Settlement(self.core.ids.make("root_", 16)), channel=self.channel)
 
     @asynccontextmanager
     async def delivering(self, interface: Interface) -> AsyncIterator[Inbox]:
-        """Register a delivering front for the body of the `async with`. Entering sweeps its inbox."""
+        """Register a delivering interface for the body of the `async with`. Entering wakes a lane for each key that waits in its inbox."""
         check_id(interface.platform, "Interface.platform", 64)
         self.stateless.check()
         inbox = Inbox(self.core, self._lanes, interface)
@@ -355,7 +355,7 @@ class Runtime:
             self._lanes.unregister(inbox)
 
     def start_receiver(self, name: str, function: Callable[[], Awaitable[object]]) -> None:
-        """Run something that brings work in (an adapter, the HTTP server) in the innermost scope: it is stopped first."""
+        """Run a task that brings work in (an adapter, the HTTP server) in the innermost scope, which a shutdown cancels first."""
         if self._receivers is None:
             raise RuntimeClosed("the runtime is closed; receivers are started inside `async with Runtime(...)`")
         self.core.base_context.copy().run(self._receivers.start_soon, self._receive, name, function)
@@ -372,7 +372,7 @@ class Runtime:
     # -- the end -----------------------------------------------------------------------------------------------------------------
 
     async def stop_session(self, session_id: str, cause: Cause | None = None) -> list[StopReceipt]:
-        """Stop the turns and the jobs of one session, on whichever node they run; one receipt each."""
+        """Stop the turns and the jobs of one session, on all nodes; return one receipt each."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         turns = [turn for turn in self.core.live_turns.values() if turn.context.session_id == session_id]
         receipts = await stop_each(turns, why)
@@ -384,7 +384,7 @@ class Runtime:
     async def drain(self, seconds: float, *, asking: Turn | None = None) -> DrainReport:
         """Refuse new work, wait at most `seconds` for the turns, cancel the rest, stop the jobs, and report what is left.
 
-        The turn that asks is not waited for and not cancelled. The runtime stays open for reads; it takes no new work any more.
+        The turn `asking` is neither waited for nor cancelled. Afterwards the runtime stays open for reads and refuses new work.
         """
         return await self._wind_down(seconds, asking)
 
@@ -393,7 +393,7 @@ class Runtime:
         began = trio.current_time()
         core.draining = True
         cut_before = len(self._cut_off)
-        # A store that does not answer holds up no drain: what it has not answered for is reported as a turn that may begin.
+        # A store that does not answer does not delay a drain: a run whose row is still being written is reported as a turn that may begin.
         with trio.move_on_after(max(seconds, core.settings.finish_seconds)):
             for starting in list(core.starting):
                 await starting.wait()
@@ -431,7 +431,7 @@ class Runtime:
         return report
 
     async def _backlog(self) -> dict[str, int]:
-        """What waits, as far as the store can say it in time: the end of a runtime does not depend on it."""
+        """Return the number of waiting rows by kind; empty if the store fails or is slow, because a shutdown must not depend on it."""
         with trio.move_on_after(self.settings.finish_seconds):
             try:
                 return await self.core.store.backlog()
@@ -446,11 +446,11 @@ class Runtime:
         turn.cancel(why)
 
     def _lose(self, reason: str) -> None:
-        """The lease of this node is lost: everything ends, in the order in which it always does."""
+        """Shut the runtime down because the lease of this node is lost. The scopes close in their usual order."""
         self.abort(f"this node ends: {reason}")
 
     def abort(self, reason: str = "the runtime was told to end at once") -> None:
-        """Cancel everything at once: for the second signal of an impatient operator. Ends are not waited for beyond their shields."""
+        """Cancel everything at once, for an operator's second signal. Ends that are being written are bounded by their shields."""
         self._closing.set()
         if self._core is not None:
             self._core.draining = True
@@ -463,7 +463,7 @@ class Runtime:
 
 
 def _family(core: RuntimeCore, asking: Turn | None) -> frozenset[str]:
-    """The asking turn and the turns around it."""
+    """Return the ids of the asking turn and of the turns that enclose it."""
     if asking is None:
         return frozenset()
     ids = {asking.id}
@@ -476,7 +476,7 @@ def _family(core: RuntimeCore, asking: Turn | None) -> frozenset[str]:
 
 
 def current_runtime() -> Runtime:
-    """The Runtime that this code runs in, else `NoRuntime`."""
+    """Return the Runtime that this code runs in. Raises `NoRuntime` outside of one."""
     binding = _binding.get()
     runtime = None if binding is None or binding.node is None else binding.node.tree.runtime
     if not isinstance(runtime, Runtime):
@@ -487,7 +487,7 @@ def current_runtime() -> Runtime:
 
 
 def _wall_clock(store: RuntimeStore) -> Callable[[], float]:
-    """Real time, as the nodes of a store agree on it, or the virtual clock's idea of it, so that stored times agree with deadlines."""
+    """Return the clock for stored times: the host's, the store's where nodes share it, or Trio's if that is virtual, to agree with deadlines."""
     if virtual_clock_of(trio.lowlevel.current_clock()) is not None:
         return trio.current_time
     return store.now if store.lease_seconds > 0 else time.time

@@ -1,4 +1,4 @@
-"""When is everything that one input started over? The store knows: no job of its root is live, and no notice of it waits or is being told.
+"""Settlement: everything that one input started is over. The store decides: no job of its root is live, and no notice of it waits or is in a turn.
 
 A run has two ends: its turn has ended, and it has *settled*. Nothing is counted here; a `Settlement` is the id that rows carry.
 """
@@ -24,7 +24,7 @@ RETRY_SECONDS: Final = 1.0
 
 
 class Settlement:
-    """The root of what one input started. `branched` says that it had a job or a notice: one that never had has nothing to ask the store for."""
+    """The root of what one input started. `branched` says that it has had a job or a notice; a root without either settles without a read."""
 
     __slots__ = ("allowance", "branched", "id")
 

@@ -1,8 +1,8 @@
-"""Work that outlives the turn that started it: jobs, grouped by session, each a task and a node.
+"""Jobs: work that outlives the turn that started it, grouped by session, each a task and a node.
 
-`start` runs a job that nobody is told about; `start_watched` takes a `CompletionChannel`, and then exactly one of delivered, superseded or abandoned
-becomes of its completion. The job's own task is the one owner of its exit: exit, kill, time-out and failure cannot be confused. A job's failure
-never touches its siblings.
+`start` runs a job without a notice; `start_watched` takes a `CompletionChannel`, and its completion ends as exactly one of delivered, superseded or
+abandoned. Only the job's own task sets its end state: exit, kill, time-out and failure cannot be confused. A job's failure
+does not cancel its siblings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger: Final = logging.getLogger("hermes_trio.runtime.supervisor")
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a job is. `run(job)` does the work; it calls `job.started(...)` once the work really exists, and returns the end state.
+    """The definition of a job. `run(job)` does the work; it calls `job.started(...)` once the work exists, and returns the end state.
 
     `kind` names the node (`process`, `delegation`). `notice` is the kind of its completion notice. `seconds` bounds its life.
     """
@@ -48,11 +48,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     seconds: float | None = None
     deaf: bool = False
-    """It cannot be stopped, only left behind by a drain: a thread that outlives its turn."""
+    """Whether the job cannot be stopped, only abandoned by a drain: a thread that outlives its turn."""
 
 
 class Job(Stoppable):
-    """A running job, as its own task and its owner see it. The fields below are what its row and its notice will say."""
+    """A running job, as its own task and its owner see it. Its fields are written to its row and its notice."""
 
     def __init__(
         self, core: RuntimeCore, spec: JobSpec, owner: Owner, channel: CompletionChannel | None, node: Node, id: str
@@ -83,7 +83,7 @@ class Job(Stoppable):
 
     @property
     def watched(self) -> bool:
-        """Whether somebody has been promised to be told."""
+        """Whether the job holds a channel for its completion."""
         return self.channel is not None
 
     @property
@@ -106,7 +106,7 @@ class Job(Stoppable):
     # -- for the job's own task --------------------------------------------------------------------------------------------------
 
     def started(self, info: object = None) -> None:
-        """The work exists now; whoever started the job goes on."""
+        """Complete the start handshake with `info`: the call that started the job returns."""
         self.bridge.call_soon(self._started, info)
 
     def _started(self, info: object) -> None:
@@ -117,7 +117,7 @@ class Job(Stoppable):
 
     @awaitable_from_asyncio
     async def notify(self, kind: NoticeKind, text: str, **payload: Any) -> bool:
-        """Tell the owner something while the job goes on. Returns whether there was a channel to tell it through."""
+        """Send a notice to the owner while the job runs. Returns whether it was queued: False without a channel, after `mark_seen`, or if the session ended."""
         if self.channel is None or self.seen:
             return False
         notice = await self._core.store.add_notice(
@@ -143,7 +143,7 @@ class Job(Stoppable):
         budget: Budget | None = None,
         hooks: TurnHooks = NO_HOOKS,
     ) -> Outcome:
-        """Run a child turn of the job's owner inside this job. It is of the owner's kind."""
+        """Run a child turn of the job's owner inside this job and wait for it. It is of the owner's kind."""
         spec = self._core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
         return await run_child(self._core, spec, self.owner, self.node)
 
@@ -151,7 +151,7 @@ class Job(Stoppable):
 
     @awaitable_from_asyncio
     async def wait_started(self) -> object:
-        """Wait for the start handshake and return what the job gave to it; raise if the job ended without ever starting."""
+        """Wait for the start handshake and return its `info`. Raises if the job ended without starting."""
         await self._ready.wait()
         if self.error is not None and self.state is JobState.FAILED and self.info is None:
             raise self.error
@@ -159,13 +159,13 @@ class Job(Stoppable):
 
     @awaitable_from_asyncio
     async def wait(self) -> JobState:
-        """Wait until the job has ended and its end is written down. Cancelling abandons the wait, never the job."""
+        """Wait until the job has ended and its end is committed. Cancelling abandons the wait, never the job."""
         await self._over.wait()
         return self.state
 
     @awaitable_from_asyncio
     async def mark_seen(self) -> None:
-        """The owner knows how this job ended (or ended it): it will not be told again."""
+        """Record that the owner knows how this job ended: its pending notices are superseded."""
         if self.seen or self.channel is None:
             self.seen = True
             return
@@ -187,12 +187,12 @@ class Job(Stoppable):
         self.scope.cancel(reason=str(cause))
 
     def stopped_node(self) -> Node:
-        """The job's own node: it leaves the tree when the job's end is written down."""
+        """Return the job's own node: it leaves the tree when the job's end is committed."""
         return self.node
 
     @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
-        """Stop the job and everything in it; the receipt has one line a node."""
+        """Stop the job and everything in it; return a receipt with one line per node."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         seconds = 0.0 if self.spec.deaf and why.kind is not CancelCause.DRAIN else timeout
         return await stop_node(self.node, lambda: self.cancel(why), why, seconds)
@@ -210,16 +210,16 @@ class _Session(msgspec.Struct, eq=False):
             job.cancel(cause)
 
     def stopped_node(self) -> Node:
-        """The session's node: it leaves the tree with its last job."""
+        """Return the session's node: it leaves the tree with its last job."""
         return self.node
 
     def title(self) -> str:
-        """Empty: the node has the session's id."""
+        """Return an empty title: the node has the session's id."""
         return ""
 
 
 class Supervisor:
-    """Owns every job. Opened by the runtime around everything that can start one."""
+    """The owner of every job. Opened by the runtime around every scope that can start one."""
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
@@ -230,7 +230,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Supervisor]:
-        """Jobs can be started inside. Leaving stops all of them and waits until they are gone."""
+        """Accept jobs for the body of the `async with`. Leaving stops all of them and waits for their ends."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -244,21 +244,21 @@ class Supervisor:
         return len(self._jobs)
 
     def jobs(self, session_id: str | None = None) -> list[Job]:
-        """The live jobs, of one session or of all, oldest first."""
+        """Return the live jobs, of one session or of all, oldest first."""
         if session_id is None:
             return list(self._jobs.values())
         session = self._sessions.get(session_id)
         return [] if session is None else list(session.jobs.values())
 
     def find(self, job_id: str, *, session_id: str) -> Job:
-        """A live job of this session, else `UnknownJob`: a session sees only its own."""
+        """Return a live job of this session. Raises `UnknownJob` for any other: a session sees only its own."""
         job = self._jobs.get(job_id)
         if job is None or job.context.session_id != session_id:
             raise UnknownJob(f"no running job {job_id!r} belongs to this session")
         return job
 
     async def start(self, job: JobSpec, owner: Owner) -> Job:
-        """Start a job that nobody is told about, and wait for its handshake. It has a maximum lifetime."""
+        """Start a job without a completion notice, and wait for its handshake. It has a maximum lifetime."""
         if job.seconds is None:
             job = msgspec.structs.replace(job, seconds=self._core.settings.unwatched_job_seconds)
         return await self._start(job, owner, None)
@@ -272,9 +272,9 @@ class Supervisor:
         return await self.find(job_id, session_id=session_id).stop(cause)
 
     async def stop_session(self, session_id: str, cause: Cause) -> list[StopReceipt]:
-        """Stop all jobs of a session, together and on whichever node they run, and return their receipts.
+        """Stop all jobs of a session concurrently, on all nodes, and return their receipts.
 
-        If the cause is its end, what was kept for it is forgotten.
+        If the cause is the session's end, its cached state is dropped.
         """
         receipts = await self.stop_here(session_id, cause)
         if self._core.shared:
@@ -282,7 +282,7 @@ class Supervisor:
         return receipts
 
     async def stop_here(self, session_id: str, cause: Cause) -> list[StopReceipt]:
-        """The same for the jobs that run in this process."""
+        """Stop the jobs of a session that run in this process, and return their receipts."""
         try:
             return await stop_each(self.jobs(session_id), cause)
         finally:
@@ -290,7 +290,7 @@ class Supervisor:
                 self._core.forget_session(session_id)
 
     async def stop_all(self, cause: Cause) -> list[StopReceipt]:
-        """Stop every job, together, and return the receipts."""
+        """Stop every job concurrently and return the receipts."""
         return await stop_each(self.jobs(), cause)
 
     async def _start(self, spec: JobSpec, owner: Owner, channel: CompletionChannel | None) -> Job:
@@ -334,7 +334,7 @@ class Supervisor:
         job = Job(core, spec, owner, channel, node, id)
         self._jobs[id] = session.jobs[id] = job
         owner.root.branched = True
-        # From the supervisor's context, not the caller's: the job has its session's identity, and no handle on the turn or the request.
+        # From the supervisor's context, not the caller's: the job has its session's identity, and no reference to the turn or the request.
         core.base_context.copy().run(self._nursery.start_soon, self._live, job)
         return job
 
@@ -345,7 +345,7 @@ class Supervisor:
         self._core.base_context.copy().run(self._nursery.start_soon, function)
 
     def adopt_thread(self, name: str, owner: Owner, over: trio.Event) -> None:
-        """A thread outlives the turn that started it: it becomes a job of its session, which ends when the thread does or a drain leaves it behind."""
+        """Make a job of a thread that outlives its turn. The job ends when the thread does or when a drain abandons it."""
 
         async def run(job: Job) -> JobState:
             job.started()
@@ -357,7 +357,7 @@ class Supervisor:
             self._open(JobSpec(kind="thread", title=name, run=run, deaf=True), owner, None)
 
     async def _live(self, job: Job) -> None:
-        """The whole life of a job."""
+        """Run a job from its row to its committed end."""
         token = _binding.set(Binding(job.context, None, job.node))
         state: JobState | None = None
         try:
@@ -376,7 +376,7 @@ class Supervisor:
                 if cancelled is not None and rest is None:
                     job.cause = job.cause or Cause(CancelCause.DRAIN)
             self._decide(job, state)
-            # Also if the row could not be written: whether it is there is not known then, and one that is not has no end.
+            # Also if writing the row failed: the row may exist then, and the end of a missing row changes nothing.
             end = End(f"job {job.id}", lambda: self._write_end(job), lambda _: self._write_end(job, reduced=True))
             await self._core.ends.put(end)
         finally:
@@ -385,7 +385,7 @@ class Supervisor:
 
     def _decide(self, job: Job, state: JobState | None) -> None:
         if not job._ready.is_set():
-            # Whoever started it gets the reason as an exception (or has left): there is nobody to tell a second time.
+            # The caller that started it gets the reason as an exception (or was cancelled): a notice would repeat it.
             job.seen = True
         if state is not None and job.error is None:
             job.state = state
@@ -402,7 +402,7 @@ class Supervisor:
             job.cause = Cause(CancelCause.DEADLINE, f"older than {job.spec.seconds:g} s")
 
     async def _write_start(self, job: Job) -> None:
-        """Write the row of a job. One that may have been written is written again, which changes nothing then."""
+        """Write the row of a job. Retries if the outcome of a write is unknown: the write is idempotent."""
         row = JobStart(
             job_id=job.id,
             kind=job.spec.kind,
@@ -419,7 +419,7 @@ class Supervisor:
             await self._core.store.start_job(row)
 
     async def _write_end(self, job: Job, *, reduced: bool = False) -> None:
-        """Write the end of a job as it is now, with its notice if a channel was held: an owner that has seen it by then is not told again."""
+        """Write the end of a job, with its notice if it has a channel. If the owner has seen the end by then, the notice is superseded."""
         text = self._default_text(job) if reduced else job.text or self._default_text(job)
         details = {} if reduced else job.details
         notice: NewNotice | None = None
@@ -448,7 +448,7 @@ class Supervisor:
             )
         )
         if job.seen and not (seen and first):
-            # Seen meanwhile, or at a repetition, which finds the end as it was written first.
+            # The owner saw the end during the write, or this is a retry, which finds the end as it was written first.
             await self._core.store.supersede(job.id)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The one place that runs synchronous code: with the caller's context, a limiter, and a visible node.
 
-Cancelling the caller gives the thread a grace to end. One that stays deaf moves to the tree's `abandoned` node, keeps its limiter token until it
-really ends, and makes the receipt of the stop say so. While a call is in flight a virtual clock stands still.
+Cancelling the caller gives the thread a grace period to end. If it does not, it moves to the tree's `abandoned` node, keeps its limiter token until it
+ends, and is listed in the receipt of the stop. While a call is in flight a virtual clock does not advance.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ DEFAULT_GRACE: Final = 5.0
 """Seconds that a cancelled call may take to end before it counts as abandoned."""
 
 _UNLIMITED: Final = trio.CapacityLimiter(math.inf)
-"""Our own limiters hold the token until the thread has ended; Trio's must not be waited for on top."""
+"""The limiters of `Threads` hold a token until the thread has ended; Trio's limiter must not block in addition."""
 
 
 def virtual_clock_of(clock: object) -> MockClock | None:
-    """The clock, if it is a virtual one. Whoever uses one has imported `trio.testing`, which a server does not: it would load a test runner."""
+    """Return the clock if it is a virtual one. Does not import `trio.testing`, which loads a test runner: a program with a virtual clock has."""
     module = sys.modules.get("trio.testing")
     return cast("MockClock", clock) if module is not None and isinstance(clock, module.MockClock) else None
 
 
 class _Held:
-    """Virtual clocks that stand still, and how many calls hold each of them."""
+    """Virtual clocks that are held, each with the number of calls that hold it."""
 
     def __init__(self) -> None:
         self._held: WeakKeyDictionary[MockClock, list[float]] = WeakKeyDictionary()
 
     def hold(self, clock: object) -> None:
-        """Keep a virtual clock from jumping until `release` has been called as often; nothing for a real one."""
+        """Keep a virtual clock from advancing until `release` has been called as often. Does nothing for a real one."""
         virtual = virtual_clock_of(clock)
         if virtual is not None:
             self._held.setdefault(virtual, []).append(virtual.autojump_threshold)
@@ -81,7 +81,7 @@ def exits_only_the_call() -> Generator[None]:
 
 
 async def wait_out(over: trio.Event, returned: threading.Event, grace: float, clock: object) -> None:
-    """Wait for the end of the call, but not longer than the grace, which is real time on a virtual clock too."""
+    """Wait for the end of the call, at most for the grace period, which is real time on a virtual clock too."""
     if virtual_clock_of(clock) is None:
         with trio.move_on_after(grace):
             await over.wait()

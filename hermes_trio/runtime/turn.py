@@ -1,7 +1,7 @@
 """A turn: one input through the agent, in its own nursery, with the session's context bound there and nowhere else.
 
-There are two kinds. A `DeliveringTurn` has a `channel`, so work that it starts can report back later. A `StatelessTurn` has no such attribute: that
-it cannot hold a watcher is for a type checker to say, not for an `if`. A child turn is of its parent's kind.
+There are two kinds. A `DeliveringTurn` has a `channel`, so work that it starts can report back later. A `StatelessTurn` has no such attribute: a
+type checker, not an `if`, rejects a watched job in it. A child turn is of its parent's kind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 EventSink = Callable[[Mapping[str, Any]], None]
-"""Takes an event of a turn (`message.delta`, `tool.started`, …). It never blocks and never raises."""
+"""Receives an event of a turn (`message.delta`, `tool.started`, …). It must neither block nor raise."""
 
 DEFAULT_STOP_TIMEOUT = 30.0
 """Seconds that a stop waits for the scope to become empty before its receipt says what remains."""
@@ -58,9 +58,9 @@ PARENT_GONE = Cause(CancelCause.PARENT_GONE)
 
 
 class TurnHooks(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What is called during a turn, and at its end. Every field is optional.
+    """Callbacks of a turn. Every field is optional.
 
-    `sink` takes the turn's events. `asks` is where a person can be asked something (an approval) for as long as the work lives; without it no
+    `sink` receives the turn's events. `asks` is where a person can be asked for an approval for as long as the work runs; without it no
     person can be reached. `on_start(turn)` is called before the turn begins; if it raises, the turn does not begin. `replies(turn, outcome)` and
     `also(turn, outcome)` are pure: what they return is committed with the turn. `on_end(outcome)` is called once, after the commit, under a
     bounded shield; what it raises is logged.
@@ -99,7 +99,7 @@ class TurnSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class TurnOrigin(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """How a turn came about, which the runtime decides.
+    """What caused a turn; set by the runtime.
 
     `run` is the run that the turn is, `rows` are the inbox rows that it takes, `parent_session_id` is the session of its parent.
     `outer_cause` is recorded when the task that runs the turn is cancelled from outside.
@@ -116,7 +116,7 @@ EMBEDDED = TurnOrigin()
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Whom background work belongs to: the session's identity by value, and where its turns and jobs are counted.
+    """The owner of background work: the session's identity by value, and the allowance that its turns and jobs are counted against.
 
     `channel` makes the child turns of the work delivering ones; it is None for work that a stateless turn started. `asks` is where a person can be asked.
     """
@@ -131,16 +131,16 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Turn:
-    """The part that both kinds share. Made by the runtime; an agent receives it and uses it until it returns.
+    """The base of both kinds of turn. Made by the runtime; an agent receives it and uses it until it returns.
 
-    `progress` is what the agent has so far: if the turn is cut off, that is what is kept. `steering` holds texts that came in while the turn ran and
-    that the agent should take up at its next step; it empties the list as it does. `state` is the agent's own. `scope` is the nursery's, and None until
-    that is open: a cancel that comes earlier is kept in `cause`.
+    `progress` is the agent's result so far, which is stored if the turn is cancelled. `steering` holds texts that arrived while the turn ran and
+    that the agent reads and removes at its next step. `state` belongs to the agent. `scope` is the nursery's, and None until
+    the nursery is open: an earlier cancel is kept in `cause`.
     """
 
     @property
     def supports_async_delivery(self) -> bool:
-        """Whether this turn has a channel. A fact about the type; nobody sets it."""
+        """Whether this turn has a channel. Fixed by the class."""
         raise NotImplementedError
 
     __slots__ = (
@@ -206,13 +206,13 @@ class Turn:
 
     @awaitable_from_asyncio
     async def history(self) -> list[Message]:
-        """The conversation before this turn: what the caller brought, else what the store holds."""
+        """Return the messages before this turn: those of the input if it has any, else the session's from the store."""
         if self.input.history is not None:
             return list(self.input.history)
         return await self.core.store.load_history(self.context.session_id)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Tell whoever follows this turn. Does nothing when nobody does.
+        """Pass an event to the turn's sink. Does nothing if the turn has none.
 
         The sink is called in the thread of Trio: at once, or, from an asyncio agent or a worker thread, in the order of the calls and before the turn ends.
         """
@@ -224,7 +224,7 @@ class Turn:
             self.sink(event)
 
     def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: str = "") -> None:
-        """Run a task in the turn's nursery: a node of its own in the tree, over before the turn is."""
+        """Run a task in the turn's nursery, with its own node in the tree. The turn ends after the task."""
         self.nursery.start_soon(self._task, function, args, name or getattr(function, "__name__", "task"))
 
     @property
@@ -257,7 +257,7 @@ class Turn:
 
     @awaitable_from_asyncio
     async def start_job(self, spec: JobSpec) -> Job:
-        """Start background work that outlives this turn and that nobody is told of; it is found again with `Runtime.supervisor`.
+        """Start background work that outlives this turn and sends no notice; find it again with `Runtime.supervisor`.
 
         Raises `JobRefused` when a limit is reached. Cancelling the call before the job has started starts nothing.
         """
@@ -275,7 +275,7 @@ class Turn:
     ) -> Outcome:
         """Run a child turn inside this one and wait for it: same kind, own nursery, own session, this turn's limiter token.
 
-        Cancelling this turn cancels the child, whose end is still written down. A child that fails does not raise: its outcome says so.
+        Cancelling this turn cancels the child, whose end is still committed. A failed child does not raise: its outcome has the error.
         """
         from .turn_lifecycle import run_child
 
@@ -284,7 +284,7 @@ class Turn:
 
     @property
     def owner(self) -> Owner:
-        """Who a job or child that is started here belongs to: values only, no handle on this turn."""
+        """Return the owner of a job or child that is started here: values only, no reference to this turn."""
         return Owner(
             context=self.context,
             turn_id=self.id,
@@ -297,7 +297,7 @@ class Turn:
     # -- stopping ----------------------------------------------------------------------------------------------------------------
 
     def cancel(self, cause: Cause) -> None:
-        """Cancel the turn's scope, from any thread. The first cause stays. It counts even if the turn has not started its work yet."""
+        """Cancel the turn's scope, from any thread. The first cause stays. Also takes effect if the turn has not started its work yet."""
         self.core.asyncio_loop.call_soon(self._cancel, cause)
 
     def _cancel(self, cause: Cause) -> None:
@@ -311,20 +311,20 @@ class Turn:
         return self.node
 
     def title(self) -> str:
-        """The first line of what was asked, shortened; a turn of notices is called by them."""
+        """Return the first line of the input's text, shortened; notices have their text in the input too."""
         text = self.input.text.lstrip()
         return text[: TITLE_LENGTH + 1].partition("\n")[0][:TITLE_LENGTH]
 
     @awaitable_from_asyncio
     async def stop(self, cause: Cause | None = None, timeout: float = DEFAULT_STOP_TIMEOUT) -> StopReceipt:
-        """Stop the turn and everything in its scope; the receipt has one line a node. Not to be called from inside the turn."""
+        """Stop the turn and everything in its scope; return a receipt with one line per node. Not to be called from inside the turn."""
         why = Cause(CancelCause.STOP) if cause is None else cause
         return await stop_node(self.node, lambda: self.cancel(why), why, timeout)
 
 
 @final
 class StatelessTurn(Turn):
-    """A turn whose client is gone when it ends. It has no channel, so nothing can be promised in it."""
+    """A turn whose client is gone when it ends. It has no channel, so it cannot start watched jobs."""
 
     @property
     def supports_async_delivery(self) -> Literal[False]:
@@ -336,7 +336,7 @@ class StatelessTurn(Turn):
 
 @final
 class DeliveringTurn(Turn):
-    """A turn of an interface that can be reached later: its `channel` carries the completions of watched jobs."""
+    """A turn of an interface that can deliver later: its `channel` carries the completions of watched jobs."""
 
     @property
     def supports_async_delivery(self) -> Literal[True]:
@@ -348,7 +348,7 @@ class DeliveringTurn(Turn):
 
     @awaitable_from_asyncio
     async def watch_job(self, spec: JobSpec) -> Job:
-        """Start background work whose completion comes back to this conversation as a turn of its own. Only a delivering turn can promise that.
+        """Start background work whose completion starts a turn of its own in this conversation. Only a delivering turn has this method.
 
         Raises `JobRefused` when a limit is reached. Cancelling the call before the job has started starts nothing.
         """
@@ -356,12 +356,12 @@ class DeliveringTurn(Turn):
 
     @property
     def owner(self) -> Owner:
-        """As `Turn.owner`, with the channel, so that children are of this kind too."""
+        """Return what `Turn.owner` does, with the channel, so that children are delivering turns too."""
         return msgspec.structs.replace(super().owner, channel=self.channel)
 
 
 class TurnScope:
-    """`async with TurnScope(turn)`: the nursery opens and the context is bound; at the end every task has ended and the context is restored."""
+    """Opens the turn's nursery and binds its context for the body of the `async with`. Leaving waits for every task and restores the context."""
 
     __slots__ = ("_manager", "_token", "_turn")
 

@@ -1,7 +1,7 @@
 """The lifetime of a turn, from the session lock to the last hook, in the order in which it happens.
 
-Success, failure and cancellation take the same way out. Exception groups end here: whatever left the turn's nursery becomes one `Outcome`. Only a
-cancellation that came from outside the turn's own scope goes on, after the end has been written down.
+Success, failure and cancellation use one code path. Exception groups end here: what left the turn's nursery becomes one `Outcome`. Only a
+cancellation from outside the turn's own scope propagates, after the end has been committed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ logger: Final = logging.getLogger("hermes_trio.runtime.turn")
 
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
-"""Between two attempts to write a beginning down."""
+"""The longest pause between two attempts to commit a turn's beginning."""
 
 BEGIN_ATTEMPTS: Final = 4
-"""So often a beginning is tried before the turn is given up, if the store takes other writes."""
+"""Attempts to commit a beginning before the turn is given up, if the store accepts other writes."""
 
 
 class NotBegun(Exception):
-    """A turn of inbox rows was not begun; the rows are still claimed."""
+    """Raised when a turn of inbox rows was not begun; the rows are still claimed."""
 
 
 async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
-    """Run a turn to its end and return its outcome; it does not raise for what the agent does.
+    """Run a turn to its end and return its outcome. An exception of the agent becomes a failed outcome.
 
-    The caller has admitted the turn (a child runs on its parent's token) and gives the token back afterwards. If the task is cancelled from outside, the
-    turn ends, its end is committed under a bounded shield, and then `Cancelled` goes on. Raises `NotBegun` if the turn was to take inbox rows, and
-    the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is written about them.
+    The caller has admitted the turn (a child uses its parent's token) and releases the token afterwards. If the task is cancelled from outside, the
+    turn ends, its end is committed under a bounded shield, and then `Cancelled` propagates. Raises `NotBegun` if the turn was to take inbox rows, and
+    the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is stored for the turn.
     """
     began = trio.current_time()
     reply: Reply | None = None
@@ -71,7 +71,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
                 reply = Reply(text=answer) if isinstance(answer, str) else as_reply(answer, agent)
                 if not turn.nursery.child_tasks and not turn.nursery.cancel_scope.cancel_called:
                     # Nothing else runs in the turn, and nothing has failed in it (that cancels its scope), so its end is known. Leaving the nursery takes
-                    # a step of the scheduler, which need not come first.
+                    # a step of the scheduler; the commit need not wait for it.
                     seconds = trio.current_time() - began
                     outcome = await _commit(core, turn, start, _judge(turn, reply, None, None, seconds))
                     if turn.origin.run is not None and outcome.committed:
@@ -109,7 +109,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
 
 
 async def run_child(core: RuntimeCore, spec: TurnSpec, owner: Owner, below: Node) -> Outcome:
-    """Run a child turn of `owner` under the node `below`, on the token of its parent. Its outcome says how it ended; it does not raise for that."""
+    """Run a child turn of `owner` under the node `below`, on the token of its parent. A failure of the child is in its outcome, not raised."""
     owner.allowance.spend("turns")
     origin = TurnOrigin(parent_session_id=owner.context.session_id)
     child = core.make_turn(spec, owner.channel, origin, root=owner.root, below=below, allowance=owner.allowance)
@@ -119,10 +119,10 @@ async def run_child(core: RuntimeCore, spec: TurnSpec, owner: Owner, below: Node
 
 
 async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
-    """Write down that a turn takes its inbox rows, and its session where several nodes share the store: a turn of another node is waited for.
+    """Commit a turn's beginning, with its inbox rows; where several nodes share the store, wait for another node's turn of the session.
 
-    Repeated while the store fails: written twice, it changes nothing. Raises the store's error if it refuses this write as often as `BEGIN_ATTEMPTS` and
-    takes another one, if the rows belong to another owner by now, or if a drain begins. Cancelling it leaves unknown whether it is written.
+    Retries while the store fails: the write is idempotent. Raises the store's error if it refuses this write `BEGIN_ATTEMPTS` times and
+    accepts another one, if the rows belong to another owner by now, or if a drain begins. After a cancellation it is unknown whether it is written.
     """
     attempts, pause = 0, FIRST_PAUSE
     while True:
@@ -141,7 +141,7 @@ async def _begin(core: RuntimeCore, turn: Turn, start: TurnStart) -> None:
 
 
 async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
-    """Write a beginning once; return why it was refused, or None."""
+    """Try once to commit a beginning; return the store's error, or None on success."""
     try:
         await core.store.begin_turn(start)
     except Exception as error:
@@ -150,7 +150,7 @@ async def _attempt(core: RuntimeCore, start: TurnStart) -> Exception | None:
 
 
 async def _attempt_free(core: RuntimeCore, turn: Turn, start: TurnStart) -> Exception | None:
-    """The same; if a turn of another node has the session, return when that may have ended."""
+    """Do what `_attempt` does; if a turn of another node has the session, return only when that turn may have ended."""
     free = trio.Event()
     with core.store.subscribe(SESSION_TOPIC, lambda _: free.set(), start.context.session_id):
         refused = await _attempt(core, start)
@@ -165,14 +165,14 @@ def _drained(cause: Cause | None) -> bool:
 
 
 async def _stop_orphans(core: RuntimeCore, session_id: str) -> None:
-    """A child's session ends with the child, and a session's end stops its jobs."""
+    """Stop the jobs of a child's session: it ends with the child."""
     if core.supervisor.jobs(session_id):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + core.settings.finish_seconds):
             await core.supervisor.stop_here(session_id, Cause(CancelCause.SESSION_ENDED, "the child has ended"))
 
 
 def holds_session(turn: Turn) -> bool:
-    """Whether a turn has to take its session from the other nodes before it begins."""
+    """Return whether a turn must acquire the lock of its session in the store before it begins."""
     return turn.core.shared and bool(turn.context.session_id) and turn.spec.source != SUBAGENT
 
 
@@ -194,7 +194,7 @@ def _start_of(turn: Turn) -> TurnStart:
 
 
 def _sift(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Split what left the turn into its own failure and a cancellation (or worse) that comes from outside."""
+    """Split an exception that left the turn into the turn's own failure and a cancellation (or another `BaseException`) from outside."""
     if isinstance(error, Exception):
         return first_cause(error), None
     if isinstance(error, trio.Cancelled):
@@ -208,7 +208,7 @@ def _sift(error: BaseException) -> tuple[BaseException | None, BaseException | N
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The first leaf of an exception group that is not a cancellation; the other leaves are attached to it as notes."""
+    """Return the first leaf of an exception group that is not a cancellation; the other leaves are attached to it as notes."""
     leaves: list[BaseException] = []
     pending = [error]
     while pending:
@@ -228,7 +228,7 @@ def first_cause(error: BaseException) -> BaseException:
 def _judge(
     turn: Turn, reply: Reply | None, failure: BaseException | None, outside: BaseException | None, seconds: float
 ) -> Outcome:
-    """One outcome from everything that happened. A reply that is complete is kept: a cancel never discards finished work."""
+    """Return the outcome of a turn. A complete reply is kept: a cancel never discards finished work."""
     said = reply or turn.progress or Reply()
     state, error, code, partial, reason = (
         TurnState.COMPLETED,
@@ -281,7 +281,7 @@ def _judge(
 
 
 def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Message, ...]:
-    """What an agent that adds no messages by itself adds: the prompt, and the text that it returned."""
+    """Return the messages for an agent that adds none itself: the prompt, and the text that it returned."""
     now = turn.core.clock()
     prompt = turn.input.prompt
     asked = (Message(role="user", content=prompt, timestamp=now, platform_message_id=turn.context.message_id),)
@@ -291,13 +291,13 @@ def _default_messages(turn: Turn, text: str, finish_reason: str) -> tuple[Messag
 
 
 async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outcome) -> Outcome:
-    """Write the end down, all of it or nothing. One that the store refuses is repeated by `core.ends`, and the session stays locked until then.
+    """Commit the turn's end in one transaction. If the store refuses it, `core.ends` retries it, and the session stays locked until then.
 
-    A turn that ended while it waited for its session has no part in the session's history.
+    A turn that ended while it waited for its session adds no messages to it.
     """
     spec, rows = turn.spec, turn.origin.rows
     drained = _drained(outcome.cause)
-    # What a drain interrupted is told again after the next start; everything else has been told by this turn, well or badly.
+    # Notices of a turn that a drain cancelled are delivered again after the next start; any other turn acknowledges its notices, even if it failed.
     told = tuple(row.id for row in rows if row.kind is InboxKind.NOTICE) if rows and not drained else ()
 
     waited = not turn.locked and bool(turn.context.session_id)
@@ -305,9 +305,9 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
     lost: tuple[EventRow, ...] = _NO_EVENTS
 
     def reduced(outcome: Outcome) -> TurnFinish:
-        """The state and the error, without anything that the store may have refused. Whoever waits for an answer is told of the error.
+        """Return an end with the state and the error only, without the parts that the store may have refused. The reply reports the error.
 
-        The events before the last one are written on their own.
+        The events before the last one are given back to the event writer, which writes them separately.
         """
         nonlocal lost
         core.journal.give_back(lost)
@@ -326,7 +326,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
             waited=waited,
         )
 
-    # A child's session ends with the child; any other waits until it has been told what it was promised.
+    # A child's session ends with the child; any other stays open until its pending completions are delivered.
     branched = turn.root.branched and spec.source != SUBAGENT
     try:
         finish = TurnFinish(
@@ -369,7 +369,7 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
 
 
 def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:
-    """The end of a turn is written at last, or was given up: its session is free, and the readers of its run are told."""
+    """Release the session of a turn whose end was written late or given up, and publish the end of its run."""
     if end.value is True:
         core.forget_session(turn.context.session_id)
     if turn.locked:
@@ -380,7 +380,7 @@ def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> 
 
 
 def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
-    """What is said in the place of an answer that is not kept; nothing, if that cannot be composed either."""
+    """Return the replies that report a failure instead of an answer that was not stored; none if the hook raises."""
     replies = turn.spec.hooks.replies
     if replies is None:
         return ()
@@ -392,7 +392,7 @@ def _apology(turn: Turn, outcome: Outcome) -> tuple[NewReply, ...]:
 
 
 def _unstored(outcome: Outcome, error: Exception | None) -> Outcome:
-    """The outcome of a turn whose end the store does not take."""
+    """Return the failed outcome of a turn whose end the store refuses."""
     problem = error.public if isinstance(error, RuntimeProblem) else type(error).__name__ if error else "it is slow"
     return msgspec.structs.replace(
         outcome,

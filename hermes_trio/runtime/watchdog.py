@@ -1,6 +1,6 @@
-"""Names whoever blocks the loop: a thread samples a heartbeat, and a step that lasts too long is logged with its session, its node and its stack.
+"""The watchdog of the loop: a thread samples a heartbeat, and logs a step that lasts too long with its session, its node and its stack.
 
-The runtime owns the thread and joins it. It is off on a virtual clock, where real time means nothing.
+The runtime owns the thread and joins it. It is off on a virtual clock, which is independent of real time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Watchdog"]
 logger: Final = logging.getLogger("hermes_trio.runtime.watchdog")
 
 SAMPLES: Final = 4
-"""Beats a limit: how finely a step is measured."""
+"""Heartbeats per limit: the resolution with which a step is measured."""
 
 SHOWN_SECONDS: Final = 60.0
 """How long the tree shows that the loop was blocked."""
@@ -90,11 +90,11 @@ class Watchdog:
         self.last = f"the loop was blocked for {1000 * late:.0f} ms and counting by {owner}"
         self._show(self.last)
         logger.warning("%s\n%s", self.last, stack)
-        # Last: whoever sees the count finds the rest.
+        # Last: a reader that sees the count finds the other fields set.
         self.blocked += 1
 
     def _show(self, words: str) -> None:
-        """Write the root's note from the loop's own thread: the tree belongs to it."""
+        """Write the root's note from the loop's own thread, the only one that may change the tree."""
         assert self._token is not None
         try:
             self._token.run_sync_soon(setattr, self._tree.root, "note", words)
@@ -103,7 +103,7 @@ class Watchdog:
 
 
 def _owner(frame: FrameType | None) -> str:
-    """Whose code it is: the nearest turn or node among the locals of the stack."""
+    """Return the owner of the code: the nearest turn or node among the locals of the stack."""
     from .context import Binding
     from .turn import Turn
 
@@ -115,7 +115,7 @@ def _owner(frame: FrameType | None) -> str:
                 if isinstance(value, Binding) and value.node is not None:
                     return f"{value.node.kind} {value.node.id}"
             except AttributeError:
-                # Caught in the middle of its construction: the next one in the stack names the same work.
+                # The object is not fully constructed yet: the next one in the stack names the same work.
                 continue
         frame = frame.f_back
     return "code outside any turn"
