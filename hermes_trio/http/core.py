@@ -200,7 +200,7 @@ class ApiCore:
         shared = SharedSignIn(store, runtime.membership) if store.lease_seconds > 0 else None
         self.signin = SignIn(self.keyring, host=server.host, hosts=server.hosts, home=home, shared=shared)
         self._revocations = store.subscribe(KEY_TOPIC, self._forget_key)
-        self._revocations.__enter__()  # for as long as the store is open: it closes after everything that asks here
+        self._revocations.__enter__()  # not cancelled: the store closes after everything that uses it here
         self.rate = RateLimiter(
             limits.requests_per_minute, limits.burst, runtime.membership if store.lease_seconds > 0 else None
         )
@@ -219,12 +219,12 @@ class ApiCore:
             self._shown.__enter__()  # for as long as the node is one
 
     async def _show_response(self, asked: NodeRequest) -> Mapping[str, Any]:
-        """Answer another node that was asked for a response: its tenant and its body, if it is being made here."""
+        """Return the tenant and the body of a response that is being made here, for another node that was asked for it."""
         live = self.live_responses.get(asked.target)
         return {} if live is None else {"tenant": live[0], "body": live[1]().decode()}
 
     async def live_elsewhere(self, response_id: str) -> tuple[str, bytes] | None:
-        """The tenant and the body of a response that another node is making; None if none says so in time."""
+        """Return the tenant and the body of a response that another node is making; None if no node reports it in time."""
         found: list[tuple[str, bytes]] = []
 
         async def ask(node: str) -> None:

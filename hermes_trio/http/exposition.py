@@ -92,7 +92,7 @@ class _Live(Collector):
         yield from self._nodes()
 
     def _nodes(self) -> Iterator[Metric]:
-        """The nodes that share the store, as they were at the last heartbeat."""
+        """Yield the gauges of the nodes that share the store, as of the last heartbeat."""
         core = self._core
         rows = core.runtime.membership.nodes
         gauges = [
@@ -113,7 +113,7 @@ class _Live(Collector):
 
 
 def exposition_of(metrics: Metrics) -> bytes:
-    """Return the text. The registry is new each time: all values are read at this moment."""
+    """Return the metrics as text. Each call makes a new registry, so all values are current."""
     registry = CollectorRegistry()
     registry.register(_Counted(metrics))
     registry.register(_Live(metrics.core))

@@ -41,9 +41,9 @@ MORE: Final = "http_more"
 LEAVE: Final = "http_leave"
 
 POLL_SECONDS: Final = 10.0
-"""How long the other node waits for data before it answers that there is none yet."""
+"""Seconds that the other node waits for data before it answers that there is none yet."""
 ANSWER_SECONDS: Final = 10.0
-"""The additional time before the other node counts as not answering."""
+"""Seconds beyond that after which the other node counts as not answering."""
 JOIN_SECONDS: Final = 0.05
 """Pieces of a stream that arrive within this time are sent together."""
 PIECE_BYTES: Final = 512 * 1024
@@ -62,7 +62,7 @@ class HostGone(Exception):
 
 
 class RelayingApp(Protocol):
-    """The application that answers requests."""
+    """The application that handles relayed requests."""
 
     async def handle(self, route: Route, request: Request) -> HandlerResult: ...
 
@@ -112,7 +112,7 @@ class _Exchange:
         self._changed = trio.Event()
 
     async def send(self, message: Message) -> None:
-        """Take a message of a stream, as a connection does."""
+        """Append a message of a stream to the response, as a connection sends it."""
         if message["type"] == "http.response.start":
             own = list(message["headers"])[len(STREAM_TYPE) :]
             self.head = AnswerHead(message["status"], _headers(own), stream=True)
@@ -127,7 +127,7 @@ class _Exchange:
         self._changed = trio.Event()
 
     async def piece(self, after: int) -> AnswerPiece:
-        """Return the next piece; an empty one after a while without data. The data before `after` has been read."""
+        """Return the data from offset `after` on, and drop the data before it. Without data the piece is empty after a while."""
         del self.data[: max(0, after - self.start)]
         self.start = max(self.start, after)
         with trio.move_on_after(POLL_SECONDS):
@@ -153,7 +153,7 @@ class Relay:
         self._answering = ExitStack()
         membership = core.runtime.membership
         for kind, handler in ((HANDLE, self._handle_here), (MORE, self._more_here), (LEAVE, self._leave_here)):
-            # For as long as the membership lasts: it closes after everything that asks here.
+            # Not removed: the membership closes after everything that uses it here.
             self._answering.enter_context(membership.answering(kind, handler))
 
     # -- the node that a request came in on --------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Relay:
                         with running_here():
                             await self._run(exchange, asked)
                     except Exception:
-                        # The asking node says that this one does not answer, or cuts its stream off.
+                        # The requesting node reports that this one does not answer, or cuts its stream off.
                         exchange.cut = True
                         logger.exception("a request that another node has relayed failed")
                     exchange.over = True

@@ -40,7 +40,7 @@ class ApprovalsPort(Protocol):
 
 
 class NoApprovals:
-    """For a server whose agent never asks."""
+    """The broker of a server whose agent requests no approvals."""
 
     async def pending(self, scope: str) -> Sequence[ApprovalRow]:
         """Return nothing."""
@@ -165,7 +165,7 @@ class GrantList(msgspec.Struct):
 
 
 async def _grants(request: Request) -> list[Grant]:
-    """The grants that this key may see and take back: those that were given for good to its tenant; for the operator, all."""
+    """Return the grants that this key may list and revoke: the permanent ones of its tenant; for the operator, all."""
     tenant = request.caller.sees
     return await request.core.store.list_grants(scope=None if tenant is None else tenant_grantee(tenant))
 

@@ -1,10 +1,10 @@
-"""The whole gateway in a simulator: one loop, virtual time, a seeded scheduler, faults at every step, and replay by number.
+"""Simulates whole gateways: one event loop, virtual time, a seeded scheduler, injected faults, and replay by seed.
 
     from hermes_trio.testing.simulation import run_seed
     result = run_seed(17)
     assert not result.violations, result.story()
 
-Loading this package loads the gateway; `hermes_trio.testing` itself does not.
+Importing this package imports the gateway; importing `hermes_trio.testing` does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The edge of a simulated process: time, chance, the network and the kernel are the world's, and nothing else is let through.
+"""The boundary of a simulated process: time, randomness, the network and processes are those of the world; everything else is refused.
 
 `Boundary` is entered around one `trio.run`. While it is entered, the clocks of `time` show the world's time, every source of random bytes draws from the
 seed, Trio's scheduler shuffles each batch by the seed, connections and processes are the world's, and an audit hook refuses threads, processes and
-sockets of the machine. Everything is put back on the way out. One boundary at a time: all of this belongs to the whole process.
+sockets of the machine. Leaving it restores everything. Only one can be entered at a time, because its patches affect the whole process.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .threads import simulated_entry_points, wait_out_virtually
 __all__ = ["EPOCH", "Boundary", "OutsideWorld", "SimulationBreach"]
 
 EPOCH: Final = 1_790_000_000.0
-"""When every world begins, in seconds since 1970: a Monday in September 2026."""
+"""The start of every world, in seconds since 1970: a Monday in September 2026."""
 
 MOST_BATCHES: Final = 50_000
-"""So many rounds of the scheduler in one instant of virtual time are a loop that never ends: the world breaks."""
+"""The number of scheduler rounds in one instant of virtual time that counts as an endless loop, which fails the simulation."""
 
 _CLOCKS: Final = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 _REAL: Final = {name: getattr(time, name) for name in _CLOCKS}
 
 _AT_ONCE: Final = frozenset({"hermes_trio.tools.session_folders"})
-"""Modules whose blocking calls take no time in a world."""
+"""Modules whose blocking calls run inline in a world, without virtual time."""
 
 _REFUSED: Final = {
     "subprocess.Popen": "a process",
@@ -61,22 +61,22 @@ _REFUSED: Final = {
 
 
 class SimulationBreach(AssertionError):
-    """Code inside a simulation used something of the real machine: a thread, a process, a socket that leaves it."""
+    """Raised if code inside a simulation uses a real thread, process or network socket, or does not end."""
 
 
 class OutsideWorld(Protocol):
-    """What lies outside of the simulated process."""
+    """What a boundary needs of the world: wardens, connections and threads."""
 
     def custody(self) -> Any:
-        """A new warden process, as `Custody.begin` returns one."""
+        """Return a new warden process, as `Custody.begin` does."""
         ...
 
     async def dial(self, host: str, port: int) -> trio.SocketStream:
-        """A connection to a host of this world; `OSError` if there is none."""
+        """Connect to a host of this world. Raises `OSError` if there is none."""
         ...
 
     async def in_thread(self, call: Callable[[], Any]) -> Any:
-        """Make a call as a worker thread does; cancelling it leaves the thread behind."""
+        """Run a call in a simulated worker thread. Cancelling abandons the thread."""
         ...
 
 
@@ -98,43 +98,43 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 class Boundary:
-    """See the module. `breaches` lists what was refused: code may have swallowed the exception."""
+    """Isolates one `trio.run`. See the module. `breaches` lists what was refused, because the code may have swallowed the exception."""
 
     def __init__(self, seed: int, clock: MockClock, outside: OutsideWorld) -> None:
         self.clock = clock
         self.offset = 0.0
-        """How far the wall clock is from the true time of the world: people and faults may step it."""
+        """The error of the wall clock against the time of the world, in seconds. Faults step it."""
         self.skew: Callable[[], float] = lambda: 0.0
-        """How far the clock of the host is off that runs the current task, beside `offset`."""
+        """Returns the error of the clock of the current task's host, in addition to `offset`."""
         self.thread = threading.get_ident()
         self.breaches: list[str] = []
         self._outside = outside
-        # Streams of their own: a draw of the code under test must not change the order of the scheduler.
+        # Separate generators: random numbers that the code under test draws must not change the scheduler's order.
         self._bytes = random.Random(f"{seed} bytes")
         self._order = _Order(f"{seed} order", clock)
         self._global = f"{seed} global"
         self._stack = ExitStack()
 
     def wall(self) -> float:
-        """The time of day, as the host of the current task has it."""
+        """Return the time of day on the host of the current task."""
         return self.clock.current_time() + self.offset + self.skew()
 
     def store_wall(self) -> float:
-        """The time of day, as the database has it."""
+        """Return the time of day on the database's clock."""
         return self.clock.current_time() + self.offset
 
     def end_by(self, until: float) -> None:
-        """Break the simulation off at this time, whatever waits or is shielded: a defect must not make it last for ever."""
+        """Fail the simulation with `SimulationBreach` if it has not ended by this time, even if tasks are shielded."""
         self._order.until = until
 
     def hold(self, is_held: Callable[[trio.lowlevel.Task], bool] | None) -> None:
-        """Run none of these tasks until this is called again: what wakes them meanwhile is not lost, and deadlines pass. None holds nothing."""
+        """Suspend the tasks for which `is_held` is true, until the next call; None suspends none. Wake-ups are kept, and deadlines pass."""
         self._order.is_held = is_held
         waiting, self._order.held = self._order.held, []
         scheduler.GLOBAL_RUN_CONTEXT.runner.runq.extend(waiting)
 
     def breach(self, text: str) -> NoReturn:
-        """Note a breach, and refuse it."""
+        """Record a breach and raise `SimulationBreach`."""
         frames = traceback.extract_stack(limit=8)[:-2]
         where = " < ".join(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in reversed(frames))
         self.breaches.append(f"{text}: {where}")
@@ -160,7 +160,7 @@ class Boundary:
             self._patch(trio, "open_tcp_stream", self._dial)
             self._patch(trio.to_thread, "run_sync", self._in_thread)
             self._patch(threading.Thread, "start", self._start_thread)
-            # A thread of a world takes virtual time, so it does not hold the clock as a real one does.
+            # A simulated thread takes virtual time, so it does not hold the clock as a real one does.
             self._patch(threads_module, "hold_clock", _hold_nothing)
             self._patch(threads_module, "release_clock", _hold_nothing)
             self._patch(threads_module, "wait_out", wait_out_virtually)
@@ -175,7 +175,7 @@ class Boundary:
                 for module, attribute in _places_of(name):
                     self._patch(module, attribute, replacement)
             if gc.isenabled():
-                # A collection runs finalizers at a moment that depends on how much was allocated before: the runner collects between two worlds.
+                # The time of a collection, and of its finalizers, depends on earlier allocations: the runner collects between two worlds.
                 gc.disable()
                 stack.callback(gc.enable)
             self._stack = stack.pop_all()
@@ -210,9 +210,9 @@ class Boundary:
         self.breach("a thread inside a simulation")
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any, **options: object) -> Any:
-        """Loading a module and looking at the folders of sessions, of which a world has none, is done here and now.
+        """Run imports and reads of session folders, of which a world has none, inline.
 
-        The runtime's own threads are simulated. Anything else would need a thread.
+        The runtime's own threads are simulated. Any other call is a breach.
         """
         await trio.lowlevel.checkpoint()
         if getattr(function, "__module__", "") == threads_module.__name__:
@@ -226,7 +226,7 @@ class Boundary:
 
 
 class _Order(random.Random):
-    """Decides in which order the tasks of a batch run, and which do not run at all for a while."""
+    """Decides the order in which the tasks of a batch run, and which tasks are suspended."""
 
     def __init__(self, seed: str, clock: MockClock) -> None:
         super().__init__(seed)
@@ -237,7 +237,7 @@ class _Order(random.Random):
         self.held: list[trio.lowlevel.Task] = []
 
     def shuffle(self, x: Any) -> None:
-        """Called by the scheduler with the tasks that it is about to run, last one first."""
+        """Shuffle the tasks that the scheduler is about to run, and remove those that are suspended."""
         super().shuffle(x)
         at, count = self._instant
         now = self._clock.current_time()
@@ -254,7 +254,7 @@ class _Order(random.Random):
 
 
 class _Custody:
-    """Stands for the class `Custody`: wardens are begun in the world."""
+    """Replaces the class `Custody`: begins wardens of the world."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -273,7 +273,7 @@ _compiled: dict[tuple[str, bool], Callable[..., Any]] = {}
 
 
 def _compile_once(rule: Rule, append_unknown: bool = True) -> Callable[..., Any]:
-    """Compile what builds the address of a route once: every start of a server has the same routes, and it takes a tenth of a world's time."""
+    """Compile the URL builder of a route once. All servers have the same routes, and compiling takes a tenth of a world's time."""
     key = (rule.rule, append_unknown)
     if key not in _compiled:
         _compiled[key] = _compile_builder(rule, append_unknown)
@@ -286,7 +286,7 @@ async def _no_protections() -> Protections:
 
 
 def _places_of(name: str) -> list[tuple[ModuleType, str]]:
-    """Where a clock of `time` can be reached: the module itself, and the modules of this package that imported it by name."""
+    """Return where a clock of `time` is bound: the module itself, and modules of this package that imported it by name."""
     modules = [module for key, module in sys.modules.items() if key.startswith("hermes_trio.") and key not in _looked]
     for module in modules:
         _looked.add(module.__name__)
@@ -303,7 +303,7 @@ Handler = Callable[[trio.SocketStream], Awaitable[None]]
 
 
 def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
-    """The two ends of a connection inside this process."""
+    """Return the two ends of a new connection inside this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return _stream(ours), _stream(theirs)
 

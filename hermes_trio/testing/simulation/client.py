@@ -16,20 +16,20 @@ __all__ = ["Answer", "Connects", "EventSource", "NoAnswer", "StreamedEvent", "re
 
 
 class NoAnswer(Exception):
-    """No answer came: nobody listens, the connection broke, or it took too long."""
+    """Raised if no complete response came: the connection was refused or broke, or the time-out expired."""
 
 
 class Connects(Protocol):
-    """Where a client connects to."""
+    """The server that a client connects to."""
 
     def connect(self) -> trio.SocketStream:
-        """A connection; `ConnectionRefusedError` while nobody listens."""
+        """Open a connection. Raises `ConnectionRefusedError` if the server does not listen."""
         ...
 
 
 @attrs.frozen
 class Answer:
-    """A complete answer."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body's value, or None."""
+        """Return the decoded body, or None if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError:
@@ -46,7 +46,7 @@ class Answer:
 
 @attrs.frozen
 class StreamedEvent:
-    """A server-sent event: its id, and its value."""
+    """A server-sent event: its id and its decoded data."""
 
     id: str
     data: Any
@@ -107,7 +107,7 @@ async def request(
     headers: Mapping[str, str] | None = None,
     seconds: float = 60.0,
 ) -> Answer:
-    """One request and its whole answer; `NoAnswer` if there is none within `seconds`. Cancelling it closes the connection."""
+    """Send a request and return the complete response. Raises `NoAnswer` if there is none within `seconds`. Cancelling it closes the connection."""
     fields = dict(headers or {})
     if json is not None:
         body = msgspec.json.encode(json)
@@ -124,7 +124,7 @@ async def request(
 
 
 class EventSource:
-    """The events of one stream, in order. Made by `stream`."""
+    """Iterates over the events of one stream, in order. Made by `stream`."""
 
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
@@ -135,7 +135,7 @@ class EventSource:
         return self
 
     async def __anext__(self) -> StreamedEvent:
-        """The next event; the iteration ends with the stream, and `NoAnswer` says that it broke off."""
+        """Return the next event. Raises `NoAnswer` if the stream breaks off; its regular end ends the iteration."""
         while not self._ready:
             try:
                 event = await self._exchange.pull()
@@ -154,7 +154,7 @@ class EventSource:
 async def stream(
     server: Connects, method: str, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None
 ) -> AsyncGenerator[EventSource]:
-    """The events of a stream, for the body of the `async with`; leaving it leaves the server. `NoAnswer` if it is refused or breaks off."""
+    """Open a stream of events for the body of the `async with`; leaving it closes the connection. Raises `NoAnswer` if it is refused."""
     fields = dict(headers or {})
     body = b"" if json is None else msgspec.json.encode(json)
     if body:

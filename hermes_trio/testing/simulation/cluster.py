@@ -1,7 +1,7 @@
-"""What lies between the nodes of a world: the balancer in front of them, the signals of their commits, and a witness at the store they share.
+"""Connects the nodes of a world: the load balancer, the signals of their commits, and the watched writer of the shared store.
 
-Signals reach other nodes as `NOTIFY` does in the PostgreSQL store: they may be lost, late, doubled or out of order, and a look at the rows every second
-stands behind them (here every other second). The witness notes when a node has been taken over, and everything that such a node changes afterwards.
+Signals reach other nodes as `NOTIFY` does in the PostgreSQL store: they may be lost, late, doubled or reordered, so the nodes also poll the rows (here
+every two seconds). The trace has an entry when a node has been taken over, and for every change that such a node makes afterwards.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 POLL_SECONDS: Final = 2.0
 CALM_POLL_SECONDS: Final = 60.0
-"""In a calm world no signal is lost: looking more often would cost more than all the rest."""
+"""The interval after the faults have ended. No signal is lost then, and polling more often would dominate the cost of a world."""
 
 LEASE_SECONDS: Final = 30.0
-"""The lease of a node: long enough that heartbeats do not cost more than what people do."""
+"""The lease of a node. Heartbeats of a shorter one would dominate the cost of a world."""
 
 _INBOX: Final = inbox_topic("")
 
@@ -40,26 +40,26 @@ _SIGNAL_DELAYS: Final = {"late": 7.0, "reordered": 0.0, "twice": 3.0}
 
 
 class Serves(Protocol):
-    """A node, as the balancer sees it."""
+    """What the balancer uses of a node."""
 
     def is_served(self) -> bool:
-        """Whether requests are sent to it."""
+        """Return whether the balancer sends requests to this node."""
         ...
 
     def connect(self) -> trio.SocketStream:
-        """A connection; `ConnectionRefusedError` while nobody listens."""
+        """Open a connection. Raises `ConnectionRefusedError` if the node does not listen."""
         ...
 
 
 class Balancer:
-    """Sends each connection to one of the nodes that seem to live."""
+    """Sends each connection to one of the nodes that are served, chosen by the seed."""
 
     def __init__(self, nodes: Sequence[Serves], seed: int) -> None:
         self._nodes = nodes
         self._dice = random.Random(f"{seed} balancer")
 
     def connect(self) -> trio.SocketStream:
-        """A connection to some node; `ConnectionRefusedError` if none listens."""
+        """Open a connection to a node. Raises `ConnectionRefusedError` if none listens."""
         served = [node for node in self._nodes if node.is_served()]
         if not served:
             raise ConnectionRefusedError("no node listens")
@@ -67,7 +67,7 @@ class Balancer:
 
 
 class Listens(Protocol):
-    """One life of a node, as its signals see it."""
+    """What `NodeSignals` uses of one life of a node."""
 
     name: str
     dead: bool
@@ -75,22 +75,22 @@ class Listens(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is partitioned from the store."""
+        """Return whether the node is partitioned from the store."""
         ...
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong any more."""
+        """Return whether the faults have ended."""
         ...
 
     @property
     def wake_faults(self) -> list[str]:
-        """How the next signals from others are spoilt."""
+        """Return the faults of the next signals from other nodes."""
         ...
 
 
 class _Told(tuple[str, str]):
-    """A signal that knows which life of a node has committed it."""
+    """A signal with the life of the node that committed it."""
 
     by: Listens
 
@@ -101,7 +101,7 @@ class _Told(tuple[str, str]):
 
 
 class SignalNetwork:
-    """Carries the signals of each commit to all nodes, and notes in the trace when the row of a node is gone."""
+    """Sends the signals of each commit to all nodes, and notes in the trace when the row of a node is gone."""
 
     def __init__(self, store: SqliteStore, trace: Trace) -> None:
         self.store = store
@@ -110,11 +110,11 @@ class SignalNetwork:
         cast("Any", store.database.signals).announce = self._announce
 
     def attach(self, ear: NodeSignals) -> None:
-        """A node listens."""
+        """Add a life of a node to the receivers."""
         self._ears.append(ear)
 
     def detach(self, ear: NodeSignals) -> None:
-        """It listens no more."""
+        """Remove it from the receivers."""
         self._ears.remove(ear)
 
     def _announce(self, signals: Iterable[Signal]) -> None:
@@ -126,7 +126,7 @@ class SignalNetwork:
 
 
 class NodeSignals:
-    """The signals of one life: its own at once, those of others with what goes wrong on the way, and a look at the rows behind them."""
+    """Delivers signals to one life of a node: its own at once, those of other nodes with faults, and those that polling the rows finds."""
 
     def __init__(self, life: Listens, handle: SqliteStore, network: SignalNetwork, nursery: trio.Nursery) -> None:
         self.life = life
@@ -140,15 +140,15 @@ class NodeSignals:
         self._runs: dict[str, str] = {}
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
-        """As a store does."""
+        """Subscribe as in `SignalStore.subscribe`."""
         return self.signals.subscribe(topic, wake, key)
 
     def is_member(self) -> bool:
-        """Whether the row of this node is there."""
+        """Return whether the store has the row of this node."""
         return bool(self._rows("SELECT 1 FROM nodes WHERE incarnation = ?", self.handle.owner))
 
     def hear(self, told: Sequence[Signal]) -> None:
-        """A commit of some node concerned these."""
+        """Deliver the signals of a commit, those of other nodes with the next fault of `wake_faults`. A partition drops them."""
         life = self.life
         if life.dead:
             return
@@ -173,12 +173,12 @@ class NodeSignals:
             self._context.copy().run(self._nursery.start_soon, self._later, others, _SIGNAL_DELAYS[how])
 
     def catch_up(self) -> None:
-        """The node goes on after a pause: what came in meanwhile waits in its connection."""
+        """Deliver the signals that arrived during a pause."""
         missed, self._missed = self._missed, []
         self._announce(missed)
 
     def _announce(self, signals: Iterable[Signal]) -> None:
-        # Whoever is woken may start tasks: they are this node's, whoever has committed.
+        # Woken code may start tasks: they inherit the context of this node, not of the one that committed.
         self._context.copy().run(self.signals.announce, list(signals))
 
     async def _later(self, signals: Sequence[Signal], seconds: float) -> None:
@@ -186,10 +186,10 @@ class NodeSignals:
         if not self.life.dead and not self.life.is_cut:
             self._announce(signals)
 
-    # -- the look at the rows, as `hermes_trio.store.postgres.hearing` does it ---------------------------------------------------------
+    # -- polling the rows, as `hermes_trio.store.postgres.hearing` does ----------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at the rows again and again, until cancelled; after a partition, announce everything that waits."""
+        """Poll the rows until cancelled; after a partition, announce all waiting rows."""
         listening = True
         while True:
             await trio.sleep(CALM_POLL_SECONDS if self.life.is_calm else POLL_SECONDS)
@@ -253,7 +253,7 @@ class NodeSignals:
 
 
 class WatchedWrites:
-    """The writer of the shared store, as one life of a node uses it: signals are marked as its own, and what it changes without a row of its own is noted."""
+    """The writer of the shared store for one life of a node. Marks signals as its own, and notes changes that it makes without its row in `nodes`."""
 
     def __init__(self, writer: Writes, ear: NodeSignals, trace: Trace) -> None:
         self.around: Callable[[str], AbstractContextManager[object]] | None = None
@@ -262,19 +262,19 @@ class WatchedWrites:
         self._trace = trace
 
     async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
-        """As the writer does."""
+        """Submit a verb as the writer does."""
         return await self._writer.submit(self._watched(verb), *args, weight=weight)
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
-        """As the writer does."""
+        """Post a verb as the writer does."""
         self._writer.post(self._watched(verb), *args)
 
     def check_file(self) -> None:
-        """As the writer does."""
+        """Check the file as the writer does."""
         self._writer.check_file()
 
     def statistics(self) -> WriterStatistics:
-        """As the writer does."""
+        """Return the writer's statistics."""
         return self._writer.statistics()
 
     def _watched(self, verb: Callable[..., T]) -> Callable[..., T]:

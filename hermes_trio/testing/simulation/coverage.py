@@ -1,4 +1,4 @@
-"""What was tried: which verbs of the store failed and how, and what was going on while something went wrong."""
+"""Counts the injected faults: by verb of the store, and by the states of turns, runs, jobs and deliveries in which they occurred."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES: Final[Mapping[str, Sequence[str]]] = {
     "approval": ("pending", "approved", "denied", "expired"),
     "slot": ("claimed", "running", "completed", "failed", "missed"),
 }
-"""What may be going on, by what it is."""
+"""The states in which a fault may occur, by kind of row."""
 
 STATES_SQL: Final = (
     "SELECT 'run ' || status FROM runs UNION SELECT 'job ' || state FROM jobs UNION SELECT 'delivery ' || state FROM outbox"
@@ -31,7 +31,7 @@ STATES_SQL: Final = (
     " UNION SELECT CASE state WHEN 'pending' THEN 'turn waiting' ELSE 'turn taken' END FROM inbox WHERE settled_at IS NULL"
     " UNION SELECT 'turn open' FROM sessions WHERE open_turn IS NOT NULL AND open_turn <> ''"
 )
-"""The states that rows are in at a moment."""
+"""The queries that return the present states of the rows."""
 
 
 FAULTS: Final = (
@@ -48,14 +48,14 @@ FAULTS: Final = (
     "pause",
     "partition",
 )
-"""What may go wrong, by family: each must have been met in each state of a turn, a run, a job and a delivery, or `UNREACHABLE` says why not."""
+"""The faults by family. Each must have occurred in each state of a turn, run, job and delivery, unless `UNREACHABLE` has the reason."""
 
 WANTED: Final = ("turn", "run", "job", "delivery")
 
 UNREACHABLE: Final[Mapping[tuple[str, str], str]] = {
     ("*", "job starting"): "no row has this state: a job is written down as running, before its work begins",
 }
-"""Pairs of fault and state that no world can reach, with the reason; `*` stands for every fault."""
+"""Pairs of fault and state that no world can reach, with the reason; `*` matches every fault."""
 
 
 def _family(fault: str) -> str:
@@ -64,24 +64,24 @@ def _family(fault: str) -> str:
 
 @attrs.define
 class Coverage:
-    """Counts, over any number of worlds. `calls` are the calls of each verb."""
+    """The counts of any number of worlds. `calls` counts the calls of each verb."""
 
     verbs: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
     states: Counter[tuple[str, str]] = attrs.Factory(Counter[tuple[str, str]])
     calls: Counter[str] = attrs.Factory(Counter[str])
 
     def add(self, other: Coverage) -> None:
-        """Count what another world has tried, too."""
+        """Add the counts of another world."""
         self.verbs.update(other.verbs)
         self.states.update(other.states)
         self.calls.update(other.calls)
 
     def table(self) -> str:
-        """Two tables for people, verbs by fault and faults by state, and what is out of reach."""
+        """Return the tables of verbs by fault and faults by state, and the unreachable pairs, as text."""
         return f"{self._verb_table()}\n\n{self._state_table()}\n\n{self._reasons()}"
 
     def gaps(self) -> list[str]:
-        """Pairs of a fault and a state of a turn, a run, a job or a delivery that no world has met, and for which there is no reason."""
+        """Return the pairs of a fault and a state of a turn, run, job or delivery that did not occur and that `UNREACHABLE` does not explain."""
         met = {(_family(fault), state) for (fault, state), count in self.states.items() if count}
         return [
             f"{fault} while there was {what} {state}"
@@ -100,7 +100,7 @@ class Coverage:
         return "\n".join(["out of reach (shown as -):", *lines])
 
     def missing(self) -> list[str]:
-        """Verbs that were called and never failed, by kind of fault; and verbs that were never called."""
+        """Return the verbs that were called and never failed, by kind of fault, and the verbs that were never called."""
         found: list[str] = []
         called = [verb for verb in sorted(STORE_VERBS) if self.calls[verb]]
         for kind in KINDS:
@@ -126,7 +126,7 @@ class Coverage:
 
     def _cell(self, verb: str, kind: str) -> str:
         if verb in READ_VERBS and kind not in ("before", "slow"):
-            return "-"  # a read commits nothing: it fails or it answers
+            return "-"  # a read commits nothing: it fails or it returns
         return str(self.verbs[verb, kind] or ".")
 
     def _state_table(self) -> str:
@@ -141,7 +141,7 @@ class Coverage:
         return _table(["while there was", *FAULTS], rows)
 
     def picture(self) -> str:
-        """The same as an SVG: one field for each pair, the darker the more often."""
+        """Return the tables as an SVG: one cell for each pair, darker for a higher count."""
         verbs = [verb for verb in sorted(STORE_VERBS) if self.calls[verb]]
         faults = sorted({fault for fault, _ in self.states})
         columns = [f"{what} {state}" for what, states in STATES.items() for state in states]

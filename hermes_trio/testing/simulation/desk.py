@@ -1,6 +1,6 @@
 """A program that embeds the runtime, inside the process of a simulated node: an interface of its own, turns in its own task, and a reader of completions.
 
-Its inbox and the runtime's own use equal session keys, as two inboxes may. What it is told is in `World.seen.desk`.
+Its inbox and the runtime's own use equal session keys, as two inboxes may. The notices that it gets are in `World.seen.desk`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["DESK", "WAKES", "Desk", "DeskSeen"]
 DESK: Final = "desk"
 
 WAKES: Final = 2
-"""How many turns the notices of one message may start."""
+"""The number of turns that the notices of one message may start."""
 
 PATIENCE: Final = 20
-"""How often a message is given again that was refused."""
+"""The number of attempts to hand over a message that was refused."""
 
 
 @attrs.define
 class DeskSeen:
-    """What an embedding program did and was told, over all lives of its nodes."""
+    """The messages that the runtime accepted from an embedding program, and the notices that it got, over all lives of its nodes."""
 
     accepted: list[str] = attrs.Factory(list[str])
-    """Texts that the runtime has taken."""
+    """Texts that the runtime has accepted."""
     told: list[tuple[str, str]] = attrs.Factory(list["tuple[str, str]"])
     """The session key and the text of each notice that the reader of completions got."""
 
 
 class Desk(Interface):
-    """See the module. One for each life of a node."""
+    """The embedding program of one life of a node."""
 
     platform = DESK
 
@@ -55,15 +55,15 @@ class Desk(Interface):
         self._inbox: Inbox
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
-        """A bound on what the notices of one message may start."""
+        """Return the budget that bounds the turns started by the notices of one message."""
         return Budget(wakes=WAKES)
 
     async def on_turn_end(self, outcome: Outcome) -> None:
-        """Note what was answered."""
+        """Record the outcome in the trace."""
         self._note(DESK, f"{outcome.session_key}: {outcome.state.value} {outcome.text!r}")
 
     async def receive(self, runtime: Runtime) -> None:
-        """Be there until cancelled."""
+        """Register the interface and read completions until cancelled. A registration that fails is retried after a second."""
         self._runtime = runtime
         self._context = contextvars.copy_context()
         while True:
@@ -78,11 +78,11 @@ class Desk(Interface):
             await trio.sleep(1)
 
     def act(self, who: int, number: int, text: str, *, in_process: bool) -> None:
-        """Give a message to the interface, or run a turn in a task of this program. A program whose process is gone does nothing."""
+        """Hand a message to the interface, or run a turn in a task of this program. Does nothing if the process has ended."""
         if self._nursery is None:
             return
         work = self._turn if in_process else self._give
-        # In the context of its own process, whoever asks.
+        # In the context of its own process, whatever the context of the caller.
         self._context.copy().run(self._nursery.start_soon, work, f"{DESK}:{who}", number, text)
 
     async def _give(self, key: str, number: int, text: str) -> None:
@@ -111,7 +111,7 @@ class Desk(Interface):
             self._note(DESK, f"in process: {outcome.state.value} {outcome.text!r}")
 
     async def _read(self, runtime: Runtime) -> None:
-        """Read what the program is told. A store that fails is asked again."""
+        """Read the completions until cancelled. A read that the store refuses is retried."""
         completions = runtime.completions()
         while True:
             try:

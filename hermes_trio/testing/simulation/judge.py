@@ -1,7 +1,7 @@
-"""The judge: what must hold in every world, whatever went wrong in it.
+"""The judge: the invariants of every world, whatever its faults.
 
-An invariant reads what people and clients saw (`world.seen`, the chats of the platform, the trace) and the rows (`world.rows`), never the runtime's
-memory. It yields a sentence for each broken promise. `INVARIANTS` are those of the gateway; a world of your own may have more.
+An invariant reads what users and clients received (`world.seen`, the chats of the platform, the trace) and the rows (`world.rows`), never the runtime's
+memory. It yields a sentence for each violation. `INVARIANTS` are those of the gateway; pass others to `run_program`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ HELD: Final[Mapping[str, str]] = {
     "a pending approval": "SELECT id FROM approvals WHERE state = 'pending'",
     "a slot that has not ended": "SELECT job_id || ' ' || slot || ' ' || state FROM cron_executions WHERE state IN ('claimed', 'running')",
 }
-"""What nobody may hold in a calm world, and how it is found."""
+"""The kinds of open rows that a settled world must not have, with the queries that find them."""
 
 
 def held_rows(world: World) -> list[str]:
-    """Everything that is still held, in words."""
+    """Describe every row that is still open."""
     return [f"{what}: {row[0]}" for what, sql in HELD.items() for row in world.rows(sql)]
 
 
 def _owner_of_marks(world: World) -> dict[str, str]:
-    """Whose each mark is: `chat 500`, `t0`, `hook 900`."""
+    """Return the owner of each mark, such as `chat 500` or `t0`."""
     owners: dict[str, str] = {}
     for step in world.program.steps:
         mark = f"m{step.number}"
@@ -73,7 +73,7 @@ def _owner_of_marks(world: World) -> dict[str, str]:
 
 
 def _said(world: World) -> Iterator[tuple[int, str, bool]]:
-    """What the platform shows of the bot: chat, text without a label, and whether it was labelled as a possible duplicate."""
+    """Yield the bot's messages on the platform: chat, text without the label, and whether it has the label of a possible duplicate."""
     for message in world.telegram.messages:
         text = message.text
         labelled = "This may be a duplicate" in text
@@ -83,11 +83,11 @@ def _said(world: World) -> Iterator[tuple[int, str, bool]]:
 
 
 _ANSWERS: Final = ("done", "told", "lost", "interrupted", "Approval needed")
-"""How texts begin that are said once. Status reports and the like are said as often as somebody asks."""
+"""The beginnings of texts that may be sent only once. Status reports and the like are sent on every request."""
 
 
 def watched_work_is_told_once(world: World) -> Iterator[str]:
-    """Every watched start: exactly one of delivered, superseded, abandoned with a reason; no unlabelled duplicate, and no label without a cause."""
+    """Check 1: every ended watched job is reported once, or abandoned with a reason; no unlabelled duplicate, no label without a cause."""
     for job_id, state in world.rows("SELECT job_id, state FROM jobs WHERE inbox <> '' AND ended_at IS NOT NULL"):
         ends = world.rows(
             "SELECT state, reason FROM inbox WHERE job_id = ? AND notice IN ('completion', 'lost', 'async_delegation')",
@@ -126,7 +126,7 @@ def watched_work_is_told_once(world: World) -> Iterator[str]:
 
 
 def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
-    """A confirmed message, a 202, a webhook's 2xx: there after any crash, once."""
+    """Check 2: everything that was acknowledged (a confirmed message, a 202, a webhook's 2xx) exists exactly once."""
     resets = {person for person, text in world.seen.said if text.startswith(("/stop", "/new"))}
     for person, text in world.seen.said:
         if not text.startswith("m") or text not in world.seen.confirmed:
@@ -164,7 +164,7 @@ def what_was_acknowledged_is_there(world: World) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """A text without the marks of its markup and the label: what two forms of one message have in common."""
+    """Return a text without markup, punctuation and label, so that two forms of one message compare equal."""
     text = text.replace(DUPLICATE_LABEL, "")
     return "".join(character for character in text if character.isalnum())
 
@@ -202,7 +202,7 @@ def _acknowledged_requests(world: World) -> Iterator[str]:
 
 
 def nothing_crosses(world: World) -> Iterator[str]:
-    """No message, event or transcript holds anything of another session, person or tenant."""
+    """Check 3: no message, event or transcript contains data of another session, user or tenant."""
     owners = _owner_of_marks(world)
     for message in world.telegram.messages:
         for mark in marks(message.text):
@@ -234,7 +234,7 @@ def nothing_crosses(world: World) -> Iterator[str]:
 
 
 def transcripts_are_legal(world: World) -> Iterator[str]:
-    """Turns in order, no interleaving, each tool call with its result before anything else is said."""
+    """Check 4: turns are not interleaved: the results of tool calls precede any other message, and no user message is repeated."""
     sessions: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for row in world.rows(
         "SELECT s.id, m.role, m.content, m.tool_calls, m.tool_call_id FROM messages m JOIN sessions s ON s.n = m.session"
@@ -277,7 +277,7 @@ _RANK: Final = {
 
 
 def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
-    """A run's events are the same for every reader, numbered without gap, and end; its status only moves forward."""
+    """Check 5: the events of a run are the same for every reader, numbered without a gap, and end; its status only moves forward."""
     ended = bool(world.trace.of("crash") or len(world.trace.of("drain")) > 1 or world.trace.of("lease lost"))
     for run in world.seen.runs:
         if not run.run_id:
@@ -295,13 +295,13 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
         for who, events in (("a reader that followed", run.live), ("a reader that came late", run.late)):
             ids = [event.id for event in events if event.id]
             got = [int(id.rpartition("-")[2]) for id in ids]
-            # After a `resync` what follows need not continue what the reader had; it has no gap of its own.
+            # After a `resync` the numbers need not continue from the last one, but have no gap among themselves.
             first = got[0] if run.resyncs and events is run.live and got else 1
             if got != list(range(first, first + len(got))):
                 yield f"{who} of {name} got the numbers {got}"
             for event in events:
                 if event.id not in known and ended:
-                    continue  # shown a moment before the server ended with a store that refused it
+                    continue  # sent just before the server ended, and refused by the store
                 if event.id and known.get(event.id) != event.data.get("event"):
                     yield f"{who} of {name} got {event.id} as {event.data.get('event')}, the store has {known.get(event.id)}"
         if run.late and run.late[-1].data.get("event") != "run.settled":
@@ -314,7 +314,7 @@ def runs_tell_everybody_the_same(world: World) -> Iterator[str]:
 
 
 def what_was_stopped_is_over(world: World) -> Iterator[str]:
-    """After a receipt that says ok, or the word that it has settled, nothing of a run acts any more; after a drain's report nothing does."""
+    """Check 7: a run has no effect after a receipt with `ok` or the event that it has settled, and a node has none after its drain's report."""
     for run in world.seen.runs:
         over = [(at, "stopped with ok") for at, receipt in run.stops if receipt and receipt.get("ok")]
         if run.settled_at is not None:
@@ -333,11 +333,11 @@ def what_was_stopped_is_over(world: World) -> Iterator[str]:
 
 
 LATE_SECONDS: Final = 0.5
-"""How long a process that was stopped may go on before it has noticed that it was taken over."""
+"""Seconds for which a resumed process may continue before it notices that it was taken over."""
 
 
 def one_node_works_on_a_session(world: World) -> Iterator[str]:
-    """At most one node works on a session at any time; a node that was taken over changes nothing and begins nothing."""
+    """Check 6: at most one node works on a session at any time; a node that was taken over changes and begins nothing."""
     gone: dict[str, float] = {}
     resumed: dict[str, float] = {}
     causes = 0
@@ -364,7 +364,7 @@ def one_node_works_on_a_session(world: World) -> Iterator[str]:
 
 
 def _overlapping_turns(world: World, gone: Mapping[str, float]) -> Iterator[str]:
-    """Turns of one session that two nodes ran at the same time, by the calls that the model got."""
+    """Yield the turns of one session that two nodes ran at the same time, by the calls that the model received."""
     sessions = _session_of_marks(world)
     turns: dict[tuple[str, str, str], tuple[float, float]] = {}
     for call in world.seen.calls:
@@ -385,7 +385,7 @@ def _overlapping_turns(world: World, gone: Mapping[str, float]) -> Iterator[str]
 
 
 def _session_of_marks(world: World) -> dict[str, str]:
-    """The session that each mark belongs to, as far as it has one of its own or shares it."""
+    """Return the session of each mark of a message, run, chat completion or webhook."""
     found: dict[str, str] = {}
     for step in world.program.steps:
         mark = f"m{step.number}"
@@ -397,11 +397,11 @@ def _session_of_marks(world: World) -> dict[str, str]:
 
 
 _ACTS: Final = ("model", "process starts", "process ends", "thread starts", "thread ends")
-"""The kinds of moments at which work of the gateway does something."""
+"""The kinds of trace entries that are effects of the gateway's work."""
 
 
 def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
-    """What is done for a mark after a time, but for what a node does that was taken over: it does not know yet, and has invariant 6."""
+    """Yield the effects for a mark after a time, except those of nodes that were taken over: invariant 6 covers these."""
     gone = {moment.text.partition(" ")[0] for moment in world.trace.of("gone")}
     for moment in world.trace:
         if moment.at <= after + 1e-6 or moment.kind not in _ACTS or moment.text.partition(" ")[0] in gone:
@@ -411,7 +411,7 @@ def _acts(world: World, mark: str, after: float) -> Iterator[Moment]:
 
 
 def a_calm_world_settles(world: World) -> Iterator[str]:
-    """When faults have ended nothing is held, no process lives, no life of a node goes on, and the gateway says that it is well."""
+    """Check 8: after the faults no row is open, no process and no crashed life runs, `/health/detailed` says ok, and every drain succeeds."""
     for text in world.held:
         yield f"after {world.settings.calm_seconds:g} s of calm there is {text}"
     yield from world.late
@@ -430,7 +430,7 @@ def a_calm_world_settles(world: World) -> Iterator[str]:
 
 
 def limits_hold(world: World) -> Iterator[str]:
-    """Turns at once, processes at once, wakes by notices, how often a message is given to the model and the store asked: never more than allowed."""
+    """Check 9: the limits of turns, processes, wakes, model calls for a message, retries, and those that all nodes share are never exceeded."""
     yield from world.hot
     for node in world.nodes:
         for kernel in node.kernels:
@@ -455,11 +455,11 @@ def limits_hold(world: World) -> Iterator[str]:
 
 
 _OWN_FAULTS: Final = ("StoreError", "StoreBusy", "StoreFull", "StoreClosed", "CommitUncertain", "PowerLost")
-"""What a tool may fail with in a world in which the store fails."""
+"""The errors with which a tool may fail because of a fault."""
 
 
 def nothing_is_defective(world: World) -> Iterator[str]:
-    """No tool fails with an exception of the code itself: that would be a gateway that does less than it seems to do, in a world that shows nothing."""
+    """Check that no tool fails with an unexpected exception: a world whose tools are defective would satisfy the other invariants vacuously."""
     said = "the tool failed: "
     for (content,) in world.rows(
         "SELECT DISTINCT content FROM messages WHERE role = 'tool' AND instr(content, ?) > 0", said
@@ -469,7 +469,7 @@ def nothing_is_defective(world: World) -> Iterator[str]:
 
 
 def _shared_limits_hold(world: World) -> Iterator[str]:
-    """What all nodes share: how often a job runs that is limited, how often a key may ask, and who reads a bot."""
+    """Check the limits that all nodes share: the runs of a limited job, the requests of a key, and the one reader of a bot."""
     begun = world.rows("SELECT slot FROM cron_executions WHERE job_id = 'c20c20c20c20' AND session_id <> ''")
     if len(begun) > LIMITED_RUNS:
         yield f"a job that runs {LIMITED_RUNS} times was run {len(begun)} times"
@@ -499,9 +499,9 @@ INVARIANTS: Final[Mapping[str, Invariant]] = {
     "9 limits": limits_hold,
     "no defect": nothing_is_defective,
 }
-"""By number and name."""
+"""The invariants of the gateway, by number and name."""
 
 
 def judge(world: World, invariants: Mapping[str, Invariant] = INVARIANTS) -> list[str]:
-    """Every broken promise of a world that is over, each with the name of its invariant."""
+    """Return every violation in a finished world, each with the name of its invariant."""
     return [f"{name}: {text}" for name, invariant in invariants.items() for text in invariant(world)]

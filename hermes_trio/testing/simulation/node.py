@@ -1,7 +1,7 @@
-"""A node: one process with a gateway in it, as the world sees it. It can be started, drained, and lose its power at any instant.
+"""A node: one simulated process with a gateway. It can be started, drained, paused, partitioned, and crashed at any instant.
 
-A node that has lost its power is still unwound by Trio, but nothing that it does reaches anything any more: its store answers `StoreClosed`, its
-connections are shut, its processes are gone. So nothing of its `finally` blocks is ever written or sent.
+Trio still unwinds the tasks of a crashed node, but without effect: the verbs of its store raise `StoreClosed`, its
+connections are shut down and its processes are gone, so that its `finally` blocks can neither write nor send.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ __all__ = [
 ADMIN_KEY: Final = "simulated-admin-key-0123456789"
 
 current_node: ContextVar[SimulatedNode | None] = ContextVar("simulated_node", default=None)
-"""The node that this task belongs to; None for people, platforms and models."""
+"""The node that the current task belongs to; None for users, platforms and models."""
 
 
 RESTART_SECONDS: Final = 10.0
-"""How long after a server has ended by itself it is started again."""
+"""Seconds until a server that has ended by itself is started again."""
 
 
 STORE_PATIENCE: Final = 2.0
-"""How long a verb waits for a store that cannot be reached."""
+"""Seconds until a verb fails during a partition."""
 
 UNNOTICED_SECONDS: Final = 5.0
-"""How long the balancer sends requests to a node that does not answer."""
+"""Seconds for which the balancer sends requests to a node that does not answer."""
 
 
 def first_error(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """The first error of this kind, if that is what an exception is about."""
+    """Return the first exception of this kind in an exception or group; None if there is none."""
     if isinstance(error, BaseExceptionGroup):
         leaves: Any = cast("Any", error).exceptions
         return next((found for one in leaves if (found := first_error(one, kind)) is not None), None)
@@ -69,15 +69,15 @@ def first_error(error: BaseException, kind: type[BaseException]) -> BaseExceptio
 
 
 class PowerLost(StoreClosed):
-    """The node that asks has no power any more. Nothing was written."""
+    """Raised by every verb after the calling node has crashed: nothing was written, or the result was not received."""
 
 
 class BrokenReceiver(Exception):
-    """What a receiver raises that a world breaks."""
+    """Raised in a receiver by the fault `receiver`."""
 
 
 class CrashPoint:
-    """Lose the power at the next call of a verb, before or after it is committed."""
+    """Crashes the node at the next call of a verb, before or after its commit."""
 
     def __init__(self, verb: str, *, after: bool, down: float) -> None:
         self.verb = verb
@@ -86,7 +86,7 @@ class CrashPoint:
 
 
 class SimulatedNode:
-    """See the module. `starts` counts how often it was started."""
+    """One node of a world. See the module. `starts` is the number of its starts."""
 
     def __init__(
         self, name: str, *, store: SqliteStore, faults: StoreFaults, trace: Trace, nursery: trio.Nursery, config: Config
@@ -100,23 +100,23 @@ class SimulatedNode:
         self.crash_points: list[CrashPoint] = []
         self.on_crash: Callable[[float], None] = lambda down: None
         self.wake_faults: list[str] = []
-        """How the next signals of the store are spoilt."""
+        """The faults of the next signals of the store."""
         self.report: dict[str, Any] | None = None
-        """What the last drain said."""
+        """The report of the last drain."""
         self.desk_seen = DeskSeen()
         self.on_end: Callable[[], None] = lambda: None
-        """Called when a life has ended that had its power to the end."""
+        """Called when a life has ended without a crash."""
         self.failure: BaseException | None = None
         self.network: SignalNetwork | None = None
-        """Carries signals between nodes; None for a node that has the database for itself."""
+        """Carries signals between nodes; None for a single node."""
         self.calm = False
-        """Nothing goes wrong any more."""
+        """Whether the faults have ended."""
         self.clock_offset = 0.0
-        """How far the clock of its host is off."""
+        """The error of its host's clock, in seconds."""
         self.cut = ""
-        """How it is partitioned from the store: `away` for requests that are lost, `deaf` for answers; empty if it is not."""
+        """The partition from the store: `away` if requests are lost, `deaf` if answers are; empty without one."""
         self.on_pause: Callable[[], None] = lambda: None
-        """Called when its tasks are to be held, or not any more."""
+        """Called after a pause has begun or ended."""
         self.gateway: ApiGateway | None = None
         self._root = store
         self._faults = faults
@@ -131,11 +131,11 @@ class SimulatedNode:
 
     @property
     def kernel(self) -> SimulatedKernel:
-        """The processes of this life."""
+        """Return the processes of the present life."""
         return self.kernels[-1]
 
     def start(self) -> None:
-        """Switch it on."""
+        """Start a new life. The node must not be running."""
         assert not self.alive
         self.starts += 1
         self.alive = True
@@ -148,7 +148,7 @@ class SimulatedNode:
         self._nursery.start_soon(self._life.run, name=f"{self.name} life {self.starts}")
 
     def crash(self, down: float) -> None:
-        """Lose the power, now."""
+        """Crash now, and call `on_crash` with `down`. Does nothing if the node is not running."""
         if not self.alive or self._life is None:
             return
         self._trace.note("crash", f"{self._life.name} for {down:g} s")
@@ -157,10 +157,10 @@ class SimulatedNode:
         self.ended.set()
         self.on_crash(down)
 
-    # -- what goes wrong with one of several nodes -----------------------------------------------------------------------------------
+    # -- faults of one of several nodes ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stop the process, as a machine that is suspended: none of its tasks runs, time passes, and connections stay open."""
+        """Pause the process, like a suspended machine: none of its tasks runs, time passes, and its connections stay open."""
         if self.alive and self._life is not None and not self._life.paused:
             self._trace.note("pause", self._life.name)
             self._life.paused = True
@@ -168,7 +168,7 @@ class SimulatedNode:
             self.on_pause()
 
     def resume(self) -> None:
-        """Let a process that was stopped go on."""
+        """End a pause."""
         life = self._life
         if life is not None and life.paused:
             self._trace.note("resume", life.name)
@@ -178,7 +178,7 @@ class SimulatedNode:
             self.on_pause()
 
     def partition(self, how: str) -> None:
-        """Partition it from the store; empty ends it."""
+        """Begin a partition from the store, or end it if `how` is empty."""
         if how != self.cut:
             self._trace.note("partition", f"{self.name}: {how or 'healed'}")
         self.cut = how
@@ -187,7 +187,7 @@ class SimulatedNode:
             self._healed = trio.Event()
 
     def is_served(self) -> bool:
-        """Whether a balancer sends requests here: one that does not answer is noticed after a while."""
+        """Return whether the balancer sends requests here. A node that does not answer is noticed after `UNNOTICED_SECONDS`."""
         life = self._life
         if life is None or not self.alive or not self.ready.is_set():
             return False
@@ -195,49 +195,49 @@ class SimulatedNode:
 
     @property
     def paused(self) -> bool:
-        """Whether its process is stopped."""
+        """Return whether its process is paused."""
         return self._life is not None and self._life.paused
 
     @property
     def draining(self) -> bool:
-        """Whether it was asked to end."""
+        """Return whether it was asked to drain."""
         return self._life is not None and self._life.asked.is_set()
 
     def drain(self) -> None:
-        """Ask it to end as a signal does."""
+        """Ask it to drain and end, as SIGTERM does."""
         if self._life is not None:
             self._life.asked.set()
 
     def note_of_life(self) -> Callable[[str, str], None]:
-        """Notes what this life of the node does."""
+        """Return a function that notes events of the present life in the trace."""
         assert self._life is not None
         return self._life.note
 
     def break_receiver(self) -> None:
-        """Let a task that brings work in fail with an error that nobody expects: the whole process ends for it."""
+        """Make a receiver fail with an unexpected error, which ends the whole process."""
         if self._life is not None:
             self._life.broken.set()
 
     @property
     def desk(self) -> Desk | None:
-        """The program that this life is embedded in; None while there is none."""
+        """Return the program that embeds the runtime in this life; None while the node is down."""
         return self._life.desk if self._life is not None and self.alive else None
 
     def undead(self) -> list[str]:
-        """What of this node lives although it should not: commands of any life, and lives that have lost their power."""
+        """Describe the commands of any life that still run, and the crashed lives that have not ended."""
         found = [f"the process {one.pid} runs: {one.text}" for kernel in self.kernels for one in kernel.alive]
         return found + [
             f"a life of {self.name} that lost its power goes on" for life in self._lives if life.dead and not life.over
         ]
 
     def connect(self) -> trio.SocketStream:
-        """A client's connection to its server; `ConnectionRefusedError` while it does not listen."""
+        """Connect a client to its server. Raises `ConnectionRefusedError` while it does not listen."""
         if not self.alive or self._life is None or not self.ready.is_set():
             raise ConnectionRefusedError("nobody listens")
         return self._life.connect()
 
     async def dial(self, serve_host: Callable[[trio.SocketStream], Any]) -> trio.SocketStream:
-        """A connection of this node to somebody outside."""
+        """Connect this node to a host, which `serve_host` serves. Raises `ConnectionRefusedError` after a crash."""
         life = self._life_of_caller()
         await trio.lowlevel.checkpoint()
         if life.dead:
@@ -250,7 +250,7 @@ class SimulatedNode:
         return ours
 
     def custody(self) -> Any:
-        """A warden of this node."""
+        """Return a new warden of this node."""
         return self._life_of_caller().kernel.custody()
 
     def _life_of_caller(self) -> _Life:
@@ -263,17 +263,17 @@ _life: ContextVar[_Life | None] = ContextVar("simulated_life", default=None)
 
 
 caller_of: ContextVar[str] = ContextVar("simulated_caller", default="")
-"""For whoever serves a connection of a node: the name of the life that has opened it."""
+"""In a task that serves a connection of a node: the name of the life that opened it."""
 
 
 def is_paused(task: trio.lowlevel.Task) -> bool:
-    """Whether a task belongs to a process that is stopped."""
+    """Return whether a task belongs to a paused process."""
     life = task.context.get(_life)
     return life is not None and life.paused
 
 
 class _Life:
-    """One start of a node, to its end or its loss of power."""
+    """A life of a node: from a start to its end or a crash."""
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
@@ -281,7 +281,7 @@ class _Life:
         self.paused = False
         self.paused_at = 0.0
         self.corrected = node.clock_offset
-        """How far the clock of its host was off when the clock of the database was last asked for."""
+        """The error of the host's clock at the last heartbeat, which corrects it."""
         self.signals: NodeSignals | None = None
         self.dead = False
         self.over = False
@@ -298,21 +298,21 @@ class _Life:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is partitioned from the store."""
+        """Return whether the node is partitioned from the store."""
         return bool(self.node.cut)
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing goes wrong any more."""
+        """Return whether the faults have ended."""
         return self.node.calm
 
     @property
     def wake_faults(self) -> list[str]:
-        """How the next signals from others are spoilt."""
+        """Return the faults of the next signals from other nodes."""
         return self.node.wake_faults
 
     def note(self, kind: str, text: str) -> None:
-        """Something of this life happens now."""
+        """Note an event of this life in the trace."""
         self.node._trace.note(kind, f"{self.name} {text}")
 
     async def run(self) -> None:
@@ -337,7 +337,7 @@ class _Life:
                 self._listener.close()
 
     def _failed(self, error: Exception) -> None:
-        """A start that fails is tried again, as the service manager of a machine does; a server that ends by itself is a failure."""
+        """Schedule a restart, as a service manager does. The error is the node's failure, unless the store made the start fail or a fault ended it."""
         node = self.node
         node._trace.note("node fails", f"{node.name}: {type(error).__name__}: {error}")
         if first_error(error, MembershipLost) is not None and node.network is not None:
@@ -403,7 +403,7 @@ class _Life:
             yield store
 
     def _open_handle(self) -> AbstractAsyncContextManager[SqliteStore]:
-        """Alone, a node owns the database as a server owns its file; with others it is one of several, and has a lease."""
+        """Open the store: a single node owns the database, one of several nodes has a lease."""
         root = self.node._root
         if self.node.network is not None:
             return self._open_shared(self.node.network)
@@ -433,11 +433,11 @@ class _Life:
                 network.detach(signals)
 
     def _host_clock(self) -> float:
-        """The clock of the host, corrected as at the last heartbeat."""
+        """Return the time of the host's clock, with the correction of the last heartbeat."""
         return self.node._root.database.clock() + self.node.clock_offset - self.corrected
 
     def connect(self) -> trio.SocketStream:
-        """A client's end."""
+        """Return the client's end of a new connection. Raises `ConnectionRefusedError` if the server does not listen."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(self._address)
@@ -449,7 +449,7 @@ class _Life:
         return trio.SocketStream(cast("Any", trio.socket.from_stdlib_socket(sock)))
 
     def power_off(self) -> None:
-        """From this instant on nothing of this life reaches anything."""
+        """Crash: from this instant, nothing of this life has an effect."""
         self.dead = True
         if self.paused:
             self.paused = False
@@ -471,7 +471,7 @@ async def _opened(store: Any) -> AsyncGenerator[Any]:
 
 
 class FencedStore:
-    """A store whose verbs do nothing any more once `is_off` says that the power is gone; everything else is the wrapped store's own."""
+    """A store whose verbs raise `PowerLost` once `is_off` returns True; all other attributes are those of the wrapped store."""
 
     def __init__(self, store: SqliteStore, is_off: Callable[[], bool]) -> None:
         self._store = store
@@ -496,7 +496,7 @@ class FencedStore:
 
 
 class _NodeStore(FencedStore):
-    """The store of one life. It may be told to lose the power at a verb; its signals may be late, come twice, or in another order."""
+    """The store of one life, with crash points at verbs, partitions, and late, doubled or reordered signals."""
 
     def __init__(self, store: SqliteStore, life: _Life) -> None:
         super().__init__(store, lambda: life.dead)
@@ -529,7 +529,7 @@ class _NodeStore(FencedStore):
         return await super()._call(name, traced)
 
     async def _reach(self, name: str, verb: Callable[[], Any]) -> Any:
-        """Call the store. In a partition a verb waits for its end, but not for long; then nothing was written, or nobody has heard of it."""
+        """Call a verb. During a partition wait for its end, and after `STORE_PATIENCE` raise `CommitUncertain` or `StoreUnavailable`."""
         node = self._life.node
         if not node.cut:
             return await verb()
@@ -543,7 +543,7 @@ class _NodeStore(FencedStore):
         return value if written else await verb()
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
-        """As the store does, with the faults of signals."""
+        """Subscribe as in `SignalStore.subscribe`, with the faults of signals."""
         if self._life.signals is not None:
             return self._life.signals.subscribe(topic, wake, key)
         return self._store.subscribe(topic, partial(self._wake, wake), key)

@@ -1,4 +1,4 @@
-"""The people of a world: what they write, start, stop, answer and read. They know a gateway only from outside, as people do."""
+"""The users and clients of a world: they write, start, stop, answer and read, through the platform and HTTP only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["ChatSeen", "People", "RunSeen", "WebhookSeen"]
 
 WEBHOOK_SECRET: Final = "simulated-webhook-secret-0123456789"
 FIRST_PERSON: Final = 500
-"""The Telegram id of the first person; the others follow."""
+"""The Telegram id of the first user; the others follow."""
 
 PATIENCE: Final = 40
-"""How often a client repeats a request that got no answer, every five seconds."""
+"""The number of attempts for a request that gets no response, one every five seconds."""
 
 FLOOD_SECONDS: Final = 2.0
-"""How often a greedy client asks."""
+"""The interval of a flooding client."""
 
 _OURS: Final = frozenset({"stop", "leave", "reconnect", "approve", "poll", "stream", "repeat", "session", "inside"})
 
@@ -48,17 +48,17 @@ class RunSeen:
     answers: list[int] = attrs.Factory(list[int])
     statuses: list[str] = attrs.Factory(list[str])
     live: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
-    """What a reader got that followed it, with reconnects."""
+    """The events of a reader that followed the run, with reconnects."""
     late: list[StreamedEvent] = attrs.Factory(list[StreamedEvent])
-    """What a reader got after everything."""
+    """The events of a reader that began after the world had settled."""
     resyncs: int = 0
     stops: list[tuple[float, Any]] = attrs.Factory(list["tuple[float, Any]"])
-    """When a stop was answered, and with which receipt."""
+    """The time of the response to each stop, and its receipt."""
     settled_at: float | None = None
-    """When a reader was told that the run has settled."""
+    """The time at which a reader got the event that the run has settled."""
     approved: list[int] = attrs.Factory(list[int])
     foreign: list[int] = attrs.Factory(list[int])
-    """What another tenant's key was answered."""
+    """The statuses of requests with the key of another tenant."""
     last: Any = None
 
 
@@ -75,7 +75,7 @@ class ChatSeen:
 
 @attrs.define
 class WebhookSeen:
-    """A delivery as its sender saw it: the answers to each attempt, in order."""
+    """A delivery as its sender saw it: the status of each attempt, in order."""
 
     number: int
     text: str
@@ -83,7 +83,7 @@ class WebhookSeen:
 
 
 class People:
-    """See the module."""
+    """Performs the actions of a program. See the module."""
 
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self._world = world
@@ -95,11 +95,11 @@ class People:
         return random.Random(f"{self._seed} {about}")
 
     def arrange(self) -> None:
-        """Begin: somebody reads the chats."""
+        """Start the task that answers requests for approval."""
         self._nursery.start_soon(self._answer_questions)
 
     def act(self, step: Step) -> None:
-        """Do what a step says, in a task of its own where that takes time."""
+        """Perform a step, in a new task if it takes time."""
         self._world.trace.note("people", str(step).strip())
         text = f"m{step.number} " + " ".join(word for word in step.words.split() if word.partition("=")[0] not in _OURS)
         match step.kind:
@@ -125,7 +125,7 @@ class People:
                 raise ValueError(f"nobody knows what {step.kind!r} is")
 
     async def finish(self) -> None:
-        """Look at everything once more, when the world is calm."""
+        """Read all runs and their events once more, after the world has settled; for every eighth seed also the health report."""
         world = self._world
         for run in world.seen.runs:
             if not run.run_id:
@@ -139,7 +139,7 @@ class People:
         pending = {update.get("message", {}).get("text", "") for update in world.telegram._updates}
         world.seen.confirmed = {text for _, text in self.said if text not in pending}
         world.seen.said = list(self.said)
-        if self._seed % 8:  # it loads and makes what every other request does without
+        if self._seed % 8:  # it loads modules and takes time that no other request needs
             return
         health = await self._ask("GET", "/health/detailed", ADMIN_KEY)
         world.seen.health = None if health is None else health.json
@@ -154,7 +154,7 @@ class People:
         return FIRST_PERSON + person
 
     async def _answer_questions(self) -> None:
-        """Whoever is asked presses a button: soon, late, twice, or never."""
+        """Press a button of each request for approval: soon, late, twice, or never."""
         telegram = self._world.telegram
         answered: set[tuple[int, int]] = set()
         shown = 0
@@ -190,7 +190,7 @@ class People:
     # -- HTTP ----------------------------------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, path: str, key: str, **more: Any) -> Answer | None:
-        """One request, repeated while there is no answer, or one that asks for it."""
+        """Send a request, and repeat it while there is no response or one that asks for a retry."""
         headers: Mapping[str, str] = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
         for _ in range(PATIENCE):
             try:
@@ -235,7 +235,7 @@ class People:
                 nursery.start_soon(self._poll, seen, key)
 
     async def _follow(self, seen: RunSeen, key: str, options: Mapping[str, str]) -> None:
-        """Follow the events; leave and come back with the last id that was seen."""
+        """Follow the events of a run; disconnect, and reconnect with the last id."""
         leaves = 1 if "leave" in options or "reconnect" in options else 0
         for _ in range(PATIENCE):
             last = seen.live[-1].id if seen.live else None
@@ -272,7 +272,7 @@ class People:
         return []
 
     async def _stop(self, seen: RunSeen, key: str, after: float) -> None:
-        """Stop it, and stop it again: whoever is not sure asks twice."""
+        """Stop a run, and stop it again."""
         for pause in (after, 1.0):
             await trio.sleep(pause)
             answer = await self._ask("POST", f"/v1/runs/{seen.run_id}/stop?wait=true", key)
@@ -327,7 +327,7 @@ class People:
             seen.answer = answer.json["choices"][0]["message"]["content"]
 
     async def _flood(self, step: Step) -> None:
-        """Ask more often than a key may, and count how often it is let through."""
+        """Send more requests than a key may, and count those that are let through."""
         seen = self._world.seen
         headers = {"Authorization": f"Bearer {self._world.keys[step.who]}"}
         until = trio.current_time() + float(options_of(step.words)["seconds"])

@@ -1,6 +1,6 @@
-"""Processes without a kernel: a warden that is a task, and commands that say in their own text what they do.
+"""Simulated processes: a warden that is a task, and commands whose text says what they do.
 
-The real `Warden` and `KeptProcess` stand above it, with their real pipes and links; only what lies behind the warden's control socket is simulated.
+The real `Warden` and `KeptProcess` use it with real pipes and links; only the processes behind the warden's control socket are simulated.
 A command is `simulated WORD=VALUE …`: `seconds` until it exits, `code`, what it `says` (once at the start and once at the end), `deaf` to SIGTERM,
 `chatty` for output without end, `fails` to start. Anything else exits at once with 0, as `true` does.
 """
@@ -26,7 +26,7 @@ FIRST_PID: Final = 1000
 
 
 class SimulatedProcess:
-    """One command. `acts` counts the moments at which it did something."""
+    """One command. `words` are the values in its text."""
 
     def __init__(self, pid: int, text: str) -> None:
         self.pid = pid
@@ -43,14 +43,14 @@ class SimulatedProcess:
 
 
 class SimulatedKernel:
-    """All processes of one machine. `limit` is the most that were alive at once."""
+    """All processes of one life of a node. `most` is the highest number that were alive at once."""
 
     def __init__(self, nursery: trio.Nursery, told: Callable[[str, str], None], context: Context | None = None) -> None:
         self.processes: list[SimulatedProcess] = []
         self.most = 0
         self._nursery = nursery
         self._context = copy_context() if context is None else context
-        """Its processes are not part of whoever asks for them: they go on while that one is paused."""
+        """The context of the processes, not that of the calling node: they continue while the node is paused."""
         self._told = told
         self._scopes: list[trio.CancelScope] = []
         self._dead = False
@@ -58,15 +58,15 @@ class SimulatedKernel:
 
     @property
     def alive(self) -> list[SimulatedProcess]:
-        """The commands that run."""
+        """Return the running commands."""
         return [one for one in self.processes if one.alive]
 
     def custody(self) -> SimulatedCustody:
-        """A new warden."""
+        """Return a new warden."""
         return SimulatedCustody(self)
 
     def power_off(self) -> None:
-        """The machine is gone: every process ends at this instant, and nobody is told."""
+        """End every process at this instant, without a report to its owner."""
         self._dead = True
         for process in self.processes:
             process.alive = False
@@ -154,7 +154,7 @@ class SimulatedKernel:
         return ended
 
     async def _listen(self, link: trio.SocketStream, process: SimulatedProcess) -> None:
-        """What the owner asks for. The end of the link is an order to kill."""
+        """Wait for an order to end, or for the end of the link, then send SIGTERM and, after the grace, SIGKILL."""
         unread = b""
         grace = 1.0
         while received := bytes(await link.receive_some()):
@@ -170,7 +170,7 @@ class SimulatedKernel:
 
 
 class SimulatedCustody:
-    """Stands in for `Custody`: the port of a warden process."""
+    """Replaces `Custody`: a simulated warden process."""
 
     def __init__(self, kernel: SimulatedKernel) -> None:
         self.token = "simulated"
@@ -183,7 +183,7 @@ class SimulatedCustody:
 
     @property
     def ended(self) -> bool:
-        """Whether the warden has ended."""
+        """Return whether the warden has ended."""
         return self.over.is_set()
 
     async def hand_over(self, process: KeptProcess, descriptors: list[int], template: object = None) -> None:
@@ -193,7 +193,7 @@ class SimulatedCustody:
         self._kernel.begin(self, process, descriptors)
 
     def close(self, process: KeptProcess) -> None:
-        """A keeper is reaped."""
+        """Report that the keeper of this process was reaped."""
         if self._kept.pop(process.job, None) is not None:
             process.clear()
 
@@ -212,19 +212,19 @@ class SimulatedCustody:
         self._dismissed.set()
 
     async def dismiss(self, limit: float) -> None:
-        """Let the warden go."""
+        """End the warden and wait for its end."""
         self.condemn()
         await self.over.wait()
 
     async def attend(self) -> None:
-        """Listen until the warden ends."""
+        """Wait until the warden ends."""
         await self._dismissed.wait()
         self.died.set()
         self.over.set()
 
 
 async def _read_plan(link: trio.SocketStream) -> str:
-    """The command of a plan, which is the last of its arguments."""
+    """Read a plan from the link and return its command, the last of its arguments. Raises `BrokenResourceError` if it is cut off."""
     unread = b""
     while len(unread) < Plan.HEADER.size or len(unread) < Plan.HEADER.size + Plan.HEADER.unpack_from(unread)[0]:
         received = bytes(await link.receive_some())
@@ -236,7 +236,7 @@ async def _read_plan(link: trio.SocketStream) -> str:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write what the pipe takes; a reader that is not quick enough loses the rest, and a closed pipe everything."""
+    """Write as much as the pipe takes and drop the rest; if the pipe is closed, drop everything."""
     os.set_blocking(descriptor, False)
     try:
         os.write(descriptor, data)

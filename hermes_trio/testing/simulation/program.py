@@ -1,4 +1,4 @@
-"""Programs: what people do and what goes wrong, as a list of steps that a seed makes, that can be printed, and that can be made shorter."""
+"""Programs: lists of actions of users and operators, and of faults. A seed makes one; it can be printed and shortened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULT_KINDS: Final = ("store", "crash", "telegram", "model", "clock", "signal", 
 """The families of faults that `--faults` names."""
 
 NODE_FAULTS: Final = ("pause", "partition")
-"""Those that need several nodes: one that has the store for itself loses nothing to others."""
+"""The families that need several nodes."""
 
 _WEIGHTS: Final = {
     "store": 8,
@@ -38,11 +38,11 @@ CRASH_POINTS: Final = ("now", "before", "after")
 TELEGRAM_FAULTS: Final = ("drop", "accept", "accept", "limit", "garbage", "delay", "repeat", "block")
 MODEL_FAULTS: Final = ("hang_up", "reset", "end_early", "stall", "silent", "garbage", "error_event", "refuse", "limit")
 OTHER_DEVICE: Final = 50
-"""What is added to the number of a step for what the same person does elsewhere."""
+"""Added to the number of a step for the same tenant's action on another device."""
 
 SIGNAL_FAULTS: Final = ("late", "twice", "reordered")
 LOST_SIGNALS: Final = (*SIGNAL_FAULTS, "lost", "lost", "lost")
-"""Signals between nodes may be lost; in one process they are not."""
+"""The faults of signals between nodes. Within one process signals are not lost."""
 
 _SERVED: Final = (
     "abandon accept_delivery accept_message add_outbox answer_approval answer_approvals append_events backlog begin_turn"
@@ -55,7 +55,7 @@ _SERVED: Final = (
 )
 
 FAULTY_VERBS: Final = tuple(verb for verb in _SERVED.split() if verb in STORE_VERBS)
-"""The verbs that a served gateway calls in these worlds: all of them fail."""
+"""The verbs that a served gateway calls in these worlds, all of which may fail."""
 
 CRASH_VERBS: Final = tuple(verb for verb in FAULTY_VERBS if verb not in READ_VERBS)
 
@@ -83,16 +83,16 @@ _FREQUENT: Final = (
 )
 
 FREQUENT: Final = tuple(verb for verb in _FREQUENT if verb in STORE_VERBS)
-"""Verbs that every conversation uses: half of the faults hit one of them, so that they happen together."""
+"""The verbs that every conversation uses. Half of the store's faults are faults of these, so that faults coincide."""
 
 
 PARTITIONS: Final = ("away", "deaf")
-"""Which way a node and the store do not reach each other: what it asks, or what it is answered."""
+"""The direction of a partition: `away` loses the requests of a node to the store, `deaf` the answers."""
 
 
 @attrs.frozen
 class Step:
-    """One thing that happens: when, what kind, who (a person or a tenant), which number it has, and the rest as words."""
+    """One action or fault: time, kind, who (a user, tenant or node), number, and the rest as words."""
 
     at: float
     kind: str
@@ -102,7 +102,7 @@ class Step:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something goes wrong here, and not just somebody does something."""
+        """Return whether this is a fault."""
         return self.kind in FAULT_KINDS
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class Step:
 
 @attrs.frozen
 class Program:
-    """What happens in one world. `seconds` is when faults end."""
+    """The steps of one world. The faults end after `seconds`."""
 
     seed: int
     seconds: float
@@ -119,7 +119,7 @@ class Program:
     nodes: int = 1
 
     def without(self, dropped: Collection[int]) -> Program:
-        """The same program without the steps of these indices."""
+        """Return the program without the steps of these indices."""
         kept = tuple(step for index, step in enumerate(self.steps) if index not in dropped)
         return attrs.evolve(self, steps=kept)
 
@@ -151,7 +151,7 @@ def _action(dice: random.Random, at: float, number: int) -> Step:
     if chance < 0.48:
         return Step(at, "command", who, number, dice.choice(("/stop", "/stop", "/new", "/status", "/queue")))
     if chance < 0.56:
-        # One program, whose messages and turns have one session key: they meet.
+        # The messages and turns of the embedding program have one session key, so that they compete.
         words = dice.choice(("say", "think 10", "bg 10", "bgs 1", "bgs 1", "bgs 5"))
         return Step(at, "desk", 0, number, f"{words} {dice.choice(('', 'inside=1'))}".strip())
     tenant = dice.randrange(TENANTS)
@@ -172,14 +172,14 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
         case "store":
             verb = dice.choice(FREQUENT) if dice.random() < 0.5 else dice.choice(FAULTY_VERBS)
             if dice.random() < 0.1:
-                # A store that stutters: some of the next calls fail, whatever they are.
+                # A store with intermittent failures: some of the next calls fail, of any verb.
                 how = dice.choice(("before", "after", "busy"))
                 return Step(at, kind, 0, number, f"* {how} times={dice.choice((3, 8))} skip=0")
             how = dice.choice(STORE_FAULTS if verb not in READ_VERBS else ("before", "busy", "slow"))
             if how == "slow":
                 return Step(at, kind, 0, number, f"{verb} slow seconds={dice.choice((2, 12, 45))} times=1")
             if how in ("before", "after") and dice.random() < 0.15:
-                # A store that is away for a while.
+                # A store that is unavailable for some time.
                 every = dice.choice((verb, "*"))
                 return Step(at, kind, 0, number, f"{every} {how} seconds={dice.choice((3, 20, 60))}")
             words = f"{verb} {how} times={dice.choice((1, 1, 1, 2, 5))} skip={dice.choice((0, 0, 0, 1, 3))}"
@@ -208,12 +208,12 @@ def _fault(dice: random.Random, at: float, number: int, kinds: Sequence[str]) ->
 
 
 def _nodes_of(seed: int) -> int:
-    """How many nodes the world of a seed has: mostly one."""
+    """Return the number of nodes of a seed: one (70 %), two (20 %) or three (10 %)."""
     return random.Random(f"{seed} nodes").choices((1, 2, 3), (14, 4, 2))[0]
 
 
 def _several(dice: random.Random, step: Step, nodes: int) -> Step:
-    """A step of a world with several nodes: people use one session on two devices, and a fault hits some node, in more ways."""
+    """Adapt a step to several nodes: most runs share a session, a fault hits a random node, and signals may be lost."""
     if step.kind == "run" and dice.random() < 0.7:
         return attrs.evolve(step, words=f"{step.words} session=1")
     if step.kind == "signal":
@@ -222,7 +222,7 @@ def _several(dice: random.Random, step: Step, nodes: int) -> Step:
 
 
 def _on_another_device(dice: random.Random, step: Step) -> Step:
-    """A run in the session that others of its tenant use, while a run is under way."""
+    """Return a run in the shared session of the same tenant, at the time of `step` or a little later."""
     at = round(step.at + dice.choice((0.0, 0.5, 3.0)), 2)
     words = f"{dice.choice(('say', 'think 10', 'run 5', 'bg 10'))} session=1"
     return attrs.evolve(step, at=at, number=step.number + OTHER_DEVICE, words=words)
@@ -231,9 +231,9 @@ def _on_another_device(dice: random.Random, step: Step) -> Step:
 def make_program(
     seed: int, *, minutes: float = 3.0, faults: Sequence[str] = FAULT_KINDS, nodes: int | None = None
 ) -> Program:
-    """The program of a seed. The same seed makes the same program; it also chooses how many nodes there are, unless `nodes` says so.
+    """Return the program of a seed. The same seed gives the same program; it also decides the number of nodes, unless `nodes` is given.
 
-    People come in crowds, and what goes wrong goes wrong while they are there: a fault in an empty world shows nothing.
+    Actions come in clusters, and faults occur near them: a fault in an idle world has no effect.
     """
     count = _nodes_of(seed) if nodes is None else nodes
     faults = [kind for kind in faults if count > 1 or kind not in NODE_FAULTS]
@@ -246,20 +246,20 @@ def make_program(
 
     steps = [_action(dice, moment(), number) for number in range(1, dice.randint(5, 14))]
     if faults:
-        # Some programs have one fault, which is found with what it did; some have many at once.
+        # Some programs have one fault, whose effect is easy to attribute; some have many at once.
         times = [step.at for step in steps]
         for number in range(dice.choice((0, 1, 2, 3, 4, 6, 8, 12))):
             at = dice.choice(times) + dice.choice((-0.01, -0.01, 0.0, 0.01, 1.0, 5.0, 15.0, 40.0))
             at = round(min(max(at, 0.0), seconds), 2)
             steps.append(_fault(dice, at, number, faults))
             if "telegram" in faults and dice.random() < 0.2:
-                # What goes wrong while a message is on its way, which otherwise takes no time.
+                # Delay messages before the fault, so that it occurs while one is being sent; otherwise sending takes no time.
                 steps.append(Step(round(max(at - 10.0, 0.0), 2), "telegram", 0, number, "sendMessage delay times=3"))
     if count > 1:
         steps = [_several(dice, step, count) for step in steps]
         steps += [_on_another_device(dice, step) for step in steps if step.kind == "run" and dice.random() < 0.3]
         if dice.random() < 0.08:
-            # One key asks for more than all nodes together may let through: there is nobody else then whom its limit would keep waiting.
+            # One key exceeds the limit of all nodes together. Other requests are left out, because the limit would delay them.
             steps = [step for step in steps if step.kind not in ("run", "chat")]
             steps.append(Step(2.0, "flood", 0, 0, f"seconds={seconds - 20:g}"))
         for number in range(dice.choice((0, 0, 1, 2))):
@@ -271,7 +271,7 @@ def make_program(
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], *, attempts: int = 60) -> Program:
-    """A shorter program that still fails: steps are left out in halves, then one by one, as long as `fails` says so."""
+    """Return a shorter program for which `fails` is still true: leaves out steps in halves, then in smaller parts, then one by one."""
     size = max(1, len(program.steps) // 2)
     while attempts > 0:
         found = False

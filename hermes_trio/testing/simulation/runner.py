@@ -1,4 +1,4 @@
-"""Running worlds: one seed and its result, or thousands of them in several processes."""
+"""Runs worlds: one seed, or many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["SeedResult", "SimulationReport", "run_program", "run_seed", "run_see
 
 SHRINK_ATTEMPTS = 60
 CHUNK = 10
-"""Seeds that a process is given at a time."""
+"""The number of seeds that a worker process gets at a time."""
 
 
 class _Heap:
@@ -36,22 +36,22 @@ _heap = _Heap()
 
 @attrs.frozen
 class SeedResult:
-    """What became of one program. `violations` are the promises that were broken, in words; empty is good."""
+    """The result of one program. `violations` has a sentence for each violated invariant; it is empty if all hold."""
 
     program: Program
     violations: tuple[str, ...]
     trace: Trace
     seconds: float
-    """Simulated ones."""
+    """The simulated duration."""
     coverage: Coverage
 
     @property
     def invariants(self) -> set[str]:
-        """The names of what was broken."""
+        """Return the names of the violated invariants."""
         return {text.partition(":")[0] for text in self.violations}
 
     def story(self, last: int = 40) -> str:
-        """The program, the last moments, and what was wrong: for people."""
+        """Return the program, the last entries of the trace and the violations, as text for a person."""
         lines = [
             f"seed {self.program.seed}, {self.program.nodes} nodes, {len(self.program.steps)} steps:",
             *map(str, self.program.steps),
@@ -63,7 +63,7 @@ class SeedResult:
 
 @attrs.define
 class SimulationReport:
-    """What many seeds came to."""
+    """The sums over many seeds."""
 
     seeds: int = 0
     simulated: float = 0.0
@@ -72,7 +72,7 @@ class SimulationReport:
     failures: dict[int, tuple[str, ...]] = attrs.Factory(dict[int, "tuple[str, ...]"])
 
     def add(self, other: SimulationReport) -> None:
-        """Count another part."""
+        """Add the sums of another part."""
         self.seeds += other.seeds
         self.simulated += other.simulated
         self.cpu += other.cpu
@@ -87,16 +87,16 @@ async def _note(violations: list[str], found: list[str]) -> None:
 def run_program(
     program: Program, settings: WorldSettings | None = None, invariants: Mapping[str, Invariant] = INVARIANTS
 ) -> SeedResult:
-    """Play a program in a world of its own, and judge it. What the world itself raises is a violation, too."""
+    """Execute a program in a new world and check the invariants. An exception of the world itself is reported as a violation."""
     if not _heap.settled:
-        # What is loaded by now stays: each collection after a world looks at what the world left alone.
+        # Modules stay loaded: with them frozen, a collection after a world only traverses the objects of that world.
         gc.collect()
         gc.freeze()
         _heap.settled = True
     world = World(program, settings)
     violations: list[str] = []
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # what a gateway logs is not what it promises, and costs as much as what it does
+    logging.disable(logging.CRITICAL)  # no invariant reads the log, and formatting it would double the cost
     try:
         world.run(after=lambda world: _note(violations, judge(world, invariants)))
     except Exception as error:
@@ -122,12 +122,12 @@ def run_seed(
     nodes: int | None = None,
     settings: WorldSettings | None = None,
 ) -> SeedResult:
-    """Make the program of a seed and play it; it chooses how many nodes there are, unless `nodes` says so."""
+    """Make the program of a seed and execute it. The seed decides the number of nodes, unless `nodes` is given."""
     return run_program(make_program(seed, minutes=minutes, faults=faults, nodes=nodes), settings)
 
 
 def shrink_failure(result: SeedResult) -> SeedResult:
-    """A shorter program that breaks one of the same promises, and what became of it."""
+    """Return the result of a shorter program that violates one of the same invariants; `result` itself if none was found."""
     wanted = result.invariants
 
     def fails(program: Program) -> bool:
@@ -161,7 +161,7 @@ def run_seeds(
     workers: int = 1,
     progress: Callable[[SimulationReport], None] | None = None,
 ) -> SimulationReport:
-    """Run many seeds, in `workers` processes, and count. `progress` is called after each part with what there is so far."""
+    """Run many seeds in `workers` processes, and return the sums. `progress` is called after each part with the sums so far."""
     wanted = list(seeds)
     parts = [wanted[at : at + CHUNK] for at in range(0, len(wanted), CHUNK)]
     work = partial(_run_some, minutes=minutes, faults=tuple(faults), nodes=nodes)
@@ -184,7 +184,7 @@ def _results(
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line; of a group, its first leaf."""
+    """Return an exception in one line; for a group, its first leaf."""
     leaf: Any = error
     while isinstance(leaf, BaseExceptionGroup):
         leaf = cast("Any", leaf).exceptions[0]

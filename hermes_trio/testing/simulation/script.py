@@ -1,6 +1,6 @@
-"""What the model says. It obeys the message that it is given: `m4 bg 10` names itself and asks for a background command of ten seconds.
+"""The scripted model. It does what the message says: `m4 bg 10` has the mark `m4` and requests a background command of ten seconds.
 
-Every text that a world says carries the number of the message that caused it, so that the judge can tell whose it is wherever it turns up.
+Every text contains the mark of the message that caused it, so that the judge can attribute it wherever it appears.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NOTICES: Final = {
 
 
 def marks(text: str) -> set[str]:
-    """The numbers of messages that a text speaks of."""
+    """Return the marks of messages in a text."""
     return set(MARK.findall(text))
 
 
 def options_of(words: str) -> dict[str, str]:
-    """The `name=value` words of a step."""
+    """Return the `name=value` words of a step."""
     return dict(cast("tuple[str, str]", tuple(word.split("=", 1))) for word in words.split() if "=" in word)
 
 
@@ -48,18 +48,18 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def asked_of(call: ScriptedCall) -> str:
-    """What a call is about: the last thing that a person, or a notice, has said."""
+    """Return the text of the last user message of a call, which is from a person or a notice."""
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
     return next((_text(one) for one in reversed(messages) if one.get("role") == "user"), "")
 
 
 def _about(text: str) -> str:
-    """What a text speaks of, with the parts of what has several."""
+    """Return the marks in a text, with the numbers of their parts."""
     return " ".join(sorted(set(re.findall(MARK.pattern + r"(?:\.\d)?", text))))
 
 
 def answer(call: ScriptedCall) -> ScriptedAnswer:
-    """The answer to a call: a pure function of the conversation."""
+    """Return the answer to a call, a pure function of its messages."""
     messages = cast("list[dict[str, Any]]", call.body.get("messages") or [{}])
     asked = asked_of(call)
     if messages[-1].get("role") == "tool":
@@ -80,7 +80,7 @@ def answer(call: ScriptedCall) -> ScriptedAnswer:
         case "ponder":
             return _tool(mark, THREAD_TOOL, seconds=float(amount), says=mark)
         case "bgs":
-            # Four commands that end one after the other: each end is told on its own.
+            # Four commands that end one after the other: each end is reported separately.
             more = {"background": True, "notify_on_complete": True}
             calls = [
                 _call(

@@ -1,6 +1,6 @@
-"""Worker threads of a world: a tool that works in one, and what stands for the thread itself.
+"""Worker threads of a world: a tool that uses one, and the simulation of the thread.
 
-A thread of a world takes as long as it says and cannot be interrupted, as a real one that hangs in a call of a library. Nothing runs beside the loop.
+A simulated thread takes a given virtual time and cannot be interrupted, like a real one that blocks in a library call. No real thread is started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLUGIN: Final = "simulated"
 THREAD_TOOL: Final = "ponder"
 
 thread_work: ContextVar[tuple[float, str]] = ContextVar("simulated_thread_work", default=(0.0, ""))
-"""How long the next thread of this task takes, and whose it is."""
+"""The duration of the next thread of this task, and its owner."""
 
 
 @tool(name=THREAD_TOOL)
@@ -36,15 +36,15 @@ async def ponder(turn: Turn, seconds: float, says: str) -> str:
 
 
 def _nothing() -> None:
-    """What the thread computes."""
+    """The function that the thread calls."""
 
 
 def simulated_entry_points(*, group: str) -> list[EntryPoint]:
-    """Stands for `importlib.metadata.entry_points`: the one plugin that is installed in a world."""
+    """Return the one plugin that is installed in a world. Replaces `importlib.metadata.entry_points`."""
     return [EntryPoint(PLUGIN, f"{__name__}:{ponder.spec.name}", group)] if group == TOOLS else []
 
 
 async def wait_out_virtually(over: trio.Event, returned: object, grace: float, clock: object) -> None:
-    """Wait for the end of a call in a thread, but not longer than the grace, which is virtual time here."""
+    """Wait until a call in a thread has ended, for at most the grace in virtual time."""
     with trio.move_on_after(grace):
         await over.wait()

@@ -1,4 +1,4 @@
-"""What happened in a world, in order: what the judge reads, what a story is told from, and what two runs of one seed are compared by."""
+"""The trace: the events of a world, in order. The judge and `story` read it, and two runs of one seed are compared by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Moment", "Trace"]
 
 @attrs.frozen
 class Moment:
-    """One entry: the time since the world began, what kind of thing happened, and what it was."""
+    """One entry of a trace: seconds since the start of the world, a kind, and a text."""
 
     at: float
     kind: str
@@ -23,14 +23,14 @@ class Moment:
 
 
 class Trace:
-    """See the module."""
+    """The entries of one world, in order. Iterating over it yields them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._moments: list[Moment] = []
 
     def note(self, kind: str, text: str = "") -> None:
-        """Something happens now."""
+        """Append an entry with the present time."""
         self._moments.append(Moment(round(self._clock(), 6), kind, text))
 
     def __iter__(self) -> Iterator[Moment]:
@@ -41,21 +41,21 @@ class Trace:
 
     @property
     def last(self) -> Moment:
-        """The newest moment."""
+        """Return the newest entry."""
         return self._moments[-1]
 
     def of(self, kind: str) -> list[Moment]:
-        """The moments of one kind."""
+        """Return the entries of one kind."""
         return [one for one in self._moments if one.kind == kind]
 
     def text(self) -> str:
-        """All of it, a line each."""
+        """Return all entries, one a line."""
         return "\n".join(map(str, self._moments))
 
     def digest(self) -> str:
-        """A number of the whole: equal traces have equal ones."""
+        """Return a digest of the text: equal traces have equal digests."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     def story(self, last: int = 40) -> list[str]:
-        """The last moments that a person would want to read: reads of the store are left out."""
+        """Return the last entries for a person to read, without reads of the store."""
         return [str(one) for one in self._moments if one.kind != "verb"][-last:]

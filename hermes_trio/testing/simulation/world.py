@@ -1,7 +1,7 @@
 """A world: nodes with real gateways, people, platforms and models, in one Trio run on virtual time.
 
-`World.run` plays a program: what people do and what goes wrong, then a calm in which everything has to settle, then a drain. What happened is in
-`trace`, what was written in the rows of `store`, and what people and clients saw in `seen`.
+`World.run` executes a program: actions of users and faults, then a time without faults in which all work has to end, then a drain. The events are in
+`trace`, the rows in `store`, and the messages and responses that users and clients received in `seen`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from .trace import Trace
 __all__ = ["Seen", "World", "WorldSettings"]
 
 DRAIN_SECONDS: Final = 60.0
-"""Within which a node has ended that was asked to drain: its drain time, the grace of its server, and some."""
+"""Seconds within which a draining node must have ended: its drain time, the grace of its server, and a reserve."""
 
 HOT_REFUSALS: Final = 50
-"""So many refused calls in one instant of virtual time are a loop without a pause."""
+"""The number of refused calls in one instant of virtual time that counts as a retry loop without a pause."""
 
 BLOCKED_SECONDS: Final = 40.0
 
 STORE_MEMORY: Final = 120.0
-"""For so long after a fault of the store a process may end with something that it could not write."""
+"""Seconds after a fault of the store in which a process may end with unwritten job ends."""
 
 TELEGRAM_TOKEN: Final = "123456:simulated-token"
 
@@ -63,27 +63,27 @@ TELEGRAM_TOKEN: Final = "123456:simulated-token"
 CRON_MARK: Final = "m9001"
 
 LIMITED_MARK: Final = "m9002"
-"""What a job is about that runs `LIMITED_RUNS` times, on whatever nodes."""
+"""The mark of the cron job that runs `LIMITED_RUNS` times, on all nodes together."""
 
 
 @attrs.frozen
 class WorldSettings:
-    """What is not left to the seed."""
+    """The settings of a world that do not depend on the seed."""
 
     calm_seconds: float = 600.0
-    """Virtual seconds after the last fault within which everything must have settled."""
+    """Virtual seconds after the last fault within which all work must have ended."""
     concurrent_turns: int = 4
     narrow_turns: int = 2
     processes: int = 6
     cron: str = "*/3 * * * *"
     """The schedule of the one job of a world; empty for none."""
     agent: Agent | None = None
-    """Answers every turn in the place of the scripted model and its loop."""
+    """The agent of every turn, instead of the agent loop with the scripted model."""
 
 
 @attrs.define
 class CallSeen:
-    """A call that the model got: from which life of a node, about which message, from when to when."""
+    """A call that the model received: the life of the node that made it, the message, the start and the end."""
 
     life: str
     asked: str
@@ -93,33 +93,33 @@ class CallSeen:
 
 @attrs.define
 class Seen:
-    """What people and clients saw, for the judge."""
+    """The messages and responses that users and clients received, for the judge."""
 
     runs: list[RunSeen] = attrs.Factory(list[RunSeen])
     chats: list[ChatSeen] = attrs.Factory(list[ChatSeen])
     webhooks: list[WebhookSeen] = attrs.Factory(list[WebhookSeen])
     confirmed: set[str] = attrs.Factory(set[str])
-    """Texts of chat messages that the gateway has confirmed to the platform."""
+    """The texts of chat messages that the gateway has confirmed to the platform."""
     said: list[tuple[int, str]] = attrs.Factory(list[tuple[int, str]])
     desk: DeskSeen = attrs.Factory(DeskSeen)
     health: Any = None
     calls: list[CallSeen] = attrs.Factory(list[CallSeen])
     let_through: int = 0
-    """The requests of a greedy client that were answered."""
+    """The number of requests of a flooding client that the rate limit let through."""
     flood_seconds: float = 0.0
-    """For how long it asked."""
+    """The duration of the flood."""
     most_calls: int = 0
-    """The most model calls of one node that were under way at once."""
+    """The highest number of concurrent model calls of one node."""
 
 
 class World:
-    """See the module."""
+    """One simulated run of a `Program`. See the module."""
 
     def __init__(self, program: Program, settings: WorldSettings | None = None) -> None:
         self.program = program
         self.settings = WorldSettings() if settings is None else settings
         self.turns = self.settings.concurrent_turns if program.seed % 3 else self.settings.narrow_turns
-        """How many turns this world allows at once: every third is a narrow one."""
+        """The limit of concurrent turns: `narrow_turns` for every third seed."""
         self.clock = virtual_clock(EPOCH)
         self.boundary = Boundary(program.seed, self.clock, self)
         self.trace = Trace(lambda: self.clock.current_time() - EPOCH)
@@ -134,34 +134,34 @@ class World:
         self.model = ModelServer(otherwise=self._model_answer)
         self.keys: list[str] = []
         self.calm = False
-        """Faults are over."""
+        """Whether the faults have ended."""
         self.started_at = EPOCH
         self.calm_until = program.seconds + self.settings.calm_seconds
-        """When the world has to have settled, in seconds since it began."""
+        """The time at which all work must have ended, in seconds since the start of the world."""
         self.boundary.end_by(EPOCH + self.calm_until + 3600)
         self.held: list[str] = []
-        """What was still held at the end of the calm, before the drain."""
+        """Rows that were still open after `calm_seconds`, before the drain."""
         self.late: list[str] = []
-        """What took longer than it may."""
+        """Violations of time limits: nodes that drained too slowly or did not run at the end."""
         self.hot: list[str] = []
-        """Moments at which the store was asked again and again without a pause."""
+        """Instants in which the store refused `HOT_REFUSALS` calls: retry loops without a pause."""
         self._refused = (0.0, 0)
         self.left_behind: list[str] = []
-        """Jobs that a process left without an end that could have written one."""
+        """Jobs without an end of processes that ended by themselves while the store worked."""
         self.undead: list[str] = []
-        """What still lived that should not."""
+        """Processes and lives of nodes that were still running at the end."""
         self.failure: BaseException | None = None
         self._hosts: dict[str, Callable[[trio.SocketStream], Awaitable[None]]] = {}
         self._model_faults: list[tuple[str, int]] = []
         self._reader = ""
-        """The life of a node that reads the updates of the bot."""
+        """The life of the node that polls the updates of the bot."""
         self._nursery: trio.Nursery
         self._people: dict[str, Callable[[Step], Awaitable[None]]] = {}
 
-    # -- the life of a world -------------------------------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------------------------------------
 
     def run(self, after: Callable[[World], Awaitable[None]] | None = None) -> None:
-        """Play the program to its end. `after` is called before the store closes: the judge reads rows there."""
+        """Execute the program to its end. `after` is called before the store closes, so that the judge can read rows."""
         with self.boundary:
             trio.run(self._live, after, clock=self.clock)
         self.coverage.calls.update(self.faults.calls)
@@ -222,7 +222,7 @@ class World:
         await self.store.put_cron_job(job)
 
     def _rate(self) -> dict[str, int]:
-        """Requests are limited only where somebody asks too often: everybody else repeats what was refused."""
+        """Return a request limit for programs with a flood; without one there is none, because other clients repeat refused requests."""
         if all(step.kind != "flood" for step in self.program.steps):
             return {}
         return {"requests_per_minute": REQUESTS_PER_MINUTE, "burst": BURST}
@@ -302,20 +302,20 @@ class World:
         self.trace.note("over", "")
 
     async def _operate(self, step: Step) -> None:
-        """The operator restarts a node, or upgrades all of them one after the other."""
+        """Restart the node of the step, or all nodes one after the other for an upgrade."""
         down = float(script.options_of(step.words).get("down", "0"))
         for node in self.nodes if step.kind == "upgrade" else [self._node(step)]:
             await self._restart(node, down)
 
     async def _restart(self, node: SimulatedNode, down: float) -> None:
-        """A node drains, ends, and is started again."""
+        """Drain a node, wait for its end, and start it again after `down` seconds. Does nothing if it is down or draining."""
         if not node.alive or node.draining:
             return
         began = trio.current_time()
         ended, faulty = node.ended, node.paused or bool(node.cut)
         node.drain()
         await ended.wait()
-        # A write that the store takes its time for is waited for, whoever is to end.
+        # A draining node waits for a slow write.
         slow = any(one.kind == "injected" and one.text.endswith(" slow") for one in self.trace)
         if trio.current_time() - began > DRAIN_SECONDS and not faulty and not node.paused and not slow:
             self.late.append(f"{node.name} took {trio.current_time() - began:.0f} s to end after it was asked to drain")
@@ -324,7 +324,7 @@ class World:
             node.start()
 
     def _node(self, step: Step) -> SimulatedNode:
-        """The node that a step is about."""
+        """Return the node that a step names."""
         return self.nodes[step.who % len(self.nodes)]
 
     async def _until_ready(self) -> None:
@@ -353,7 +353,7 @@ class World:
 
         self._nursery.start_soon(restart)
 
-    # -- what goes wrong -----------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------------------
 
     def _fail(self, step: Step) -> None:
         words = step.words.split()
@@ -392,7 +392,7 @@ class World:
                 self._node(step).wake_faults.extend([words[0]] * int(options["times"]))
 
     def _step_clock(self, node: SimulatedNode, seconds: float) -> None:
-        """Alone, a node and its database have one clock; with others each host has its own, and leases go by that of the database."""
+        """Step the clock: that of the world with one node, that of the node's host with several. Leases use the clock of the database."""
         if len(self.nodes) == 1:
             self.boundary.offset += seconds
         else:
@@ -416,7 +416,7 @@ class World:
         at, count = self._refused
         self._refused = (self.trace.last.at, count + 1 if at == self.trace.last.at else 1)
         if self._refused[1] >= HOT_REFUSALS:
-            # Somebody asks a store that is away again and again without a pause, which would hold the time of the world.
+            # Without a pause between retries virtual time would not advance: end the faults of the store.
             self.hot.append(f"the store refused {HOT_REFUSALS} calls in one instant, the last was {fault.verb}")
             self.faults.heal()
         self.coverage.verbs[fault.verb, fault.kind.value] += 1
@@ -431,12 +431,12 @@ class World:
         self._restart_later(node, down)
 
     def _cover(self, fault: str) -> None:
-        """Something goes wrong now: count what is going on."""
+        """Count a fault for every state that a row has now."""
         for (state,) in self.rows(STATES_SQL):
             self.coverage.states[fault, state] += 1
 
     def _ended(self, node: SimulatedNode) -> None:
-        """A process has ended by itself, and had a store that works: it has written the ends of its jobs. (Those of other nodes go on.)"""
+        """Record the jobs without an end if the only node has ended by itself and the store had no recent fault."""
         if len(self.nodes) > 1:
             return
         now = trio.current_time() - EPOCH
@@ -464,13 +464,13 @@ class World:
                 self.faults.fail(*verbs, times=times, skip=skip, chance=chance, after_commit=how == "after")
 
     async def _block(self, chat: int) -> None:
-        """Somebody blocks the bot, and thinks better of it: what is sent meanwhile is refused for good."""
+        """Block the bot in a chat for `BLOCKED_SECONDS`. Messages sent meanwhile are refused permanently."""
         self.telegram.forbid(chat)
         await trio.sleep(BLOCKED_SECONDS)
         self.telegram._chats[chat].forbidden = None
 
     def _repeat_update(self) -> None:
-        """The platform gives an update out again that was confirmed before, as a new poll after a broken one may."""
+        """Redeliver a confirmed update, as a new poll after a broken one may."""
         known = self.telegram._updates
         if known:
             known.append(known[0])
@@ -496,7 +496,7 @@ class World:
         return attrs.evolve(reply, fault=ModelFault[how.upper()], fault_after=after)
 
     async def _telegram(self, asked: FakeRequest) -> FakeReply:
-        """The platform, which notes when a bot is read by two nodes at once."""
+        """Serve the platform, and note in the trace if two nodes poll one bot at the same time."""
         caller = caller_of.get()
         if not asked.path.endswith("/getUpdates"):
             return await self.telegram.handle(asked)
@@ -513,16 +513,16 @@ class World:
         await call.ended.wait()
         seen.ended_at = self.clock.current_time() - EPOCH
 
-    # -- what is outside -----------------------------------------------------------------------------------------------------------
+    # -- OutsideWorld -------------------------------------------------------------------------------------------------------------
 
     def custody(self) -> Any:
-        """A warden of the node that asks."""
+        """Return a new warden of the calling node."""
         node = current_node.get()
         assert node is not None
         return node.custody()
 
     async def in_thread(self, call: Callable[[], Any]) -> Any:
-        """A worker thread of the node that asks: it takes its time, and nobody can end it but a loss of power."""
+        """Run `call` in a simulated thread of the calling node. Only a crash ends the thread; cancelling abandons it."""
         node = current_node.get()
         assert node is not None
         life = node.starts
@@ -547,7 +547,7 @@ class World:
         return results[0].unwrap()
 
     async def dial(self, host: str, port: int) -> trio.SocketStream:
-        """A connection of the node that asks to a host of this world."""
+        """Connect the calling node to a host of this world. Raises `OSError` if there is no such host."""
         node = current_node.get()
         assert node is not None, f"nobody but a node connects to {host}"
         serve = self._hosts.get(host)
@@ -558,7 +558,7 @@ class World:
     # -- rows ----------------------------------------------------------------------------------------------------------------------
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Read the database as it is: for the judge."""
+        """Return the rows of a query on the shared database, for the judge."""
         writer: Any = self.store._writer
         return list(writer._db.execute(sql, values))
 
@@ -587,5 +587,5 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _home() -> str:
-    """A folder on the real disk, in which nothing is written: commands need one to start in. It is removed with this process."""
+    """Return a real folder in which commands start. Nothing is written to it; it is removed when this process ends."""
     return _folder().name
