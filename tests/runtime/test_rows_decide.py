@@ -329,19 +329,19 @@ async def test_a_turn_whose_end_is_refused_keeps_its_session_until_it_is_written
 
 
 async def test_an_end_that_alone_is_refused_is_reduced_to_its_state_and_error(virtual_clock: object) -> None:
-    """A turn whose record the store does not know is not tried for ever: its row says that it failed, and the session is free."""
+    """A turn whose record the store does not know is not tried for ever: the row of its run says that it failed, and the session is free."""
     async with Runtime(agent=ScriptedAgent("first", "second"), store=open_store(None)) as runtime:
         where = SessionContext(session_id="s")
         stateless = runtime.stateless
-        outcome = await stateless.run_turn(
-            TurnSpec(
-                input=TurnInput(text="a"),
-                context=where,
-                source="x",
-                hooks=TurnHooks(also=lambda turn, outcome: (object(),)),
-            )
+        hooks = TurnHooks(also=lambda turn, outcome: (object(),))
+        run = await stateless.start_run(
+            TurnSpec(input=TurnInput(text="a"), context=where, source="x", hooks=hooks), run_id="run_1"
         )
-        assert (outcome.state, outcome.error_code) == (TurnState.FAILED, "store_error")
+        await run.settled.wait()
+        store: Any = runtime.store
+        row = await store.get_run("run_1")
+        assert (row.status.value, row.error_code) == ("failed", "store_error")
+        assert (await store.backlog())["runs"] == 0
         assert (
             await stateless.run_turn(TurnSpec(input=TurnInput(text="b"), context=where, source="x"))
         ).state is TurnState.COMPLETED
@@ -495,11 +495,10 @@ async def test_a_session_with_a_waiting_notice_that_is_left_leaves_nothing(virtu
     """`/new`, ending, forking and deleting a session with a job and a waiting notice, again and again: no object of the runtime is kept for them."""
 
     async def agent(turn: Turn) -> str:
-        if not turn.input.notices:
-            assert isinstance(turn, DeliveringTurn)
-            await turn.core.supervisor.start_watched(fake_job(0.5), turn.owner, turn.channel)
-            await turn.core.supervisor.start_watched(fake_job(50), turn.owner, turn.channel)
-            await trio.sleep(1)  # one of them has ended: its notice waits behind this turn
+        assert isinstance(turn, DeliveringTurn)
+        assert not turn.input.notices
+        for seconds in (5, 500):
+            await turn.core.supervisor.start_watched(fake_job(seconds), turn.owner, turn.channel)
         return "ok"
 
     def kept() -> dict[str, int]:
@@ -514,21 +513,24 @@ async def test_a_session_with_a_waiting_notice_that_is_left_leaves_nothing(virtu
             chat = f"c{number}"
             async with FakeAdapter().connect(runtime) as adapter:
                 await adapter.say("go", chat=chat)
-                await adapter.wait_for(1)
-                session = await store.session_of(adapter.key(chat))
+                (sent,) = await adapter.wait_for(1)
+            session, key, stop = sent.context.session_id, adapter.key(chat), Cause(CancelCause.SESSION_ENDED)
+            del adapter, sent
+            await trio.sleep(10)  # one job has ended while its platform was away
+            assert (await store.inbox_waiting(), len(runtime.supervisor)) == (1, 1)
             match how:
                 case "new":
-                    await runtime.core.end_session(session.id, "new")
-                    await store.new_session(adapter.key(chat), source="fake", reason="new")
+                    await store.new_session(key, source="fake", reason="new")
+                    await runtime.supervisor.stop_session(session, stop)
                 case "end":
-                    await runtime.core.end_session(session.id, "ended")
+                    await store.patch_session(session, end_reason="ended")
+                    await runtime.supervisor.stop_session(session, stop)
                 case "fork":
-                    await store.fork_session(session.id, new_id=f"fork-{number}")
-                    await runtime.core.supervisor.stop_session(session.id, Cause(CancelCause.SESSION_ENDED))
+                    await store.fork_session(session, new_id=f"fork-{number}")
+                    await runtime.supervisor.stop_session(session, stop)
                 case _:
-                    await runtime.core.end_session(session.id, "deleted")
-                    await store.delete_session(session.id)
-            del adapter, session
+                    await runtime.stop_session(session, stop)
+                    await store.delete_session(session)
             await trio.sleep(100)
             counts.append(kept())
         assert counts[3] == counts[-1], {
