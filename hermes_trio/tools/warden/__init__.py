@@ -1,6 +1,6 @@
-"""Processes with one owner: started, watched to their very last descendant, and provably ended.
+"""Starts processes with one owner, tracks them to the last descendant, and verifies that they have ended.
 
-The server never forks a command. One small warden process does, through one keeper a job; see `warden.py` for the
+The server never forks a command. One small warden process does, with one keeper for each job; see `warden.py` for the
 scope that owns them all, `process.py` for what an owner holds, and `daemon/` for what runs outside the server.
 """
 

@@ -1,8 +1,8 @@
-"""One warden process, seen from the server: started, spoken to over its control socket, and mourned.
+"""One warden process, as the server sees it: its start, its control socket, and the clean-up after its end.
 
 A `Custody` lives as long as its warden. When the warden dies too early, the keepers (now the server's children) end
 their jobs and themselves; the server waits for that, kills what has no keeper any more, reaps it all, and only then
-says that the jobs of this custody are gone.
+reports that the jobs of this custody are gone.
 """
 
 import array
@@ -42,18 +42,18 @@ log = logging.getLogger(__name__)
 PROGRAM = Path(__file__).parent / "daemon" / "main.py"
 
 KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
-"""Seconds that keepers have for their jobs after the warden's death; then the server kills them and takes over."""
+"""Seconds that keepers have to end their jobs after the warden's death; then the server kills both."""
 
 SWEEP_LIMIT = 9.0
-"""Seconds after which the server stops trying to end what a dead warden left: it has no power over that."""
+"""Seconds after which the server gives up on processes of a dead warden that SIGKILL does not end."""
 
 SWEEP_PAUSE = 0.01
 
 MAX_TEMPLATES = 8
-"""How many templates a warden has at most: one for each profile, and a few for files that have changed."""
+"""The maximum number of templates of a warden: one for each profile, and a few for files that have changed."""
 
 INHERITED_VARIABLES = ("LD_LIBRARY_PATH",)
-"""All that the warden needs of the server's environment: some interpreters do not start without it."""
+"""The variables that the warden inherits from the server: some interpreters do not start without them."""
 
 
 _wardens: set[int] = set()
@@ -63,9 +63,9 @@ _owns_every_child = False
 
 
 def claim_children() -> None:
-    """Say that this process starts nothing but wardens: any other child is an orphan of a command, whatever it looks like.
+    """Declare that this process starts only wardens, so that every other child is an orphan of a command.
 
-    For a process that is a server and nothing else, like `hermes-trio serve`.
+    For a process that only serves, like `hermes-trio serve`.
     """
     global _owns_every_child
     _owns_every_child = True
@@ -79,7 +79,7 @@ def _in_memory(data: bytes) -> BinaryIO:
 
 
 class MountWatch:
-    """Whether the mount table of this process has changed since the last look."""
+    """Detects changes of the mount table of this process."""
 
     def __init__(self) -> None:
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -88,7 +88,7 @@ class MountWatch:
         self.generation = 0
 
     def look(self) -> int:
-        """A number that is another one after each change."""
+        """Return a generation number, which is higher after each change."""
         self.generation += bool(self._poll.poll(0))
         return self.generation
 
@@ -107,10 +107,10 @@ class TemplateLink:
     _refused: tuple[Stage, int] | None = attrs.field(init=False, default=None)
 
     def refusal(self) -> tuple[Stage, int] | None:
-        """What the kernel did not let it do, if it has said so: the stage and the error's number. Does not wait."""
+        """Return the stage and errno of the step that the kernel refused, if the template has reported one; else None. Does not wait."""
         if self._refused is None and self.control.fileno() >= 0:
             with socket.socket(fileno=os.dup(self.control.fileno())) as own:
-                # The first answer may be that it ended without reading everything.
+                # The first read may fail because the template ended without reading everything.
                 for _ in range(2):
                     with contextlib.suppress(OSError):
                         if packet := own.recv(FRAME.size, socket.MSG_DONTWAIT):
@@ -138,13 +138,13 @@ class Custody:
     """By what they were made of, the least recently used first."""
     _dismissed: bool = attrs.field(init=False, default=False)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
-    """Set when the warden has ended and nothing of it is left."""
+    """Set when the warden and all processes of its jobs have ended."""
     died: trio.Event = attrs.field(init=False, factory=trio.Event)
-    """Set when the warden takes no more jobs; it may have left something to clean up."""
+    """Set when the warden takes no more jobs; processes of its jobs may still run."""
 
     @classmethod
     async def begin(cls, cgroup: str = "") -> "Custody":
-        """Start a warden, which `dismiss` ends. Call it shielded: it takes some milliseconds, and must not be torn.
+        """Start a warden, which `dismiss` ends. Call it shielded: it takes some milliseconds and must not be cancelled halfway.
 
         `cgroup` is the delegated control group of its jobs.
         """
@@ -177,11 +177,11 @@ class Custody:
 
     @property
     def ended(self) -> bool:
-        """Whether the warden has ended, known or not."""
+        """Return whether the warden has ended, even if `attend` has not noticed yet."""
         return self._process.poll() is not None
 
     async def template(self, common: Confinement) -> TemplateLink:
-        """A template of this confinement that fits the files as they are now. Raises as `hand_over` does; cancelling sends nothing."""
+        """Return a template of this confinement for the files as they are now. Raises as `hand_over` does; cancelling sends nothing."""
         description = describe(common, map(mark, common.paths))
         key = (description, self._mounts.look(), os.stat("/dev").st_mtime_ns if common.guards_devices else 0)
         async with self._making:
@@ -205,7 +205,7 @@ class Custody:
         return link
 
     def forget_template(self, link: TemplateLink) -> None:
-        """Let a template end; the keepers that it has forked go on."""
+        """Close the control socket of a template, which ends it; the keepers that it has forked continue."""
         self._templates = {key: other for key, other in self._templates.items() if other is not link}
         link.refusal()
         link.control.close()
@@ -238,22 +238,22 @@ class Custody:
                 raise SpawnFailed(f"the warden cannot be given the streams of a process: {error.strerror}") from error
 
     def forget(self, job: int) -> None:
-        """No keeper was forked for this job."""
-        # Sending is a checkpoint, also when it fails: `attend` may have mourned the warden, and cleared the list, in between.
+        """Remove a job for which no keeper was forked."""
+        # Sending is a checkpoint, also when it fails: `attend` may have noticed the warden's death, and cleared the list, in between.
         self._kept.pop(job, None)
 
     async def discard(self, job: int) -> None:
-        """Have the keeper of this job killed, and all that it kept."""
+        """Order the warden to kill the keeper of this job and all its processes. Does nothing if the warden is gone."""
         async with self._sending:
             with contextlib.suppress(OSError):
                 await self._control.send(FRAME.pack(Kind.DISCARD, job, 0))
 
     def condemn(self) -> None:
-        """Kill the warden; `attend` sees to the rest."""
+        """Kill the warden; `attend` cleans up after it."""
         self._process.kill()
 
     async def dismiss(self, limit: float) -> None:
-        """Let the warden go, which it does when it has nothing left to keep; killed if it takes longer than `limit`."""
+        """Tell the warden to end when its last job has ended, and wait for that; kill it after `limit` seconds."""
         self._dismissed = True
         for link in [*self._templates.values()]:
             self.forget_template(link)
@@ -266,7 +266,7 @@ class Custody:
             await self.over.wait()
 
     async def attend(self) -> None:
-        """Listen to the warden until it ends, then make sure that nothing of it is left. Must not be cancelled."""
+        """Read the warden's reports until it ends, then end and reap the processes that it left. Must not be cancelled."""
         while packet := await self._receive():
             kind, job, _ = FRAME.unpack(packet)
             assert kind == Kind.CLOSED
@@ -303,10 +303,10 @@ class Custody:
             return b""
 
     async def _sweep(self) -> None:
-        """End and reap what a dead warden left to us, its sub-reaper."""
+        """Kill and reap the processes of a dead warden, whose sub-reaper is the server."""
         me = os.getpid()
         began = trio.current_time()
-        # A zombie shows no environment any more: whoever was recognised alive is remembered until it is reaped.
+        # A zombie has no readable environment: processes that were identified alive are remembered until they are reaped.
         known: set[tuple[int, int]] = set()
         while relics := [
             child for child in descent.children(me) if (child.pid, child.started) in known or self._left_behind(child)
@@ -327,9 +327,9 @@ class Custody:
             await trio.sleep(SWEEP_PAUSE)
 
     def _left_behind(self, child: descent.Relative) -> bool:
-        """Whether a child of the server came from this warden: of its session as keepers and templates are, of a command's, or so marked.
+        """Return whether a child of the server came from this warden, by its session, a command's session, its OOM score or its environment.
 
-        A server that has claimed its children asks none of that.
+        After `claim_children` every child does that is not a warden.
         """
         if _owns_every_child:
             return child.pid not in _wardens

@@ -1,28 +1,28 @@
-"""What can go wrong between a caller and the warden. Everything here is a `WardenError`."""
+"""The errors of the process layer. All of them are `WardenError`s."""
 
 
 class WardenError(Exception):
-    """The process layer could not do what it was asked."""
+    """The base of the errors of the process layer."""
 
 
 class UnsupportedPlatform(WardenError):
-    """Sub-reapers, and with them the promise that no process is lost, exist only on Linux."""
+    """Raised on systems other than Linux: only Linux has the sub-reapers that keep a process from being lost."""
 
 
 class WardenClosed(WardenError):
-    """The scope that owns the processes is closing or closed, and starts no more."""
+    """Raised if the scope that owns the processes is closing or closed. Nothing was started."""
 
 
 class SpawnFailed(WardenError):
-    """The command was not started: the text says at which step, with what, and why."""
+    """Raised if a command was not started. The text names the step and the reason."""
 
 
 class NotTaken(SpawnFailed):
-    """The warden died before it took the command: nothing was started, and another warden may try."""
+    """Raised if the warden died before it took the command. Nothing was started, and another warden may try."""
 
 
 class TooManyProcesses(WardenError):
-    """The limit of running processes is reached; nothing was started."""
+    """Raised if the limit of running jobs is reached. Nothing was started."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -32,4 +32,4 @@ class TooManyProcesses(WardenError):
 
 
 class StdinClosed(WardenError):
-    """The process has no standard input that could be written to."""
+    """Raised if the process has no standard input that can be written to."""

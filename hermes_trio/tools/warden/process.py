@@ -2,7 +2,7 @@
 
 The state has one writer: the attendant task, which is the only reader of the link to the keeper. So an exit, a kill and
 a loss cannot be confused (H16): the exit status is what the kernel told the keeper, and a kill is a separate receipt.
-The end of the output is no exit (H15), and an exit is not the end of the job: that is `wait_empty`.
+The end of the output is not an exit (H15), and an exit is not the end of the job: see `wait_empty`.
 """
 
 import enum
@@ -40,28 +40,28 @@ _HOW = {
 
 
 class ProcessPhase(enum.Enum):
-    """Where a job is. It only moves down this list."""
+    """The phase of a job. It only moves down this list."""
 
     PLANNED = enum.auto()
-    """Sent to the warden; nobody has answered yet."""
+    """Sent to the warden; no keeper has answered yet."""
     KEPT = enum.auto()
-    """There is a keeper; the command may or may not run."""
+    """A keeper exists; the command may or may not run."""
     RUNNING = enum.auto()
     EXITED = enum.auto()
-    """The command has ended; descendants of it may run on."""
+    """The command has ended; descendants of it may still run."""
     EMPTY = enum.auto()
     """No process of this job is alive."""
 
 
 class Custodian(Protocol):
-    """What a process needs from the warden that keeps it when its keeper fails."""
+    """What a process needs of its warden if its keeper fails."""
 
     async def discard(self, job: int) -> None:
-        """Have the warden kill this job's keeper and everything that it kept."""
+        """Order the warden to kill this job's keeper and all its processes."""
         ...
 
     def condemn(self) -> None:
-        """Kill the warden itself, because it does not answer either."""
+        """Kill the warden, because it does not answer either."""
         ...
 
 
@@ -70,7 +70,7 @@ class Custodian(Protocol):
 class KeptProcess:
     """A command and all its descendants, until the last of them is gone.
 
-    Made by `Warden.spawn` only. The owner reads `output` (nobody else does), and closes with `aclose`, or leaves that
+    Made by `Warden.spawn` only. The owner is the only reader of `output`, and closes it with `aclose`, or leaves that
     to the end of the warden's scope, which kills whatever is left. `launch`, `abandon`, `attend`, `clear` and
     `close_streams` are the warden's.
     """
@@ -85,9 +85,9 @@ class KeptProcess:
     keeper_pid: int = attrs.field(init=False, default=0)
     phase: ProcessPhase = attrs.field(init=False, default=ProcessPhase.PLANNED)
     survivors: int = attrs.field(init=False, default=0)
-    """How many processes withstood the last SIGKILL, as far as the keeper could tell."""
+    """The number of processes that survived the last SIGKILL, as far as the keeper could tell."""
     crowded: tuple[int, int] | None = attrs.field(init=False, default=None)
-    """How many processes the job had, and how many it may have, if it was killed for that."""
+    """The number of processes and its limit, if the job was killed because it exceeded the limit."""
     _status: ExitStatus | None = attrs.field(init=False, default=None)
     _how: KillHow = attrs.field(init=False, default=KillHow.ALREADY_EXITED)
     _lost: bool = attrs.field(init=False, default=False)
@@ -102,26 +102,26 @@ class KeptProcess:
 
     @property
     def output(self) -> OutputStream:
-        """Standard output, with standard error unless `merge_stderr` is off. Its owner is its one reader."""
+        """Return standard output, with standard error unless `merge_stderr` is off. Only the owner reads it."""
         return self._streams.output
 
     @property
     def errors(self) -> OutputStream | None:
-        """Standard error, if it was asked for apart."""
+        """Return standard error; None if it is merged with the output."""
         return self._streams.errors
 
     @property
     def status(self) -> ExitStatus | None:
-        """How the command ended; None while it runs."""
+        """Return how the command ended; None while it runs."""
         return self._status
 
     @property
     def empty(self) -> bool:
-        """Whether no process of this job is alive."""
+        """Return whether no process of this job is alive."""
         return self._empty.is_set()
 
     async def write(self, data: bytes) -> None:
-        """Write to standard input. Raises `StdinClosed` if there is none, or nobody reads it any more.
+        """Write to standard input. Raises `StdinClosed` if there is none, or its reading end is closed.
 
         Waits while the process does not read; cancelling the wait may leave a part of the data written.
         """
@@ -130,26 +130,26 @@ class KeptProcess:
         await self._streams.stdin.write(data)
 
     async def close_stdin(self) -> None:
-        """Give the command an end of file; it is not killed. Cancelling it is like cancelling `write`."""
+        """Send an end of file to the command, without killing it. Raises `StdinClosed` if it has no standard input."""
         if self._streams.stdin is None:
             raise StdinClosed("this process has no standard input: start it with a pipe or a terminal to close it")
         await self._streams.stdin.end()
 
     async def wait(self) -> ExitStatus:
-        """How the command ended, once it has; cancelling abandons the wait, never the process."""
+        """Wait until the command ends, and return how. Cancelling ends the wait, not the process."""
         await self._exited.wait()
         assert self._status is not None
         return self._status
 
     async def wait_empty(self) -> None:
-        """Return once no process of this job is alive; cancelling abandons the wait, never the process."""
+        """Wait until no process of this job is alive. Cancelling ends the wait, not the process."""
         await self._empty.wait()
 
     async def kill(self, grace: float = 2.0) -> KillReport:
-        """SIGTERM to every process of the job, `grace` seconds, SIGKILL until none is left.
+        """Send SIGTERM to every process of the job, wait `grace` seconds, and send SIGKILL until none is left.
 
-        Cancellation does not interrupt it: it is a shield, bounded by the grace and a few seconds. A second kill at the
-        same time can only shorten the grace. If the keeper does not answer, the warden ends it and what it kept; if
+        Cancellation does not interrupt it: it is shielded, and bounded by the grace and a few seconds. A second kill at the
+        same time can only shorten the grace. If the keeper does not answer, the warden ends it and its job; if
         the warden does not either, the server does.
         """
         if self.empty:
@@ -163,7 +163,7 @@ class KeptProcess:
         return KillReport(KillHow.SIGKILL, elapsed, survivors=max(self.survivors, 1))
 
     def account_for(self, report: KillReport, node: Node | None) -> None:
-        """Note in the tree how a kill ended `node`; what withstood SIGKILL stands below `abandoned` until it has ended."""
+        """Record in the tree how a kill ended `node`. Processes that survived SIGKILL stay below `abandoned` until they end."""
         if node is None:
             return
         if not report.survivors:
@@ -211,11 +211,11 @@ class KeptProcess:
             try:
                 await self._link.send_all(data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                # The keeper is gone; the attendant reads the end of the link and draws the conclusions.
+                # The keeper is gone; the attendant reads the end of the link and updates the state.
                 return
 
     async def launch(self, plan: bytes) -> None:
-        """Send the plan and wait until the command runs. Raises `SpawnFailed`. Cancelled: see `abandon`."""
+        """Send the plan and wait until the command runs. Raises `SpawnFailed`. If it fails or is cancelled, call `abandon`."""
         with trio.move_on_after(LAUNCH_LIMIT):
             await self._send(plan)
             await self._launched.wait()
@@ -225,7 +225,7 @@ class KeptProcess:
             raise SpawnFailed(f"the command did not start within {LAUNCH_LIMIT:g} seconds")
 
     async def abandon(self) -> None:
-        """Nobody will own it: the end of the link makes the keeper end whatever it may have started."""
+        """Close the link of a process without an owner, which makes the keeper end the job, and wait for that. Shielded and bounded."""
         with trio.move_on_after(KEEPER_ANSWER_LIMIT, shield=True):
             try:
                 self._link.socket.shutdown(socket.SHUT_WR)
@@ -237,15 +237,15 @@ class KeptProcess:
         await self.close_streams()
 
     async def close_streams(self) -> None:
-        """Close the server's ends; not interrupted by cancellation."""
+        """Close the server's ends of the streams; not interrupted by cancellation."""
         await self._streams.aclose()
 
     def clear(self) -> None:
-        """The warden, or the server in its place, has made sure that nothing of this job is left."""
+        """Record that the warden, or the server in its place, has verified that no process of this job is left."""
         self._cleared.set()
 
     async def attend(self) -> None:
-        """Read the link to its end. Runs in the warden's scope, outlives the owner, and alone changes the state."""
+        """Read the link to its end, and update the state. Runs in the warden's scope, so that it outlives the owner."""
         unread = b""
         while received := await self._receive():
             unread += received
@@ -292,7 +292,7 @@ class KeptProcess:
                 raise AssertionError(f"a keeper sent a frame of kind {kind}, which only others send")
 
     def _lose(self) -> None:
-        """The keeper died before its job did."""
+        """Handle the death of the keeper before the end of its job."""
         self._lost = True
         if self._failure is None and self.phase is ProcessPhase.KEPT:
             self._failure = SpawnFailed("the keeper of the command died before it could say that the command runs")
@@ -320,7 +320,7 @@ class KeptProcess:
 
 
 def explain_failure(spec: ProcessSpec, stage: Stage, errno: int) -> SpawnFailed:
-    """Why a command does not run, in a sentence."""
+    """Return a sentence that says why a command does not run."""
     why = os.strerror(errno)
     match stage:
         case Stage.CHDIR:

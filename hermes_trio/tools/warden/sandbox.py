@@ -1,7 +1,7 @@
-"""What commands may see and touch: profiles, what this machine offers for them, and the plan that a keeper carries out.
+"""What commands may see and change: profiles, the protections that this machine offers, and the plan that a keeper carries out.
 
-`Sandbox.plan` is the only place where a profile becomes rules. Where the machine lacks something, `protect` runs with what there is and
-`Protections.missing` says so; `workspace` and `offline`, which keep tenants apart, are refused instead.
+`Sandbox.plan` is the only place where a profile becomes rules. If the machine lacks a protection, `protect` uses the others and
+`Protections.missing` names it; `workspace` and `offline`, which isolate tenants, are refused instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SYSTEM_FOLDERS: Final = (
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix", "/proc", "/sys",
     "/run/systemd/resolve", "/run/resolvconf", "/var/lib/dpkg", "/var/lib/ca-certificates", "/var/cache/fontconfig",
 )  # fmt: skip
-"""What a command in a workspace may read besides its own folders."""
+"""The paths that a command in a workspace may read besides its own folders."""
 
 DEVICES: Final = (
     "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/fd",
@@ -58,17 +58,17 @@ HELPERS: Final = (
     "/run/lxd", "/run/lxd.socket", "/run/incus", "/run/screen", "/run/pcscd", "/run/udisks2",
     "/var/spool/cron", "/var/spool/at", "/var/spool/anacron", "/var/spool/cups",
 )  # fmt: skip
-"""Sockets and folders through which a process outside would act for a command: hidden."""
+"""Sockets and folders through which a process outside would act for a command; they are hidden."""
 
 TEMPORARY_HELPERS: Final = (
     "tmux-", "ssh-", "screens", "emacs", ".X11-unix", ".ICE-unix", "vscode-ipc-", "dbus-", "agent.",
 )  # fmt: skip
-"""How the names of those begin that lie in /tmp."""
+"""The prefixes of those in /tmp."""
 
 HELPER_VARIABLES: Final = ("SSH_AUTH_SOCK", "TMUX_TMPDIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "GPG_AGENT_INFO")
 
 SETTLED_NANOSECONDS: Final = 1_000_000_000
-"""How old a change has to be for the next one to have another time."""
+"""The age of a change from which the next one has a different time."""
 
 ROOT_READ_ONLY: Final = (
     "/etc",
@@ -81,46 +81,46 @@ ROOT_READ_ONLY: Final = (
     "/usr/lib64",
     "/usr/libexec",
 )
-"""What other processes of root run or load: read-only for the commands of a server that runs as root."""
+"""Paths that other processes of root run or load: read-only for the commands of a server that runs as root."""
 
 ROOT_SECRETS: Final = (
     "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssh", "/etc/ssl/private", "/etc/sudoers", "/etc/sudoers.d",
 )  # fmt: skip
-"""What uid 0 reads without any capability, and a tenant need not."""
+"""Paths that uid 0 reads without any capability, and that tenants do not need."""
 
 
 class Profile(StrEnum):
-    """How much a command may do, from everything to least."""
+    """How much a command may do, from most to least."""
 
     OFF = "off"
-    """Everything that the server may."""
+    """All rights of the server."""
     PROTECT = "protect"
-    """Everything but the gateway itself: its home, its program, its processes, and the helpers through which it could be reached."""
+    """Everything except access to the gateway: its home, its program, its processes, and the helpers that could reach it."""
     WORKSPACE = "workspace"
-    """Write below the session's own folders only; read those and system folders."""
+    """Write only below the session's own folders; read those and system folders."""
     OFFLINE = "offline"
     """As `workspace`, without a network."""
 
     @property
     def strictness(self) -> int:
-        """0 for `off`; higher is narrower."""
+        """Return 0 for `off`, and more for stricter profiles."""
         return list(Profile).index(self)
 
     @property
     def confines_files(self) -> bool:
-        """Whether only the workspace can be written."""
+        """Return whether only the workspace can be written."""
         return self in (Profile.WORKSPACE, Profile.OFFLINE)
 
     def narrowed(self, other: Profile) -> Profile:
-        """The narrower of two profiles."""
+        """Return the stricter of two profiles."""
         return max(self, other, key=lambda one: one.strictness)
 
 
 class Protections(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel lets this server's user do."""
+    """The protections that the kernel offers to this server's user."""
 
     user: bool = False
-    """Namespaces need a user namespace: the server is not root, or has not root's rights."""
+    """Whether namespaces need a user namespace: the server is not root, or lacks root's rights."""
     mount: bool = False
     pid: bool = False
     network: bool = False
@@ -131,7 +131,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> list[str]:
-        """What `protect` cannot do here, in sentences; empty where it does everything."""
+        """Return sentences that name what `protect` cannot do here; empty if it does everything."""
         found: list[str] = []
         if not self.mount:
             found.append(
@@ -157,7 +157,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> str:
-        """What would bring a missing mount or PID namespace."""
+        """Return what would enable a missing mount or PID namespace; empty if none is missing."""
         if self.mount and self.pid:
             return ""
         return (
@@ -167,7 +167,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def offers(self, profile: Profile) -> str:
-        """The name of what a profile amounts to here: the profile, `degraded`, `no-tcp`, or `refused`."""
+        """Return what this machine offers for a profile: the profile's name, `degraded`, `no-tcp`, or `refused`."""
         if profile is Profile.PROTECT:
             return "degraded" if self.missing else str(profile)
         if profile.confines_files and not self.landlock:
@@ -178,7 +178,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spaces(self) -> Spaces:
-        """The namespaces that commands get, without that of the network."""
+        """Return the namespaces of commands, without that of the network."""
         if not self.mount:
             return Spaces.NONE
         made = Spaces.MOUNT
@@ -188,7 +188,7 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def probe_protections() -> Protections:
-    """Ask the kernel, through a short-lived process. One that fails or takes too long offers nothing. Cancelling ends the process."""
+    """Probe the kernel with a short-lived process. If it fails or takes too long, no protection is offered. Cancelling ends it."""
     output = b""
     with trio.move_on_after(PROBE_SECONDS):
         try:
@@ -219,7 +219,7 @@ class CommandLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     processes: Amount = 1024
     file_mebibytes: Amount = 65_536
-    """The size of one file that a command writes."""
+    """The maximum size of one file that a command writes."""
     open_files: Amount = 65_536
     address_mebibytes: Amount = 0
     """Address space of each process. Node, Go and Chromium reserve much more than they use."""
@@ -230,7 +230,7 @@ class CommandLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class JobGroups(msgspec.Struct, frozen=True):
-    """Where each job gets a control group of its own, and the controllers that it has there. `problem` says why there is none, if one is wanted."""
+    """The delegated group in which each job gets its own control group, and its controllers. `problem` says why a requested one is missing."""
 
     root: str = ""
     controllers: tuple[str, ...] = ()
@@ -238,7 +238,7 @@ class JobGroups(msgspec.Struct, frozen=True):
 
     @classmethod
     def look(cls, limits: CommandLimits, server: int | None = None) -> JobGroups:
-        """What `open` would find, with nothing changed: for the process `server`, or for this one."""
+        """Return what `open` would find for the process `server`, or for this one. Changes nothing."""
         own = cgroup.OWN if server is None else f"/proc/{server}/cgroup"
         root = cgroup.delegated(own=own) if limits.cgroup == "auto" else "" if limits.cgroup == "off" else limits.cgroup
         if limits.cgroup == "off":
@@ -255,7 +255,7 @@ class JobGroups(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, limits: CommandLimits) -> JobGroups:
-        """Find the delegated group and prepare it: the processes in it, this one among them, move to a group beside the jobs."""
+        """Find the delegated group and prepare it. Moves its processes, including this one, to a group beside the jobs."""
         root = cgroup.delegated() if limits.cgroup == "auto" else "" if limits.cgroup == "off" else limits.cgroup
         found, why = cls(), "there is no delegated control group (Delegate=pids memory in the service's unit)"
         if root:
@@ -276,27 +276,27 @@ NO_GROUPS: Final = JobGroups()
 
 
 class SandboxPaths(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox has to know of the gateway and of its configuration. All paths are absolute."""
+    """The paths of the gateway and its configuration that a sandbox needs. All are absolute."""
 
     home: str = ""
     """The gateway's own folder; empty for a program without one."""
     secrets: tuple[str, ...] = ()
-    """Other files and folders that commands must not see, such as a configuration outside of the home."""
+    """Other files and folders that commands must not see, such as a configuration outside the home."""
     read_only: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    """What commands in a workspace may read besides the system's folders."""
+    """Paths that commands in a workspace may read besides the system's folders."""
     shown: tuple[str, ...] = ()
-    """Folders inside of the home that stay readable."""
+    """Folders inside the home that stay readable."""
 
 
 class Workspace(msgspec.Struct, frozen=True):
-    """The folders of a session: what it may write in, and its temporary files."""
+    """The folders of a session: those that it may write, and that of its temporary files."""
 
     root: str
     temporary: str = ""
 
     def lies_below(self, folder: str) -> bool:
-        """Whether its files would be covered by what is put in the place of this folder."""
+        """Return whether hiding this folder would hide files of the workspace."""
         return _below(self.root, folder)
 
 
@@ -323,7 +323,7 @@ class Sandbox:
         self._helpers_state: list[int] = []
 
     async def ready(self) -> Protections:
-        """What this machine offers; asked once."""
+        """Return the protections of this machine. They are probed once."""
         if self.protections is None:
             async with self._asking:
                 if self.protections is None:
@@ -331,12 +331,12 @@ class Sandbox:
         return self.protections
 
     def inside_home(self, path: str) -> bool:
-        """Whether a folder lies in the gateway's home, also by way of links."""
+        """Return whether a folder is in the gateway's home, directly or through links."""
         home = self.paths.home
         return bool(home) and any(_below(real, os.path.realpath(home)) for real in (path, os.path.realpath(path)))
 
     def confines(self, profile: Profile) -> bool:
-        """Whether a command of this profile is kept from the gateway by the kernel."""
+        """Return whether the kernel keeps commands of this profile away from the gateway."""
         return (
             profile is not Profile.OFF
             and self.protections is not None
@@ -344,7 +344,7 @@ class Sandbox:
         )
 
     def plan(self, profile: Profile, workspace: Workspace | None = None) -> Confinement | None:
-        """The rules for one command; None for `off`. Raises `SpawnFailed` for a profile that this machine cannot enforce."""
+        """Return the rules for one command; None for `off`. Raises `SpawnFailed` for a profile that this machine cannot enforce."""
         if profile is Profile.OFF:
             return None
         protections = self.protections
@@ -398,13 +398,13 @@ class Sandbox:
 
     @cached_property
     def _gateway(self) -> list[str]:
-        """The gateway's own files, by their real paths."""
+        """Return the real paths of the gateway's own files."""
         return [
             os.path.realpath(path) for path in (self.paths.home, *self.paths.secrets) if path and os.path.lexists(path)
         ]
 
     def _helpers(self) -> list[str]:
-        """The sockets that exist now. They are looked for again when a folder that could have one has changed."""
+        """Return the helper sockets that exist now. Searches again when a folder that could have one has changed."""
         now, state = time.time_ns(), [_modified(folder) for folder in self._helper_folders]
         if state == self._helpers_state:
             return self._helpers_found
@@ -413,7 +413,7 @@ class Sandbox:
             *(f"/tmp/{name}" for name in _listed("/tmp") if name.startswith(TEMPORARY_HELPERS)),
         ]
         found = [path for path in dict.fromkeys(candidates) if os.path.lexists(path)]
-        # What is made within one tick of the clock has the same time.
+        # Changes within one tick of the clock have the same time.
         if max(state) < now - SETTLED_NANOSECONDS:
             self._helpers_found, self._helpers_state = found, state
         return found
@@ -438,7 +438,7 @@ class Sandbox:
 
     @cached_property
     def _read_only(self) -> list[str]:
-        """The program: whoever changes it decides what the next start runs."""
+        """Return the writable paths of the program, and for root those of the system, whose changes other processes would run."""
         paths = [
             str(Path(__file__).parents[2]),
             sys.prefix,
@@ -464,7 +464,7 @@ class Sandbox:
 
     @cached_property
     def _pinned(self) -> list[str]:
-        """Folders above what is protected that the user could rename, outermost first."""
+        """Return the folders above protected paths that the user could rename, outermost first."""
         found: set[str] = set()
         for path in (*self._gateway, *self._read_only):
             for parent in Path(path).parents:
@@ -483,7 +483,7 @@ def _encoded(paths: Iterable[str]) -> list[bytes]:
 
 
 def _around(secrets: Iterable[str]) -> list[str]:
-    """Everything but these files and folders, as few paths as say it: Landlock can only allow."""
+    """Return as few paths as possible that cover everything except these files and folders: Landlock can only allow."""
     allowed = ["/"]
     for secret in secrets:
         kept: list[str] = []
@@ -513,7 +513,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def _entries(folder: str) -> list[str]:
-    """What lies in a folder. A link is left out: a rule for it would be one for what it points to, which may be the secret itself."""
+    """Return the entries of a folder without links: a rule for a link would apply to its target, which may be a protected file."""
     try:
         return [entry.path for entry in os.scandir(folder) if not entry.is_symlink()]
     except OSError:

@@ -1,4 +1,4 @@
-"""What is started, and how it ended: the values that cross the boundary of the process layer."""
+"""The values that callers exchange with the process layer: what to start, and how it ended."""
 
 import enum
 import os
@@ -13,18 +13,18 @@ from hermes_trio.tools.warden.daemon.wire import TOKEN_VARIABLE, Confinement, Pl
 from hermes_trio.tools.warden.errors import SpawnFailed
 
 SHELLS = ("/bin/bash", "/bin/sh")
-"""Where a `command` is read; the first that exists."""
+"""The shells for a `command`; the first that exists is used."""
 
 
 class Stdin(enum.Enum):
-    """What the command reads from."""
+    """The standard input of a command."""
 
     NULL = "null"
-    """The null device: every read is at its end."""
+    """The null device: every read returns end of file."""
     PIPE = "pipe"
     """A pipe that the owner writes to."""
     PTY = "pty"
-    """A terminal, which is the command's output too."""
+    """A pseudo-terminal, which is also the command's output."""
 
 
 class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
@@ -35,25 +35,25 @@ class ProcessSpec(RedactedStruct, frozen=True, kw_only=True):
     argv: tuple[str, ...] | None = None
     cwd: str
     env: Mapping[str, str]
-    """The whole environment, not additions to the server's. It never shows in a repr, an error or an argument list."""
+    """The whole environment; nothing is added from the server's. It appears in no repr, error or argument list."""
     stdin: Stdin = Stdin.NULL
     rows: int = 30
     cols: int = 120
     """The size of the terminal, with `Stdin.PTY`."""
     merge_stderr: bool = True
-    """Standard error goes where standard output goes; always so on a terminal."""
+    """Whether standard error goes to standard output; always the case on a terminal."""
     inherited: tuple[int, ...] = ()
-    """At most two descriptors that the command gets besides its streams, as `FIRST_INHERITED` and the next. They stay the caller's."""
+    """At most two more descriptors for the command, as `FIRST_INHERITED` and the next number. The caller keeps and closes its own."""
     confinement: Confinement | None = None
-    """What the kernel lets the command see and touch; None for everything that the server may."""
+    """The confinement of the command; None for all rights of the server."""
 
     @property
     def spaces(self) -> Spaces:
-        """The namespaces of the keeper."""
+        """Return the namespaces of the keeper."""
         return Spaces.NONE if self.confinement is None else self.confinement.spaces
 
     def plan(self, token: str, confinement: Confinement | None = None) -> Plan:
-        """The form in which a keeper takes it, with what the keeper has to do of its confinement. Raises `SpawnFailed` for what no kernel could start."""
+        """Return the keeper's `Plan`, with its part of the confinement. Raises `SpawnFailed` for a command that no kernel could start."""
         if (self.command is None) == (self.argv is None):
             raise SpawnFailed("a process is started from either a command or an argv: give exactly one of them")
         argv = (_shell(), "-c", self.command) if self.command is not None else self.argv
@@ -88,9 +88,9 @@ def _shell() -> str:
 
 
 class ExitStatus(msgspec.Struct, frozen=True):
-    """How the command itself ended, as the kernel told its keeper; its descendants may still run.
+    """How the command itself ended, as the kernel reported to its keeper; its descendants may still run.
 
-    `lost` says that the processes around it died and took it along: then `code` and `signal` are what is known.
+    `lost` says that it ended because its keeper or warden died; `code` and `signal` are then as far as known.
     """
 
     code: int | None = None
@@ -99,7 +99,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     @property
     def returncode(self) -> int | None:
-        """One number as `subprocess` has it: the code, minus the signal, or None when neither is known."""
+        """Return one number as `subprocess` does: the code, or minus the signal; None if neither is known."""
         return -self.signal if self.signal is not None else self.code
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_frame(cls, code: int, signum: int, *, lost: bool) -> Self:
-        """Read the two numbers of an EXITED frame."""
+        """Return the status in the two numbers of an EXITED frame."""
         return cls(code=None, signal=signum, lost=lost) if signum else cls(code=code, signal=None, lost=lost)
 
 
@@ -125,17 +125,17 @@ def _signal_name(signum: int) -> str:
 
 
 class KillHow(enum.StrEnum):
-    """What it took to end a job."""
+    """The means that ended a job."""
 
     ALREADY_EXITED = "already-exited"
     SIGTERM = "SIGTERM"
     SIGKILL = "SIGKILL"
     LOST = "lost"
-    """Its keeper was dead already; warden or server ended what was left."""
+    """Its keeper was already dead; the warden or the server ended the remaining processes."""
 
 
 class KillReport(msgspec.Struct, frozen=True):
-    """The receipt of a kill. With `survivors` above 0 the job is not empty, and its keeper goes on trying."""
+    """The receipt of a kill. With `survivors` above 0 the job is not empty, and its keeper continues to send SIGKILL."""
 
     how: KillHow
     milliseconds: float

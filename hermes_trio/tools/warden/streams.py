@@ -1,6 +1,6 @@
-"""The server's ends of a command's standard streams, and the descriptors that travel to the keeper.
+"""The server's ends of a command's standard streams, and the descriptors that are sent to the keeper.
 
-`open_streams` makes both sides; the command's side is closed here as soon as it was sent (or was not), the server's
+`open_streams` makes both sides. The command's side is closed here as soon as sending it has succeeded or failed; the server's
 side belongs to the process's owner, who reads the output and closes it.
 """
 
@@ -20,7 +20,7 @@ READ_SIZE = 65536
 
 
 class OutputStream(trio.abc.ReceiveStream):
-    """The bytes that a job writes. The end of it says only that nobody holds the other end, not that anybody exited.
+    """The bytes that a job writes. Its end means that no process holds the other end, not that the command has exited.
 
     One task reads at a time. Cancelling a read loses no bytes.
     """
@@ -29,22 +29,22 @@ class OutputStream(trio.abc.ReceiveStream):
         self._stream = stream
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """The next bytes, or b"" at the end; raises `trio.ClosedResourceError` after `aclose`."""
+        """Return the next bytes, or b"" at the end. Raises `trio.ClosedResourceError` after `aclose`. Cancelling loses no bytes."""
         try:
             return bytes(await self._stream.receive_some(max_bytes or READ_SIZE))
         except trio.BrokenResourceError as error:
-            # A terminal whose last user is gone answers EIO instead of an end of file.
+            # A terminal that no process has open any more returns EIO instead of an end of file.
             if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO:
                 return b""
             raise
 
     async def aclose(self) -> None:
-        """Close the server's end; a job that goes on writing gets SIGPIPE (a hang-up, on a terminal)."""
+        """Close the server's end. A job that continues to write gets SIGPIPE, or SIGHUP on a terminal."""
         await self._stream.aclose()
 
 
 class InputStream:
-    """What the command reads: a pipe or a terminal, of which this is the writing side."""
+    """The writing side of the pipe or terminal that the command reads."""
 
     def __init__(self, stream: trio.lowlevel.FdStream, *, terminal: bool) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class InputStream:
         self._turn = trio.Lock()
 
     async def write(self, data: bytes) -> None:
-        """Write all of it, in one piece; cancelling may leave a part of it written."""
+        """Write all data, not interleaved with other writes. Cancelling may leave a part of it written."""
         if self._closed:
             raise StdinClosed("standard input was closed before: nothing more can be written to it")
         if not data:
@@ -67,13 +67,13 @@ class InputStream:
             self._mid_line = data[-1:] != b"\n"
 
     async def end(self) -> None:
-        """Give the command its end of file, on a terminal as a character. A second call does nothing."""
+        """Send an end of file to the command, as a character on a terminal. A second call does nothing."""
         if self._closed:
             return
         if not self._terminal:
             await self.aclose()
             return
-        # On a line that is not finished the first character only hands over the line.
+        # On an unfinished line the first character only flushes the line.
         with contextlib.suppress(StdinClosed):
             await self.write(self._end_of_file() * (2 if self._mid_line else 1))
         self._closed = True
@@ -89,14 +89,14 @@ class InputStream:
 
 
 class OwnStreams(msgspec.Struct):
-    """The server's side. Without a separate standard error, `errors` is None."""
+    """The server's side of the streams. Without a separate standard error, `errors` is None."""
 
     output: OutputStream
     errors: OutputStream | None = None
     stdin: InputStream | None = None
 
     async def aclose(self) -> None:
-        """Close all of them. Closing descriptors does not block: it is done even if the caller is cancelled."""
+        """Close all streams, even if the caller is cancelled: closing descriptors does not block."""
         with trio.CancelScope(shield=True):
             await self.output.aclose()
             if self.errors is not None:
@@ -107,7 +107,7 @@ class OwnStreams(msgspec.Struct):
 
 @contextlib.contextmanager
 def open_streams(spec: ProcessSpec) -> Generator[tuple[OwnStreams, list[int]]]:
-    """The server's side, and the command's descriptors in the order of `wire.Streams`, which close with the scope."""
+    """Return the server's side, and the command's descriptors in the order of `wire.Streams`. The scope closes the latter."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def adopt(own: int, other: int) -> tuple[int, int]:

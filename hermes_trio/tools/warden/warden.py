@@ -1,7 +1,7 @@
-"""The scope that owns every process: nothing is started outside it, and nothing that was started outlives it.
+"""The scope that owns every process: no process is started outside it, and none outlives it.
 
 `open_warden` starts a warden process when the first command needs one, and another when that one dies. Leaving the
-scope, for whatever reason, kills every process in parallel and waits until the last is gone; `Warden.receipt` says so.
+scope, for whatever reason, kills every process in parallel and waits for the last; `Warden.receipt` has the result.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from hermes_trio.tools.warden.spec import KillReport, ProcessSpec, Stdin
 from hermes_trio.tools.warden.streams import open_streams
 
 CLOSE_GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL for what is still running when the scope ends."""
+"""Seconds between SIGTERM and SIGKILL for jobs that still run when the scope ends."""
 
 DISMISS_LIMIT = 5.0
 """Seconds that a warden without jobs may take to end."""
 
 ABANDON_LIMIT = 20.0
-"""Seconds that a `spawn` which failed or was cancelled may take to see the end of what it had begun."""
+"""Seconds that a failed or cancelled `spawn` may wait for the end of the job that it had begun."""
 
 DEATH_LIMIT = 2.0
-"""Seconds within which a warden that did not take a command is known to be dead, if it is."""
+"""Seconds to wait for the death of a warden that did not take a command."""
 
 ATTEMPTS = 3
-"""How many wardens may die before they take a command until the command is refused."""
+"""The number of wardens that may die before they take a command; then the command is refused."""
 
 
 class WardenReceipt(msgspec.Struct, frozen=True):
-    """What leaving the scope found and left: `survivors` is 0, or the number of processes that withstood SIGKILL."""
+    """The result of leaving the scope. `survivors` is the number of processes that survived SIGKILL."""
 
     killed: int
     survivors: int
@@ -51,39 +51,39 @@ class WardenReceipt(msgspec.Struct, frozen=True):
 @final
 @attrs.define(eq=False)
 class Warden:
-    """Starts processes and knows all of them. Made by `open_warden` only."""
+    """Starts processes and owns all of them. Made by `open_warden` only."""
 
     max_processes: int
     _nursery: trio.Nursery = attrs.field(repr=False)
-    """Of the attendants, which must see every process to its end: the scope around it is shielded."""
+    """The nursery of the attendants. It is shielded, so that they observe the end of every process."""
     cgroup: str = ""
     """The delegated control group of the jobs, if there is one."""
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context, repr=False)
     _placing: set[int] = attrs.field(init=False, factory=set[int], repr=False)
-    """Jobs that a `spawn` is working on: they count, whether or not they have a process yet."""
+    """Jobs that a `spawn` is starting. They count against the limit, with or without a process."""
     _kept: dict[int, KeptProcess] = attrs.field(init=False, factory=dict[int, KeptProcess], repr=False)
     _handles: weakref.WeakSet[KeptProcess] = attrs.field(init=False, factory=weakref.WeakSet[KeptProcess], repr=False)
-    """Whose streams the end of the scope closes, if their owner is still there and has not."""
+    """The processes whose streams the end of the scope closes, unless their owner has."""
     _custody: Custody | None = attrs.field(init=False, default=None, repr=False)
     _starting: trio.Lock = attrs.field(init=False, factory=trio.Lock, repr=False)
     _numbers: Iterator[int] = attrs.field(init=False, factory=itertools.count, repr=False)
     _closing: trio.Event = attrs.field(init=False, factory=trio.Event, repr=False)
     receipt: WardenReceipt | None = attrs.field(init=False, default=None)
-    """Filled in when the scope has ended."""
+    """Set when the scope has ended."""
 
     @property
     def processes(self) -> tuple[KeptProcess, ...]:
-        """The jobs that are not empty yet."""
+        """Return the jobs that are not empty yet."""
         return tuple(process for process in self._kept.values() if not process.empty)
 
     @property
     def running(self) -> int:
-        """How many jobs are not empty yet, those that are being started included."""
+        """Return the number of jobs that are not empty yet, including those that are being started."""
         return len(self._placing.union(process.job for process in self.processes))
 
     @property
     def warden_pid(self) -> int | None:
-        """The process number of the warden, if one is running."""
+        """Return the process id of the warden; None if none is running."""
         return None if self._custody is None or self._custody.died.is_set() else self._custody.pid
 
     async def spawn(self, spec: ProcessSpec) -> KeptProcess:
@@ -160,7 +160,7 @@ class Warden:
         return process
 
     async def _confirm_death(self, custody: Custody) -> None:
-        """A command that was not taken may be tried again, but not with the same warden."""
+        """Wait for the warden's death after it did not take a command, so that another is tried. Raises `SpawnFailed` if it lives."""
         with trio.move_on_after(DEATH_LIMIT):
             await custody.died.wait()
         if not custody.died.is_set():
@@ -178,7 +178,7 @@ class Warden:
             return self._custody
 
     def _attend(self, attendant: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        # A task inherits the context of whoever starts it: attendants must not carry a turn's or a request's.
+        # A task inherits the context of its creator: attendants must not inherit that of a turn or a request.
         self._context.copy().run(self._nursery.start_soon, attendant, *arguments)
 
     async def _see_off(self, process: KeptProcess) -> None:
@@ -204,7 +204,7 @@ class Warden:
 
 
 class _House:
-    """Where the attendants live: a shielded task, so that a cancelled owner still sees every process end."""
+    """Runs the attendants in a shielded task, so that a cancelled scope still observes the end of every process."""
 
     def __init__(self, max_processes: int, cgroup: str) -> None:
         self._max_processes = max_processes
@@ -229,12 +229,12 @@ class _House:
 
 @contextlib.asynccontextmanager
 async def open_warden(*, max_processes: int = 256, cgroup: str = "") -> AsyncGenerator[Warden]:
-    """The scope of all processes: at most `max_processes` jobs at a time, and none after it.
+    """Open the scope of all processes, with at most `max_processes` jobs at a time. No process outlives it.
 
-    `cgroup` is a delegated control group, prepared for jobs; plans that name it have a group of their own below it.
+    `cgroup` is a delegated control group, prepared for jobs; a job whose plan names it gets its own group below it.
     Leaving it, cancelled or not, kills every job in parallel (SIGTERM, 2 seconds, SIGKILL), waits for the end of the
-    last process and of the warden itself, and fills in `Warden.receipt`; this is not interrupted by cancellation, but
-    bounded. The server is a sub-reaper while such a scope is open. Raises `UnsupportedPlatform` anywhere but on Linux.
+    last process and of the warden itself, and sets `Warden.receipt`; this is not interrupted by cancellation, but
+    bounded. The server is a sub-reaper while such a scope is open. Raises `UnsupportedPlatform` on systems other than Linux.
     """
     if sys.platform != "linux":
         raise UnsupportedPlatform(f"processes are kept by Linux sub-reapers, and this is {sys.platform}")
@@ -249,7 +249,7 @@ async def open_warden(*, max_processes: int = 256, cgroup: str = "") -> AsyncGen
                 finally:
                     warden._closing.set()
     except BaseExceptionGroup as group:
-        # The nursery is an inner matter: what the body raised leaves as it was raised.
+        # The nursery is an implementation detail: an exception of the body is raised without its group.
         raised = _unwrapped(group)
         raise raised from raised.__cause__
 
@@ -259,14 +259,14 @@ def _unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 _subreaper_scopes = 0
-"""Being a sub-reaper is a fact of the whole process: the last scope that needs it ends it."""
+"""The number of open scopes. The sub-reaper attribute belongs to the whole process: the last scope clears it."""
 
 
 @contextlib.contextmanager
 def _subreaper() -> Generator[None]:
     global _subreaper_scopes
     if _subreaper_scopes == 0 and prctl.is_subreaper():
-        # Somebody else made it one: counted as a scope that never ends.
+        # Other code has set the attribute: count it as a scope that never ends.
         _subreaper_scopes += 1
     _subreaper_scopes += 1
     prctl.become_subreaper()

@@ -1,4 +1,4 @@
-"""A control group for each job, below one that was delegated to the service: limits that the kernel keeps, and an end that nothing outruns.
+"""Makes a control group for each job, below one that was delegated to the service: the kernel enforces its limits and kills it atomically.
 
 The server prepares the delegated group (`prepare`), a keeper makes a group below it for its job (`make`), the command enters it before its exec
 (`enter`), and the warden ends and removes it with the keeper (`end`). Only the second version of control groups is used.
@@ -10,16 +10,16 @@ MOUNTS = "/proc/self/mountinfo"
 OWN = "/proc/self/cgroup"
 
 SERVER = "server"
-"""Where the server itself lives: a group with limits for its children has no processes of its own."""
+"""The group of the server itself: a group that sets limits for its children cannot have processes."""
 
 PREFIX = "job-"
 CONTROLLERS = ("pids", "memory")
 DELEGATED = ("user.delegate", "trusted.delegate")
-"""What systemd marks a delegated group with."""
+"""The attribute with which systemd marks a delegated group."""
 
 
 def delegated(mounts: str = MOUNTS, own: str = OWN) -> str:
-    """The group that the service manager has delegated to this process; empty if there is none."""
+    """Return the group that the service manager has delegated to this process; empty if there is none."""
     try:
         with open(own, encoding="utf-8", errors="surrogateescape") as file:
             path = next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), "")
@@ -36,7 +36,7 @@ def delegated(mounts: str = MOUNTS, own: str = OWN) -> str:
 
 
 def mounted(mounts: str = MOUNTS) -> str:
-    """Where the control groups are; empty if there are none of the second version."""
+    """Return the mount point of control groups; empty if there are none of the second version."""
     try:
         with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
             return next((fields[4] for fields in map(str.split, file) if " - cgroup2 " in " ".join(fields)), "")
@@ -45,7 +45,7 @@ def mounted(mounts: str = MOUNTS) -> str:
 
 
 def offered(group: str) -> list[str]:
-    """The controllers that jobs below a group could have, without changing anything."""
+    """Return the controllers that jobs below a group could have. Changes nothing."""
     try:
         with open(f"{group}/cgroup.controllers", encoding="utf-8") as file:
             known = file.read().split()
@@ -65,14 +65,14 @@ def _is_marked(group: str) -> bool:
 
 
 def usable(group: str) -> bool:
-    """Whether this process may make groups below it."""
+    """Return whether this process may make groups below it."""
     return os.path.isdir(group) and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK)
 
 
 def prepare(group: str) -> list[str]:
-    """Make a delegated group ready for jobs; the controllers that they have. Raises `OSError` if it cannot be used.
+    """Prepare a delegated group for jobs, and return the controllers that they have. Raises `OSError` if it cannot be used.
 
-    Its processes move to a group of their own beside the jobs.
+    Moves its processes to a separate group beside those of the jobs.
     """
     with open(f"{group}/cgroup.procs", "rb", buffering=0) as file:
         members = file.read().split()
@@ -94,7 +94,7 @@ def prepare(group: str) -> list[str]:
 
 
 def jobs(group: str) -> list[str]:
-    """The names of the groups of jobs that there are."""
+    """Return the names of the existing groups of jobs."""
     try:
         return [name for name in os.listdir(group) if name.startswith(PREFIX)]
     except OSError:
@@ -102,7 +102,7 @@ def jobs(group: str) -> list[str]:
 
 
 def make(group: str, name: str, *, processes: int = 0, memory: int = 0) -> tuple[int, int]:
-    """Make the group of a job, with its limits; two descriptors: for `enter`, and for `kill` (-1 on kernels without it). Raises `OSError`."""
+    """Make the group of a job with its limits. Return descriptors for `enter` and `kill` (-1 on kernels without it). Raises `OSError`."""
     folder = f"{group}/{name}"
     os.mkdir(folder, 0o700)
     try:
@@ -110,7 +110,7 @@ def make(group: str, name: str, *, processes: int = 0, memory: int = 0) -> tuple
             _write(f"{folder}/pids.max", b"%d" % processes)
         if memory:
             _write(f"{folder}/memory.max", b"%d" % memory)
-            # All of a job, or nothing: half of it would go on with a part missing.
+            # The OOM killer ends the whole job: otherwise the rest would continue without the killed process.
             _write(f"{folder}/memory.oom.group", b"1")
         entrance = os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -137,7 +137,7 @@ def kill(descriptor: int) -> None:
 
 
 def end(group: str, name: str) -> bool:
-    """Kill what is left in the group of a job, and remove it; False if it is not empty yet."""
+    """Kill the remaining processes of a job's group and remove it. Return False if it is not empty yet."""
     folder = f"{group}/{name}"
     try:
         os.rmdir(folder)

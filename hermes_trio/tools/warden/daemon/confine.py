@@ -1,4 +1,4 @@
-"""Confinement of one command: namespaces for its keeper, then Landlock, no capabilities and limits for the command itself.
+"""Confines one command: namespaces for its keeper, then Landlock, no capabilities and limits for the command itself.
 
 A keeper is cloned into its namespaces (`fork`), gives them an identity (`settle`), arranges the file systems (`arrange`) and completes them with what
 is its own (`complete`); with a PID namespace it is process 1 there, so that the kernel ends the whole job with it. The command, after its fork and
@@ -6,7 +6,7 @@ before its exec, gives up what the keeper needed (`restrict`). What is the same 
 `prepare` for the part of `restrict` that a fork passes on. A step that the kernel refuses raises `OSError`, and the command is not started: nothing
 runs with less than what was asked for.
 
-Between a fork and an exec each page that is touched is copied, and that is most of what this costs: what the calls need is made beforehand.
+Between a fork and an exec each page that is touched is copied, which is most of the cost: the arguments of the calls are made beforehand.
 """
 
 import ctypes
@@ -66,15 +66,15 @@ DEVICES = (
     b"kvm",
     b"dri",
 )
-"""What a command of root keeps of /dev where there are block devices, which uid 0 may read without any capability."""
+"""The devices that a command of root keeps if /dev has block devices, which uid 0 may read without any capability."""
 
 _TERMINALS, _CONSOLE = b"/dev/pts", b"/dev/console"
 
 KERNEL_FOLDERS = (b"/proc/sys", b"/proc/sysrq-trigger", b"/proc/irq", b"/proc/bus", b"/proc/fs")
-"""What uid 0 may write without any capability, and what changes the machine: read-only for the commands of root, as is /sys."""
+"""Paths that uid 0 may write without any capability and that change the machine: read-only for commands of root, as is /sys."""
 
 _ROOM = 1024
-"""How many open files a template and its keepers may need themselves."""
+"""The number of open files that a template and its keepers may need themselves."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _python = ctypes.PyDLL(None, use_errno=True)
@@ -105,7 +105,7 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 def _system_call(number: int, *kinds: type, library: ctypes.CDLL = _libc) -> Callable[..., int]:
-    """A system call that the C library has no name for."""
+    """Make a system call for which the C library has no function."""
     call = library["syscall"]
     call.restype, call.argtypes = ctypes.c_long, (ctypes.c_long, *kinds)
     return partial(call, number)
@@ -135,7 +135,7 @@ _HEADER_AT, _NO_CAPABILITIES_AT = ctypes.addressof(_HEADER), ctypes.addressof(_N
 
 
 def _refused(what: str) -> OSError:
-    """The error of the last call."""
+    """Return the error of the last call."""
     number = ctypes.get_errno()
     return OSError(number, f"{what}: {os.strerror(number)}")
 
@@ -144,7 +144,7 @@ def _refused(what: str) -> OSError:
 
 
 def fork(spaces: Spaces, *, sibling: bool = False) -> int:
-    """`os.fork`, with the child in new namespaces. Raises `OSError` where the kernel refuses them.
+    """Fork as `os.fork` does, with the child in new namespaces. Raises `OSError` if the kernel refuses them.
 
     The child of a new user namespace has no identity until `settle` gives it one. A sibling is a child of the caller's parent.
     """
@@ -152,7 +152,7 @@ def fork(spaces: Spaces, *, sibling: bool = False) -> int:
     for space, flag in _CLONE_FLAGS.items():
         if spaces & space:
             flags |= flag
-    # A sibling has the signal of the process that makes it.
+    # A sibling gets the exit signal of the process that makes it.
     arguments = _CloneArguments(flags=flags, exit_signal=0 if sibling else signal.SIGCHLD)
     _python.PyOS_BeforeFork()
     pid = _clone3(ctypes.addressof(arguments), ctypes.sizeof(arguments))
@@ -203,12 +203,12 @@ def _raise_loopback() -> None:
 
 
 def arrange(plan: Confinement) -> None:
-    """Make the mount namespace of this process what the plan says, but for what `complete` does. Without one this does nothing."""
+    """Set up the mount namespace of this process by the plan, except for the part of `complete`. Does nothing without one."""
     if not plan.spaces & Spaces.MOUNT:
         return
     _mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
     for path in plan.pinned:
-        # A mount point cannot be renamed, so nothing else can be put in the place of what lies below it.
+        # A mount point cannot be renamed, so the files below it cannot be replaced.
         _rebind(path, read_only=False)
     shown = [(path, tree) for path in plan.shown if (tree := _clone(path)) is not None]
     for _, tree in shown:
@@ -229,10 +229,10 @@ def arrange(plan: Confinement) -> None:
 
 
 def complete(plan: Confinement, terminal: int = -1) -> None:
-    """Add to the mount namespace of this process what only one command has: its folders, its terminal, and the processes that it sees."""
+    """Add the part of one command to the mount namespace of this process: its folders, its terminal, and its view of processes."""
     if not plan.spaces & Spaces.MOUNT:
         return
-    # After the hiding: a source that another command has replaced by a link shows nothing that is hidden.
+    # After the hiding: a source that another command has replaced by a link cannot show hidden files.
     for source, target in plan.binds:
         tree = _clone(source)
         if tree is not None:
@@ -253,7 +253,7 @@ def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options
 
 
 def _clone(path: bytes) -> int | None:
-    """A detached copy of what is mounted at and below a path; None if there is nothing."""
+    """Return a detached copy of the mounts at and below a path; None if the path does not exist."""
     tree = _open_tree(_AT_FDCWD, path, _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE)
     if tree >= 0:
         return tree
@@ -284,7 +284,7 @@ def _rebind(path: bytes, *, read_only: bool) -> None:
 
 
 def _hide(path: bytes, shown: list[tuple[bytes, int]]) -> None:
-    """Put an empty folder over a folder, and the null device over anything else."""
+    """Mount an empty folder over a folder, and the null device over any other file."""
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except OSError:
@@ -309,7 +309,7 @@ def _hide(path: bytes, shown: list[tuple[bytes, int]]) -> None:
 
 
 def _name_terminal(terminal: int) -> None:
-    """Keep the one terminal of outside that the command has, under a name by which programs find it."""
+    """Keep the command's own terminal from outside, under a name by which programs find it."""
     name = b"%b/%d" % (_TERMINALS, os.minor(os.fstat(terminal).st_rdev))
     tree = _clone(name) if os.path.exists(_CONSOLE) else None
     if tree is not None:
@@ -317,7 +317,7 @@ def _name_terminal(terminal: int) -> None:
 
 
 def _replace_terminals() -> None:
-    """Give commands pseudo-terminals of their own: whoever opens another's writes on its screen and reads what is typed there."""
+    """Mount separate pseudo-terminals for commands: with access to another terminal they could write to it and read its input."""
     try:
         _mount(b"devpts", _TERMINALS, b"devpts", _MS_NOSUID | _MS_NOEXEC, b"newinstance,ptmxmode=0666,mode=0620")
     except OSError:
@@ -331,7 +331,7 @@ def _replace_terminals() -> None:
 
 
 def _limit_devices() -> None:
-    """Leave everything out of /dev that is not in `DEVICES`, block devices above all."""
+    """Hide everything in /dev that is not in `DEVICES`, in particular block devices."""
     kept = [
         (name, tree, stat.S_ISDIR(os.fstat(tree).st_mode))
         for name in DEVICES
@@ -354,19 +354,19 @@ def _limit_devices() -> None:
 
 
 class Prepared:
-    """What a process has given up for the commands that come of it, and what is ready for them: see `prepare`."""
+    """The rights that a process has given up for its future commands, and what it has prepared for them; see `prepare`."""
 
     __slots__ = ("limits", "rules")
 
     def __init__(self, limits: list[tuple[int, int]], rules: int) -> None:
         self.limits = limits
-        """What would also limit the process itself, and is left to the command."""
+        """The limits that would also limit the process itself, and are left to the command."""
         self.rules = rules
         """The Landlock ruleset that a command enters; -1 for none."""
 
 
 def prepare(plan: Confinement) -> Prepared:
-    """Give up for this process, and for all that come of it, what does not keep it from making namespaces."""
+    """Give up the rights of this process and its descendants that it does not need for making namespaces."""
     left: list[tuple[int, int]] = []
     for kind, most in _limits(plan):
         if kind == resource.RLIMIT_AS or (kind == resource.RLIMIT_NOFILE and most < _ROOM):
@@ -379,7 +379,7 @@ def prepare(plan: Confinement) -> Prepared:
 
 
 def restrict(plan: Confinement, prepared: Prepared | None = None) -> None:
-    """Give up every right that a command does not need. The exec that follows gives none of them back."""
+    """Give up every right that a command does not need. The following exec restores none of them."""
     for kind, most in _limits(plan) if prepared is None else prepared.limits:
         resource.setrlimit(kind, (most, most))
     if prepared is None:
@@ -399,7 +399,7 @@ def restrict(plan: Confinement, prepared: Prepared | None = None) -> None:
 
 
 def _limits(plan: Confinement) -> list[tuple[int, int]]:
-    """What the plan limits beyond what this process is limited to already, as kinds and numbers."""
+    """Return the limits to set, as kinds and numbers: those of the plan that this process does not have yet, and no core dumps."""
     found: list[tuple[int, int]] = []
     for kind, wanted in (
         (resource.RLIMIT_FSIZE, plan.file_bytes),
@@ -427,12 +427,12 @@ def _empty_bounding_set() -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock's interface; 0 where there is none."""
+    """Return the version of Landlock's interface; 0 if the kernel has none."""
     return max(0, _landlock_create(None, 0, _LANDLOCK_VERSION))
 
 
 def _make_rules(plan: Confinement) -> int:
-    """A ruleset of the plan; the caller closes it."""
+    """Return a Landlock ruleset of the plan; the caller closes it."""
     version = landlock_version()
     every = (1 << (16 if version >= 5 else 15 if version >= 3 else 14 if version >= 2 else 13)) - 1
     ruleset = _Ruleset(

@@ -1,6 +1,6 @@
-"""Who descends from whom, read from /proc, and signals that cannot hit a stranger.
+"""Reads the descendants of a process from /proc, and signals processes without the risk of hitting another one.
 
-A process number is only borrowed: its owner may be gone, and the number given away, between looking and
+A process id may be reused: its process may have ended, and the id may belong to another one, between looking and
 signalling. So a signal goes through a pidfd, and only after the start time behind it has been compared with the one
 that was seen. Whole groups are signalled only through an unreaped child of the caller, which pins the number.
 """
@@ -16,7 +16,7 @@ _STAT_STARTED = 19
 
 
 class Relative:
-    """One process, as it was when it was looked at."""
+    """A snapshot of one process."""
 
     __slots__ = ("group", "parent", "pid", "session", "started", "state")
 
@@ -32,12 +32,12 @@ class Relative:
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: it runs no code and needs no signal, only its parent's attention."""
+        """Return False for a zombie, which runs no code and needs to be reaped, not signalled."""
         return self.state not in (b"Z", b"X")
 
 
 def look(pid: int) -> Relative | None:
-    """The process behind this number now, or None if there is none."""
+    """Return the process that has this id now; None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             stat = file.read()
@@ -47,16 +47,16 @@ def look(pid: int) -> Relative | None:
 
 
 def children(parent: int) -> list[Relative]:
-    """The direct children of a process, zombies included."""
+    """Return the direct children of a process, including zombies."""
     numbers = _listed_children(parent)
     if numbers is None:
         return [relative for relative in _everybody() if relative.parent == parent]
-    # A thread's list is read at another moment than the child's own entry: the entry decides.
+    # A thread's list and the child's own entry are read at different times: the entry is authoritative.
     return [relative for relative in map(look, numbers) if relative is not None and relative.parent == parent]
 
 
 def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
-    """Every process below `root`, parents before children, except those in `without` and all theirs.
+    """Return every process below `root`, parents before children, except those in `without` and their descendants.
 
     One pass sees no process twice and may miss one that is being forked or re-parented meanwhile: a caller that
     needs all of them repeats the pass until it has no children left to wait for.
@@ -81,13 +81,13 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
 
 
 def send(relative: Relative, signum: int) -> bool:
-    """Signal exactly this process; False if it is gone, or is not ours to signal."""
+    """Signal exactly this process. Return False if it is gone or may not be signalled."""
     try:
         handle = os.pidfd_open(relative.pid)
     except ProcessLookupError:
         return False
     except OSError:
-        # No pidfd here (an old kernel, a sandbox, no descriptor left): the start time alone must do.
+        # Without a pidfd (an old kernel, a sandbox, no descriptor left) only the start time is compared.
         return _send_by_number(relative, signum)
     try:
         now = look(relative.pid)
@@ -102,9 +102,9 @@ def send(relative: Relative, signum: int) -> bool:
 
 
 def kill_listed(relatives: Iterable[Relative], parent: int) -> int:
-    """SIGKILL to each of them that is alive, groups first; how many were. `parent` is the calling process.
+    """Send SIGKILL to the process groups, then to each process that is alive; return their number. `parent` is the calling process.
 
-    A group's signal cannot be outrun by forking, a list of numbers can.
+    A process can escape a list of ids by forking, but not a signal to its group.
     """
     own_group = os.getpgrp()
     relatives = list(relatives)
@@ -132,7 +132,7 @@ def _send_by_number(relative: Relative, signum: int) -> bool:
 
 
 def _listed_children(parent: int) -> list[int] | None:
-    """The numbers in the kernel's own list of children; None where the kernel was built without it."""
+    """Return the ids in the kernel's list of children; None if the kernel was built without it."""
     numbers: list[int] = []
     try:
         threads = os.listdir(f"/proc/{parent}/task")

@@ -1,8 +1,8 @@
-"""One job: the command, and every process that came of it.
+"""Keeps one job: the command and all its descendants.
 
 A keeper is the sub-reaper of the command that it starts, so a descendant that forks twice, leaves its session or
-loses its parent is still its child, and "no children left" means that the whole job is gone. It tells the server over
-its link when the command starts, when it exits, and when nothing of the job is left; it kills when it is told to, and
+loses its parent is still its child, and "no children left" means that the whole job is gone. It reports to the server over
+its link when the command starts, when it exits, and when no process of the job is left; it kills the job on an order, and
 also when the server or the warden dies. It ends when the job is empty.
 """
 
@@ -23,20 +23,20 @@ import prctl
 from wire import ABANDONED_GRACE, FIRST_INHERITED, FRAME, Confinement, Kind, Means, Plan, Stage, Streams
 
 SEARCH_TIME, SEARCH_PAUSE = 0.2, 0.02
-"""For so many seconds after an order to end, and so often in them, the tree is looked at for processes that were missed
-because they were being forked or changed their parent; later, only when a child has ended."""
+"""Duration and interval, in seconds, of the search for processes after an order to end: a pass may have missed some
+that were being forked or re-parented. Later the tree is read only when a child has ended."""
 
 KILL_LIMIT = 3.0
-"""Seconds of SIGKILL after which what is left is reported: it is not ours to signal, or stuck in the kernel."""
+"""Seconds of SIGKILL after which survivors are reported: they may not be signalled, or are stuck in the kernel."""
 
 GIVE_UP = 30.0
-"""Seconds of SIGKILL after which a keeper that has nobody to report to ends."""
+"""Seconds of SIGKILL after which a keeper without a server ends."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.002, 0.25
-"""Seconds between two rounds of SIGKILL, doubled each time."""
+"""The first and the longest pause between two rounds of SIGKILL, in seconds; it is doubled each time."""
 
 COUNT_PAUSE = 1.0
-"""Seconds between two counts of a job's processes, where they are limited."""
+"""Seconds between two counts of a job's processes, if they are limited."""
 
 DEAF_TO = (
     signal.SIGHUP,
@@ -51,14 +51,14 @@ DEAF_TO = (
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-"""Signals that warden and keepers ignore: a supervisor that signals the whole group means the server, which ends us."""
+"""Signals that the warden and keepers ignore: a supervisor that signals the whole group ends the server, which ends them."""
 
 _RESET_FOR_COMMAND = (*DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ)
 _REPORT = struct.Struct("!ii")
 
 
 def open_wake() -> int:
-    """A descriptor that becomes readable at every SIGCHLD of this process."""
+    """Return a descriptor that becomes readable at every SIGCHLD of this process."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     inherited = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     if inherited != -1:
@@ -69,11 +69,11 @@ def open_wake() -> int:
 
 
 def _noted(_signum: int, _frame: object) -> None:
-    """The wake descriptor carries the news."""
+    """Do nothing: the signal was written to the wake descriptor."""
 
 
 def drain(wake: int) -> None:
-    """Take what has piled up in a wake descriptor."""
+    """Read and discard everything in a wake descriptor."""
     try:
         while os.read(wake, 4096):
             pass
@@ -82,29 +82,29 @@ def drain(wake: int) -> None:
 
 
 class Inheritance:
-    """What a keeper has of the template that forked it."""
+    """What a keeper inherits from the template that forked it."""
 
     __slots__ = ("claims", "group", "job", "prepared")
 
     def __init__(self, job: int, claims: int, group: str, prepared: confine.Prepared) -> None:
         self.job = job
         self.claims = claims
-        """Where the warden learns whose keeper this is."""
+        """The pipe over which the keeper reports its job to the warden."""
         self.group = group
-        """The delegated control group, by a path that leads to it from here; empty for none."""
+        """The path of the delegated control group, as the keeper sees it; empty for none."""
         self.prepared = prepared
 
 
 def keep(link: int, life: int, streams: list[int], origin: Inheritance | None = None) -> None:
-    """Run one job to its end. `life` reads end-of-file when the warden is dead; `streams` are the command's."""
+    """Run one job to its end. `life` reads end of file when the warden is dead; `streams` are the command's."""
     prctl.set_name("hermes-keeper")
     prctl.become_subreaper()
     keeper = Keeper(link, life, open_wake())
-    # The numbers that the server and the warden know: in a PID namespace there are others inside.
+    # The ids that the server and the warden know: those inside a PID namespace differ.
     outside = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     own = _own_number(outside)
     if origin is not None:
-        # Before the server hears of this keeper: what it then asks of the warden is understood.
+        # Before the HELLO to the server, so that the warden knows the job when the server refers to it.
         os.write(origin.claims, FRAME.pack(Kind.CLAIMED, origin.job, own))
         os.close(origin.claims)
     keeper.tell(Kind.HELLO, own)
@@ -135,14 +135,14 @@ def keep(link: int, life: int, streams: list[int], origin: Inheritance | None = 
 
 
 def _confine(plan: Confinement | None, number: int, origin: Inheritance | None, streams: list[int]) -> tuple[int, int]:
-    """Give this keeper the surroundings of its command; two descriptors of the job's control group, -1 without one."""
+    """Set up the namespaces and file systems of the command. Return two descriptors of the job's control group, -1 without one."""
     if (plan is not None and plan.prepared) != (origin is not None):
         raise OSError(errno.EINVAL, "a plan for keepers of a template, or one that is not, came to the other kind")
     group = (-1, -1)
     if plan is None:
         return group
     if plan.cgroup:
-        # The warden removes it, which knows the keeper by the same number.
+        # The warden, which knows the keeper by the same id, removes it.
         folder = os.fsdecode(plan.cgroup[0]) if origin is None else origin.group
         group = cgroup.make(folder, f"{cgroup.PREFIX}{number}", processes=plan.tasks, memory=plan.memory_bytes)
     if origin is None:
@@ -156,7 +156,7 @@ def _own_number(proc: int) -> int:
 
 
 class Keeper:
-    """The life of a job after its command was started."""
+    """Supervises a job after its command was started."""
 
     def __init__(self, link: int, life: int, wake: int) -> None:
         self._pid = os.getpid()
@@ -176,17 +176,17 @@ class Keeper:
         self._pause = FIRST_PAUSE
         self._survivors_told = False
         self.group = -1
-        """What kills the job's control group, if it has one."""
+        """The descriptor that kills the job's control group; -1 without one."""
 
     def tell(self, kind: Kind, first: int = 0, second: int = 0) -> None:
-        """Send a frame, if there is still somebody to read it."""
+        """Send a frame to the server; a failure is recorded, not raised."""
         try:
             os.write(self._link, FRAME.pack(kind, first, second))
         except OSError:
             self._served = False
 
     def run(self, command: int, most: int = 0) -> None:
-        """Wait, reap, and kill when it is time, until the job is empty. `most` is how many processes it may have; 0 for any number."""
+        """Reap, obey orders and kill until the job is empty. `most` is the limit of its processes; 0 for none."""
         poll = select.poll()
         for descriptor in (self._link, self._life, self._wake):
             poll.register(descriptor, select.POLLIN)
@@ -211,14 +211,14 @@ class Keeper:
         self.tell(Kind.EMPTY, self._means)
 
     def _reap(self) -> bool:
-        """Take every ended child; False when none is left, ended or not."""
+        """Reap every ended child. Return False if no child is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return True
                 if pid == self._command:
-                    # Its number may come back, as that of another descendant.
+                    # The id may be reused by another descendant.
                     self._command = 0
                     if os.WIFSIGNALED(status):
                         self.tell(Kind.EXITED, -1, os.WTERMSIG(status))
@@ -228,7 +228,7 @@ class Keeper:
             return False
 
     def _count(self) -> None:
-        """Kill a job that has become too large."""
+        """Kill a job that has more processes than its limit."""
         now = time.monotonic()
         if not self._most or self._grace_ends is not None or now < self._count_at:
             return
@@ -239,7 +239,7 @@ class Keeper:
             self._end(0)
 
     def _listen(self) -> bool:
-        """Obey what the server sent; False when the server is gone."""
+        """Obey the orders of the server. Return False if the server is gone."""
         try:
             received = os.read(self._link, 4096)
         except OSError:
@@ -253,7 +253,7 @@ class Keeper:
         return bool(received)
 
     def _end(self, grace: float) -> None:
-        """Begin to end the job; a second order can only shorten the grace of the first."""
+        """Begin to end the job. A second order can only shorten the grace of the first."""
         ends = time.monotonic() + grace
         if self._grace_ends is None:
             self._grace_ends = ends
@@ -263,9 +263,9 @@ class Keeper:
         self._survivors_told = False
 
     def _terminate(self) -> None:
-        """SIGTERM to everybody who has not been told.
+        """Send SIGTERM to every process that has not got it.
 
-        Spared is what a process that was told starts in order to clean up: it has a living parent that knows.
+        Leaves out the children that a living process started after its SIGTERM, in order to clean up.
         """
         found = [one for one in descent.descendants(self._pid) if one.alive]
         informed = {one.pid for one in found if (one.pid, one.started) in self._told}
@@ -274,11 +274,11 @@ class Keeper:
             self._means = max(self._means, Means.SIGTERM)
             self._told.add((one.pid, one.started))
             descent.send(one, signal.SIGTERM)
-            # A stopped process would only hear SIGTERM once somebody continues it.
+            # A stopped process handles SIGTERM only after SIGCONT.
             descent.send(one, signal.SIGCONT)
 
     def _press(self) -> bool:
-        """What is due: nothing, SIGTERM, or a round of SIGKILL; False when there is no point in going on."""
+        """Send what is due: nothing, SIGTERM, or a round of SIGKILL. Return False if the keeper should give up."""
         now = time.monotonic()
         if self._grace_ends is None:
             return True
@@ -298,7 +298,7 @@ class Keeper:
         return self._served or killing < GIVE_UP
 
     def _patience(self) -> float | None:
-        """Milliseconds until there is something to do although nothing happened."""
+        """Return the time-out of the next poll in milliseconds; None for no time-out."""
         now = time.monotonic()
         if self._grace_ends is None:
             return max(0.0, self._count_at - now) * 1000 + 1 if self._most else None
@@ -310,7 +310,7 @@ class Keeper:
 
 
 def _read_plan(link: int) -> Plan | None:
-    """The plan, or None if the server went away in the middle of it: then nothing is started."""
+    """Read the plan. Return None if the link ended before it was complete; then nothing is started."""
     header = _read_exactly(link, Plan.HEADER.size)
     if header is None:
         return None
@@ -334,7 +334,7 @@ def _read_exactly(link: int, size: int) -> bytes | None:
 def _start(
     plan: Plan, streams: list[int], ways: tuple[int, int], prepared: confine.Prepared | None
 ) -> tuple[int, int, int]:
-    """Start the command and wait until it runs: its pid and its number outside, or 0 with the stage and errno of the failure.
+    """Start the command and wait until it runs. Return its pid and its pid outside, or 0 with the stage and errno of the failure.
 
     `ways` are the descriptors of /proc outside and of the job's control group.
     """
@@ -367,7 +367,7 @@ def _become_command(
     outside, entrance = ways
     try:
         os.setsid()
-        # As the exec makes it anyway: until then the kernel would not let it write to its own files below /proc.
+        # The exec does so anyway; before it the kernel would refuse writes to its own files below /proc.
         prctl.set_dumpable(True)
         os.write(report, _REPORT.pack(0, _own_number(outside)))
         _take_streams(plan.streams, streams)

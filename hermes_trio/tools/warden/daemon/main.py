@@ -1,9 +1,9 @@
 """The warden: the parent of every keeper, in a session of its own.
 
 It forks a keeper for each SPAWN, reaps keepers that have ended, and is itself a sub-reaper: when a keeper dies before
-its job does, the job's processes come here and are killed. It forks the templates, too, whose keepers are its children
-like any other and say so themselves. It ends when its standard input, the control socket, ends:
-then the server is gone or wants no more, and it leaves only after the last keeper and the last orphan.
+its job does, the job's processes become its children and are killed. It also forks the templates, whose keepers are its children
+like any other and report themselves. It ends when its standard input, the control socket, ends:
+then the server is gone or has dismissed it, and it waits for the last keeper and the last orphan.
 """
 
 import _socket
@@ -26,21 +26,21 @@ from template import Template
 from wire import ABANDONED_GRACE, CGROUP_VARIABLE, FRAME, Kind, Spaces, Stage, receive
 
 KEEPER_PATIENCE = ABANDONED_GRACE + 2.0
-"""Seconds that keepers have for their jobs after the end of the control socket; then they are killed, and we do it."""
+"""Seconds that keepers have to end their jobs after the end of the control socket; then the warden kills both."""
 
 GIVE_UP = 30.0
-"""Seconds after the end of the control socket when the warden ends whatever is left: it has no power over that."""
+"""Seconds after the end of the control socket after which the warden ends even if SIGKILL has not ended every process."""
 
 ORPHAN_PAUSE = 10
 """Milliseconds between two rounds against the orphans of a dead keeper."""
 
 
 GROUP_ATTEMPTS = 500
-"""How often an ended control group is tried to be removed: the kernel may still be busy with its last process."""
+"""The number of attempts to remove an ended control group: the kernel may still be removing its last process."""
 
 
 class WardenDaemon:
-    """The keepers by process number, and the jobs whose keeper died before them."""
+    """Forks and reaps keepers and templates, and ends the jobs whose keeper died before them."""
 
     def __init__(self, control: _socket.socket) -> None:
         self._pid = os.getpid()
@@ -49,11 +49,11 @@ class WardenDaemon:
         self._bereaved: set[int] = set()
         self._templates: set[int] = set()
         self._condemned: set[int] = set()
-        """Jobs that are to be killed as soon as their keeper has said which it is."""
+        """Jobs to kill as soon as their keeper has reported itself."""
         self._group = os.environ.get(CGROUP_VARIABLE, "")
-        # What an earlier warden left has no keeper any more.
+        # The groups of an earlier warden have no keeper any more.
         self._ended: dict[str, int] = dict.fromkeys(cgroup.jobs(self._group) if self._group else (), 0)
-        """The control groups of keepers that have ended, to be removed as soon as they are empty; how often that was tried."""
+        """The control groups of ended keepers that are not removed yet, with the number of attempts."""
         self._closed_at: float | None = None
         # Only this process holds the writing end: keepers read end-of-file when it dies, however it dies.
         self._life, self._pulse = os.pipe2(os.O_CLOEXEC)
@@ -62,7 +62,7 @@ class WardenDaemon:
         self._wake = keeper.open_wake()
 
     def run(self) -> None:
-        """Serve until the control socket has ended and nothing is left to look after."""
+        """Serve until the control socket has ended and no keeper, template or orphan is left."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._claims, select.POLLIN)
@@ -91,11 +91,11 @@ class WardenDaemon:
 
     @property
     def _busy(self) -> bool:
-        """Whether something is to be looked at again although nothing happens."""
+        """Return whether the loop has to run again without an event."""
         return bool(self._bereaved or self._ended or self._closed_at is not None)
 
     def _serve(self) -> bool:
-        """Handle one packet; False at the end of the control socket."""
+        """Handle one packet. Return False at the end of the control socket."""
         packet, descriptors = receive(self._control)
         if not packet:
             return False
@@ -141,7 +141,7 @@ class WardenDaemon:
             os._exit(status)
 
     def _fork_template(self, spaces: Spaces, descriptors: list[int]) -> None:
-        """Fork a template. Where that cannot be done its control socket says why, and ends."""
+        """Fork a template. If that fails, send the reason over its control socket and close it."""
         own, description = descriptors
         warden = self._pid
         try:
@@ -168,7 +168,7 @@ class WardenDaemon:
             os._exit(status)
 
     def _hear_claims(self) -> None:
-        """Take note of the keepers that templates have forked."""
+        """Record the keepers that templates have forked."""
         while True:
             try:
                 claims = os.read(self._claims, FRAME.size * 64)
@@ -191,12 +191,12 @@ class WardenDaemon:
                 if pid == 0:
                     return
                 if os.WIFSTOPPED(status):
-                    # A command may well stop the process that keeps it, but not for long.
+                    # A command may stop its keeper with SIGSTOP: continue it.
                     os.kill(pid, signal.SIGCONT)
                     continue
                 self._templates.discard(pid)
                 if pid not in self._keepers:
-                    # What it has said is still to be read.
+                    # Its reports are still to be read.
                     self._hear_claims()
                 job = self._keepers.pop(pid, None)
                 if self._group and job is not None:
@@ -209,7 +209,7 @@ class WardenDaemon:
             return
 
     def _bury(self) -> None:
-        """Kill the orphans of dead keepers. Whose they are cannot be told, so the jobs are closed together."""
+        """Kill the orphans of dead keepers. Their job cannot be determined, so the jobs are closed together."""
         if not self._bereaved and self._closed_at is None:
             return
         if strangers := self._strangers():
@@ -222,7 +222,7 @@ class WardenDaemon:
         self._bereaved.clear()
 
     def _strangers(self) -> list[descent.Relative]:
-        """Children that are no known keepers or templates: orphans of commands, which have left this session, and keepers that are about to say so."""
+        """Return the children that are no known keepers or templates: orphans of commands, in other sessions, and keepers not yet reported."""
         return [
             child
             for child in descent.children(self._pid)
@@ -240,13 +240,13 @@ class WardenDaemon:
         try:
             self._control.send(FRAME.pack(kind, job, 0))
         except OSError:
-            # The server is gone; its end of file is next in the queue.
+            # The server is gone; the next read returns its end of file.
             return
 
 
 def main() -> None:
-    """Take the control socket from standard input, make the process deaf and small, and serve."""
-    # Nothing that arrives later may land on a standard descriptor, even if the server runs without one.
+    """Take the control socket from standard input, ignore signals, reduce the process, and serve."""
+    # No descriptor that arrives later may become a standard one, even if the server runs without them.
     while os.open(os.devnull, os.O_RDWR) <= 2:
         pass
     control = _socket.socket(fileno=os.dup(0))
@@ -260,7 +260,7 @@ def main() -> None:
     for signum in keeper.DEAF_TO:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Collections would copy the pages that keepers share; nothing here makes cycles.
+    # Collections would copy pages that keepers share, and this process makes no reference cycles.
     gc.disable()
     gc.freeze()
     WardenDaemon(control).run()

@@ -25,12 +25,12 @@ def _prctl(option: int, argument: object) -> None:
 
 
 def become_subreaper(wanted: bool = True) -> None:
-    """From now on a descendant whose parent dies becomes a child of this process, instead of init's."""
+    """Make this process a sub-reaper: a descendant whose parent dies becomes its child instead of init's."""
     _prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 
 def is_subreaper() -> bool:
-    """Whether orphaned descendants come to this process."""
+    """Return whether this process is a sub-reaper."""
     answer = ctypes.c_int(0)
     _prctl(_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)
@@ -42,10 +42,10 @@ def die_with_parent(signum: int) -> None:
 
 
 def set_name(name: str) -> None:
-    """What `ps` and `top` call this process, 15 characters at most."""
+    """Set the name that `ps` and `top` show for this process, at most 15 characters."""
     _prctl(_SET_NAME, ctypes.c_char_p(name.encode()))
 
 
 def set_dumpable(wanted: bool) -> None:
-    """Whether processes of the same user may read this one's memory and environment. What it does not change: root with its capabilities may."""
+    """Set whether processes of the same user may read the memory and environment of this one. Root with its capabilities always may."""
     _prctl(_SET_DUMPABLE, ctypes.c_ulong(wanted))

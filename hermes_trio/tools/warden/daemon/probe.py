@@ -15,7 +15,7 @@ from wire import TEMPLATE_SPACES, Confinement, Spaces
 
 
 def possible(spaces: Spaces) -> bool:
-    """Whether a process can live in these namespaces, with the file systems that a command gets, below a template that has its part of them."""
+    """Return whether a process can be started in these namespaces, with the file systems of a command, below a template with its part."""
     uid, gid = os.geteuid(), os.getegid()
     plan = Confinement(spaces=spaces, guards_kernel=uid == 0, guards_devices=uid == 0)
     plan.hidden, plan.read_only = [b"/mnt"], [b"/usr"]

@@ -1,4 +1,4 @@
-"""A template: one process that does once what all commands with the same confinement have in common, and forks their keepers.
+"""A template: a process that does the common part of a confinement once, and forks the keepers of all commands with it.
 
 It lives in a mount namespace that shows what the commands will see, and has given up what they will not have. A keeper that it forks has a copy of
 that namespace, in namespaces of its own, and is a child of the warden like every other keeper; the template itself knows no job. The server, which
@@ -25,11 +25,11 @@ IDLE = 60.0
 
 
 class _Outdated(Exception):
-    """The files are no longer those that the server has seen."""
+    """Raised if the files differ from those that the server has described."""
 
 
 class Template:
-    """A process that has become a template, until its control socket ends. `life` and `claims` are for its keepers."""
+    """Runs a process as a template until its control socket ends. `life` and `claims` are for its keepers."""
 
     def __init__(self, control: int, life: int, claims: int) -> None:
         self._control = _socket.socket(fileno=control)
@@ -41,9 +41,9 @@ class Template:
         self._uid, self._gid = os.geteuid(), os.getegid()
 
     def run(self, description: bytes, spaces: Spaces, warden: int) -> None:
-        """Prepare, then fork a keeper for each SPAWN. What the kernel refuses is said over the control socket.
+        """Prepare, then fork a keeper for each SPAWN. A step that the kernel refuses is reported over the control socket.
 
-        If the files are others by now it ends without a word: the server looks at them again and makes another template.
+        If the files have changed it ends without a report: the server reads them again and makes another template.
         """
         prctl.set_name("hermes-template")
         try:
@@ -66,7 +66,7 @@ class Template:
     def _prepare(self, description: bytes) -> None:
         plan, marks = read_description(description)
         for path, seen in zip(plan.paths, marks, strict=True):
-            # Held open, so that no other file gets the number that the server compares.
+            # Held open, so that no other file gets the inode number that the server compares.
             try:
                 pin = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
@@ -83,7 +83,7 @@ class Template:
         self._prepared = confine.prepare(plan)
 
     def _serve(self) -> bool:
-        """Handle one packet; False at the end of the control socket."""
+        """Handle one packet. Return False at the end of the control socket."""
         packet, descriptors = receive(self._control)
         if not packet:
             return False
@@ -103,7 +103,7 @@ class Template:
         return True
 
     def _keep(self, job: int, spaces: Spaces, link: int, streams: list[int]) -> None:
-        """The life of a keeper, from its fork to its end."""
+        """Run a forked keeper to its end."""
         status = 70
         try:
             self._control.close()

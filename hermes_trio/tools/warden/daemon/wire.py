@@ -1,4 +1,4 @@
-"""The bytes between the server, the warden and the keepers.
+"""The wire format between the server, the warden and the keepers.
 
 Two kinds of socket carry them. A *control* socket (SEQPACKET, server and warden, or server and template) carries one
 frame a packet; a SPAWN packet brings descriptors along: the keeper's end of a link, then the command's standard streams.
@@ -21,29 +21,29 @@ MAX_DESCRIPTORS = 6
 """A link, three standard streams, and two more that the command inherits."""
 
 FIRST_INHERITED = 200
-"""The number that the first of those two has in the command: above everything that shells and scripts use by themselves."""
+"""The number of the first of those two in the command: above all numbers that shells and scripts use by themselves."""
 
 TOKEN_VARIABLE = "HERMES_TRIO_WARDEN"
-"""In the environment of the warden and of every command: tells the server which orphans are its warden's."""
+"""In the environment of the warden and of every command: identifies the orphans of a warden."""
 
 CGROUP_VARIABLE = "HERMES_TRIO_CGROUP"
 """In the environment of the warden: the delegated control group of the jobs."""
 
 ABANDONED_GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL when nobody is left to say how long it should be."""
+"""Seconds between SIGTERM and SIGKILL if the server or the warden is gone."""
 
 
 class Kind(IntEnum):
-    """What a frame says, and who says it to whom."""
+    """The kind of a frame, with its sender, its receiver and its two numbers."""
 
     SPAWN = 1
     """Server to warden or template: fork a keeper. (job, its `Spaces`)"""
     DISCARD = 2
-    """Server to warden: this keeper does not answer, kill it and what it kept. (job, -)"""
+    """Server to warden: this keeper does not answer, kill it and its job. (job, -)"""
     CLOSED = 3
-    """Warden to server: the keeper is reaped, and nothing that it kept is alive. (job, -)"""
+    """Warden to server: the keeper is reaped, and no process of its job is alive. (job, -)"""
     HELLO = 4
-    """Keeper to server: there is a keeper. (its pid, -)"""
+    """Keeper to server: the keeper has started. (its pid, -)"""
     STARTED = 5
     """Keeper to server: the command runs. (its pid, -)"""
     FAILED = 6
@@ -51,9 +51,9 @@ class Kind(IntEnum):
     EXITED = 7
     """Keeper to server: the command itself has ended. (code or -1, signal or 0)"""
     EMPTY = 8
-    """Keeper to server, its last word: no process of this job is left. (Means, -)"""
+    """Keeper to server, the last frame: no process of this job is left. (Means, -)"""
     SURVIVORS = 9
-    """Keeper to server: still alive in spite of SIGKILL; the keeper goes on trying. (how many, -)"""
+    """Keeper to server: processes have survived SIGKILL; the keeper continues to send it. (how many, -)"""
     ORPHANED = 10
     """Keeper to server: the warden is dead, so this job is being ended. (-, -)"""
     KILL = 11
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 
 
 class Stage(IntEnum):
-    """Where starting a command went wrong."""
+    """The step at which starting a command failed."""
 
     FORK = 1
     SETUP = 2
@@ -78,7 +78,7 @@ class Stage(IntEnum):
 
 
 class Means(IntEnum):
-    """The strongest thing that was needed to end a job."""
+    """The strongest signal that was needed to end a job."""
 
     NONE = 0
     SIGTERM = 1
@@ -113,7 +113,7 @@ TEMPLATE_SPACES = Spaces.USER | Spaces.MOUNT
 
 
 class Confinement:
-    """What a command may see and touch. Paths are absolute; one that does not exist is left out."""
+    """What a command may see and change. Paths are absolute; one that does not exist is left out."""
 
     __slots__ = (
         "address_bytes",
@@ -171,11 +171,11 @@ class Confinement:
         self.no_tcp = no_tcp
         """Landlock refuses TCP connections and listening."""
         self.guards_kernel = guards_kernel
-        """What changes the machine is read-only: for commands of root."""
+        """Files that change the machine are read-only: for commands of root."""
         self.guards_devices = guards_devices
         """There are no block devices: for commands of root."""
         self.hidden: list[bytes] = []
-        """In their place the command sees an empty folder, or the null device."""
+        """Hidden paths: the command sees an empty folder or the null device instead."""
         self.shown: list[bytes] = []
         """Folders inside of hidden ones that stay visible, read-only."""
         self.read_only: list[bytes] = []
@@ -184,9 +184,9 @@ class Confinement:
         self.readable: list[bytes] = []
         self.writable: list[bytes] = [b"/"]
         self.devices: list[bytes] = []
-        """With Landlock: these can be read; written; or used as a device; nothing else can."""
+        """With Landlock: the only paths that can be read, written, or used as a device."""
         self.binds: list[tuple[bytes, bytes]] = []
-        """What lies at the first path is seen at the second."""
+        """Pairs of paths: the files at the first are seen at the second."""
         self.processes = 0
         self.file_bytes = 0
         self.open_files = 0
@@ -198,18 +198,18 @@ class Confinement:
         self.memory_bytes = 0
         """The limits of that group, of processes with their threads and of memory; 0 for none."""
         self.prepared = False
-        """Only what a template leaves to its keepers: a keeper that no template forked refuses it."""
+        """Whether this is only the part that a template leaves to its keepers: a keeper that no template forked refuses it."""
 
         self.terminal = False
-        """The command has a terminal of outside; it keeps that one, and sees no other."""
+        """Whether the command has a terminal from outside; it keeps that one and sees no other."""
 
     @property
     def paths(self) -> list[bytes]:
-        """What is hidden, shown, read-only or pinned: the files and folders that a template depends on."""
+        """Return the paths that are hidden, shown, read-only or pinned, on which a template depends."""
         return [*self.hidden, *self.shown, *self.read_only, *self.pinned]
 
     def divided(self) -> "tuple[Confinement, Confinement]":
-        """What a template does once for all commands that have it in common, and what is left for the keeper and the command."""
+        """Return the common part, which a template does once for all its commands, and the part of the keeper and the command."""
         common = Confinement(spaces=self.spaces, guards_kernel=self.guards_kernel, guards_devices=self.guards_devices)
         common.hidden, common.shown, common.read_only, common.pinned = (
             self.hidden,
@@ -227,14 +227,14 @@ class Confinement:
         own.prepared, own.binds, own.processes = True, self.binds, self.processes
         common.terminal = own.terminal = self.terminal
         own.cgroup, own.tasks, own.memory_bytes = self.cgroup, self.tasks, self.memory_bytes
-        # The folders of a session are its own; a rule for the root is everybody's.
+        # The folders of a session differ; a rule for the root is common to all.
         rules = own if self.writable != [b"/"] else common
         rules.landlock, rules.no_tcp = self.landlock, self.no_tcp
         rules.readable, rules.writable, rules.devices = self.readable, self.writable, self.devices
         return common, own
 
     def encode(self) -> list[bytes]:
-        """The strings in which it travels; none of them contains a NUL byte."""
+        """Return the strings in which it is sent; none of them contains a NUL byte."""
         strings = [b" ".join(b"%d" % int(getattr(self, name)) for name in self._NUMBERS)]
         for name in self._LISTS:
             paths: list[bytes] = getattr(self, name)
@@ -281,7 +281,7 @@ class Plan:
         self.confinement = confinement
 
     def encode(self) -> bytes:
-        """The plan as it travels over a link, its own length first."""
+        """Return the plan as it is sent over a link, with its length first."""
         strings = [self.cwd, *self.argv]
         for name, value in self.env.items():
             strings += (name, value)
@@ -291,7 +291,7 @@ class Plan:
 
     @classmethod
     def decode(cls, header: bytes, body: bytes) -> "Plan":
-        """The inverse of `encode`; the reader has read as many bytes of body as the header says."""
+        """Return the plan of a header and a body, whose length the header gives. The inverse of `encode`."""
         _, argc, envc, streams, confined = cls.HEADER.unpack(header)
         strings = body.split(b"\0")
         after = 1 + argc + 2 * envc
@@ -306,7 +306,7 @@ class Plan:
 
 
 def mark(path: bytes) -> bytes:
-    """Which file or folder this is, by way of links; empty if there is none. A file that was linked or replaced is another one."""
+    """Return the identity of the file or folder that a path leads to; empty if there is none. It changes if a file is linked or replaced."""
     try:
         found = os.stat(path)
     except OSError:
@@ -317,7 +317,7 @@ def mark(path: bytes) -> bytes:
 
 
 def describe(common: Confinement, marks: Iterable[bytes]) -> bytes:
-    """A template as it travels: what its commands have in common, and the marks of its paths."""
+    """Return a template as it is sent: the common part of its commands, and the marks of its paths."""
     marks = list(marks)
     return b"\0".join([b"%d" % len(marks), *marks, *common.encode()])
 
@@ -329,7 +329,7 @@ def read_description(data: bytes) -> tuple[Confinement, list[bytes]]:
 
 
 def receive(control: _socket.socket) -> tuple[bytes, list[int]]:
-    """The next packet of a control socket and the descriptors that came with it; no bytes at its end."""
+    """Return the next packet of a control socket and its descriptors; no bytes at the end of the socket."""
     int_size = 4
     try:
         packet, ancillary, _, _ = control.recvmsg(
