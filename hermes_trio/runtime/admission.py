@@ -1,6 +1,6 @@
-"""Two turns never share a transcript: one lock a session id, first come first served, shared by lanes and by the stateless entry.
+"""Session locks: one FIFO lock per session id, so that two turns never share a transcript. Lanes and the stateless entry use the same locks.
 
-Also the admission of turns: a counted token that moves with the turn and is given back only when its work has really ended.
+Also the admission of turns: a counted token that belongs to the turn and is released only when its work has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Admission", "SessionLocks"]
 
 
 class SessionLocks:
-    """A lock exists only while somebody holds it."""
+    """The locks of sessions. A lock exists only while it is held."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, deque[trio.Event] | None]] = {}
@@ -25,10 +25,10 @@ class SessionLocks:
         return len(self._held)
 
     async def acquire(self, session_id: str, holder: str, node: Node | None = None) -> None:
-        """Take the lock of a session for `holder`, waiting in line. Cancelling leaves the line; without waiting there is no checkpoint."""
+        """Acquire the lock of a session for `holder`, in FIFO order. Cancelling leaves the queue. A free lock is acquired without a checkpoint."""
         held = self._held.get(session_id)
         if held is None:
-            # No line yet: most locks are never waited for, and an empty deque is larger than the turn's own record.
+            # No queue yet: most locks are never waited for, and an empty deque is larger than the turn's own record.
             self._held[session_id] = (holder, None)
             return
         other, line = held
@@ -49,7 +49,7 @@ class SessionLocks:
         self._held[session_id] = (holder, line)
 
     def release(self, session_id: str) -> None:
-        """Give the lock to the next in line."""
+        """Release the lock of a session: pass it to the first waiter, or remove it."""
         _, line = self._held[session_id]
         if line:
             self._held[session_id] = ("the next turn", line)
@@ -59,7 +59,7 @@ class SessionLocks:
 
 
 class Admission:
-    """At most `limit` turns at once. HTTP asks without waiting and answers 429; lanes wait."""
+    """Limits the number of concurrent turns to `limit`. HTTP does not wait and answers 429; lanes wait."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -67,17 +67,17 @@ class Admission:
         self._line: deque[trio.Event] = deque()
 
     def check(self) -> None:
-        """Raise `TooBusy` if there is no token."""
+        """Raise `TooBusy` if no token is free."""
         if self.active >= self.limit:
             raise TooBusy(f"{self.active} turns are running, which is the limit; try again in a moment")
 
     def admit_nowait(self) -> None:
-        """Take a token, or raise `TooBusy`."""
+        """Take a token. Raises `TooBusy` if none is free."""
         self.check()
         self.active += 1
 
     async def admit(self) -> None:
-        """Take a token, waiting for one in line. Cancelling leaves the line."""
+        """Take a token, waiting in FIFO order. Cancelling leaves the queue."""
         if self.active < self.limit and not self._line:
             self.active += 1
             return
@@ -94,7 +94,7 @@ class Admission:
                 raise
 
     def release(self) -> None:
-        """Give a token back; it goes to the first in line."""
+        """Release a token; the first waiter gets it."""
         if self._line and self.active <= self.limit:
             self._line.popleft().set()
         else:

@@ -1,4 +1,4 @@
-"""Bring your own agent: what may be given as `agent=`, and how each kind is run.
+"""Agents: the functions that `agent=` accepts, and how each kind is run.
 
 An async function for Trio that takes a turn and returns a reply is an agent already. A synchronous function runs in a worker thread. An asyncio coroutine
 function runs on the runtime's asyncio loop (see `asyncio_loop`); it looks like one for Trio, so it is wrapped with `asyncio_agent`, except in an
@@ -68,7 +68,7 @@ def _checked(reply: Reply, agent: object) -> Reply:
 
 
 def _check_signature(function: AnyAgent) -> None:
-    """Raise `TypeError` for a function that cannot take a turn as its one argument. One that has no signature to look at is let through."""
+    """Raise `TypeError` for a function that cannot take a turn as its one argument. A function without a signature passes."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -84,8 +84,8 @@ def _check_signature(function: AnyAgent) -> None:
 def sync_agent(function: Callable[[Turn], Reply | str]) -> Agent:
     """Make an agent from a synchronous function: it runs in a worker thread, with the turn's context.
 
-    A thread cannot be interrupted: when the turn is stopped it has the thread grace to return, then it is shown as abandoned. A function that
-    works for long should look at `turn.cause` now and then. A function that returns an awaitable has it awaited, on Trio, after it has returned.
+    A thread cannot be interrupted: when the turn is stopped, the function has the thread grace to return, then it is shown as abandoned. A function that
+    works for long should check `turn.cause` from time to time. If the function returns an awaitable, it is awaited on Trio.
     """
 
     def call(turn: Turn) -> tuple[Any]:
@@ -112,7 +112,7 @@ def asyncio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
 
 
 def trio_agent(function: Callable[[Turn], Awaitable[Reply | str]]) -> Agent:
-    """Say that an async function is written for Trio. Only an `AsyncioRuntime` needs to be told."""
+    """Mark an async function as written for Trio. Needed only with an `AsyncioRuntime`."""
 
     async def agent(turn: Turn) -> Reply | str:
         return await function(turn)
@@ -126,7 +126,7 @@ def runs_on_trio(function: object) -> bool:
 
 
 def agent_name(function: object) -> str:
-    """Return the name under which an agent is shown and blamed."""
+    """Return the name of an agent for displays and error messages."""
     while isinstance(function, partial):
         function = cast("partial[object]", function).func
     named = getattr(function, "__hermes_agent__", function)

@@ -1,6 +1,6 @@
-"""Budgets that nest like deadlines: a child gets the smaller of its own and what is left of its parent's.
+"""Budgets that nest like deadlines: a child gets the smaller of its own and the rest of its parent's.
 
-Spending is counted at every level up to the top. The level that runs out is cancelled, with a cause that says what ran out.
+Spending is counted at every level up to the top. The level that is exhausted is cancelled, with a cause that names the resource.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Resource = Literal["jobs", "wakes", "tokens", "turns"]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scope may use; None is no limit of its own (the parent's still holds).
+    """The limits of a scope; None sets no limit (the parent's still applies).
 
     `seconds` is wall time, `jobs` background jobs started, `wakes` turns started by notices, `tokens` model tokens, `turns` child turns.
     """
@@ -38,7 +38,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance:
-    """The live side of a budget: what is left, here and in every scope around it."""
+    """The state of a budget while its scope runs: what is left, here and in every scope around it."""
 
     __slots__ = ("_exhausted", "_given", "_left", "_parent")
 
@@ -59,7 +59,7 @@ class Allowance:
         self._left: dict[Resource, int] = dict(self._given)
 
     def rest(self, resource: Resource) -> int | None:
-        """What may still be spent here: the smallest rest on the way up, or None without any limit."""
+        """Return what may still be spent here: the smallest rest of all levels, or None without any limit."""
         smallest: int | None = None
         level: Allowance | None = self
         while level is not None:
@@ -70,7 +70,7 @@ class Allowance:
         return smallest
 
     def spend(self, resource: Resource, amount: int = 1) -> None:
-        """Take `amount`; if some level has too little, cancel that level and raise `BudgetExhausted`. Nothing is taken then."""
+        """Spend `amount` at every level. If a level has too little left, cancel that level and raise `BudgetExhausted`; nothing is spent then."""
         level: Allowance | None = self
         while level is not None:
             left = level._left.get(resource)
@@ -87,7 +87,7 @@ class Allowance:
             level = level._parent
 
     def child(self, budget: Budget | None, exhausted: Callable[[Cause], None]) -> Allowance:
-        """The allowance of a scope inside this one. Without a budget of its own, it is this one."""
+        """Return the allowance of a scope inside this one: a new one, or this one if `budget` is None."""
         return self if budget is None else Allowance(budget, self, exhausted)
 
 

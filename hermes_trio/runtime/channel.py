@@ -1,6 +1,6 @@
-"""A promise needs a channel: `CompletionChannel`, the sending end of a delivering adapter's durable inbox.
+"""`CompletionChannel`: the sending end of a delivering adapter's durable inbox, which a watched job needs.
 
-It names an inbox, not a connection: it outlives reconnects, and a job that holds it can end hours later. Only a delivering front and the
+It names an inbox, not a connection: it outlives reconnects, and a job that holds it can end hours later. Only a delivering interface and the
 runtime itself make one; there is no public constructor, and the stateless front end may not import this module.
 """
 
@@ -15,7 +15,7 @@ _MINT: Final = object()
 
 @final
 class CompletionChannel:
-    """Where the notices of a watched job go. Made by `Runtime.delivering(...)` and by the runtime for in-process use."""
+    """The destination of a watched job's notices. Made by `Runtime.delivering(...)` and by the runtime for in-process use."""
 
     __slots__ = ("inbox",)
 
@@ -31,5 +31,5 @@ class CompletionChannel:
 
 
 def mint(inbox: str) -> CompletionChannel:
-    """Make a channel. For `interface.py` alone."""
+    """Make a channel. Used only by `interface.py`."""
     return CompletionChannel(inbox, mint=_MINT)

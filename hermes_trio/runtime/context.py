@@ -1,4 +1,4 @@
-"""Who a piece of work is for: a frozen `SessionContext`, bound by a scope and by nothing else.
+"""The identity that work runs under: a frozen `SessionContext`, bound only by scopes.
 
 One ContextVar holds one `Binding`: the context, the turn it belongs to and the tree node that is doing the work. Trio copies it to
 child tasks and worker threads by itself; a child process gets it as environment variables (`SessionContext.environ`). Leaving the
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MAX_ID_LENGTH: Final = 512
-"""Longer than any id of a real platform; short enough that an id cannot be used to fill a disk."""
+"""Longer than any id of a known platform; short enough that ids cannot be used to fill a disk."""
 
 MAX_PATH_LENGTH: Final = 4096
 
@@ -81,12 +81,12 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cron_deliver_chat_id: str = ""
     cron_deliver_thread_id: str = ""
     tenant: str = ""
-    """Whose work it is. It is kept with the routing, and is nobody else's business: no child process sees it."""
+    """The tenant that the work belongs to. It is stored with the routing and never passed to a child process."""
     key_id: str = ""
-    """The API key that the work was asked for with; empty for work that no key has asked for. No child process sees it either."""
+    """The id of the API key of the request; empty for work without a key. Never passed to a child process."""
 
     def __post_init__(self) -> None:
-        # One is made for each turn: if all fields together pass, each of them does.
+        # A context is made for each turn, so all fields are checked together first: if they pass, each of them does.
         try:
             together = "".join(_values(self))
             broken = "\0" in together or "\n" in together or "\r" in together
@@ -98,12 +98,12 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check_id(getattr(self, name), f"SessionContext.{name}", MAX_PATH_LENGTH if name == "cwd" else MAX_ID_LENGTH)
 
     def environ(self) -> dict[str, str]:
-        """The variables that a child process of this session gets, all of them, so that none is inherited from elsewhere."""
+        """Return the environment variables for a child process of this session: all of them, so that none is inherited."""
         return {variable: getattr(self, field) for variable, field in ENVIRONMENT_NAMES.items()}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> SessionContext:
-        """The context of what `msgspec.to_builtins` makes of one; unknown names are ignored, so that an older program reads a newer row."""
+        """Return the context of the fields that `msgspec.to_builtins` made; unknown names are ignored, so that an older program reads a newer row."""
         return cls(**{name: str(value) for name, value in fields.items() if name in _FIELDS})
 
 
@@ -130,7 +130,7 @@ _values: Final = attrgetter(*ENVIRONMENT_NAMES.values(), "tenant", "key_id")
 
 
 class Binding:
-    """What the one ContextVar holds. Immutable by convention: a nested scope binds a new one."""
+    """The value of the ContextVar. Immutable by convention: a nested scope binds a new one."""
 
     __slots__ = ("context", "node", "turn")
 
@@ -144,18 +144,18 @@ _binding: ContextVar[Binding | None] = ContextVar("hermes_trio_binding", default
 
 
 def current_binding() -> Binding | None:
-    """The binding of this task or thread, or None outside any."""
+    """Return the binding of this task or thread, or None outside any."""
     return _binding.get()
 
 
 def current_context() -> SessionContext | None:
-    """The `SessionContext` bound here, or None where none was ever bound."""
+    """Return the `SessionContext` that is bound here, or None if none is."""
     binding = _binding.get()
     return None if binding is None else binding.context
 
 
 def current_turn() -> Turn | None:
-    """The turn that this code runs in, or None."""
+    """Return the turn that this code runs in, or None."""
     binding = _binding.get()
     return None if binding is None else binding.turn
 
@@ -174,10 +174,10 @@ def bind(context: SessionContext) -> Iterator[SessionContext]:
 
 
 def get_session_env(name: str, default: str = "") -> str:
-    """A session variable by its environment name.
+    """Return a session variable by its environment name.
 
-    Bound in this scope, even to the empty string: that value. Never bound: the process environment, then `default`. A name that is no
-    session variable goes the same way, so this is a drop-in for `os.getenv`.
+    If it is bound in this scope, even to the empty string, return that value; else the process environment's, then `default`. A name that is no
+    session variable is read from the environment, so this can replace `os.getenv`.
     """
     binding = _binding.get()
     if binding is not None:
@@ -188,9 +188,9 @@ def get_session_env(name: str, default: str = "") -> str:
 
 
 def async_delivery_supported() -> bool:
-    """Whether something that ends after this turn can still be told to the conversation.
+    """Return whether the completion of work that ends after this turn can be delivered to the conversation.
 
-    Inside a turn this is exactly "the turn has a channel". Outside any turn it is true, and a Runtime keeps that word with its own
+    Inside a turn this is whether the turn has a channel. Outside any turn it is true: a Runtime delivers through its own
     in-process channel.
     """
     turn = current_turn()

@@ -1,7 +1,7 @@
-"""Writes the events of all runs down, in batches: one task for the whole runtime, not one a run.
+"""Writes the events of all runs to the store in batches: one task for the whole runtime, not one per run.
 
 Text deltas that follow each other quickly become one event. The terminal event of a run is not written here but with the end of its turn, in the same
-transaction, together with whatever of that run was still waiting.
+transaction, together with the events of that run that were still waiting.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["COALESCE_SECONDS", "EventWriter"]
 logger: Final = logging.getLogger("hermes_trio.runtime.event_writer")
 
 COALESCE_SECONDS: Final = 0.05
-"""How long text deltas are collected, and how often events are committed."""
+"""The time for which text deltas are joined, and the interval between commits of events."""
 
 RETRY_SECONDS: Final = 1.0
 
 REFUSALS: Final = 3
-"""So often the events of one run are tried while the store takes those of others; one refusal may be the store's own trouble."""
+"""Attempts for the events of one run while the store accepts those of others; a single refusal may be a fault of the store."""
 
 
 class EventWriter:
@@ -43,63 +43,63 @@ class EventWriter:
         self._waiting: dict[str, list[EventRow]] = {}
         self._dirty: set[Run] = set()
         self._failed: bool = False
-        """The last batch was refused: the next is written run by run, so that one run's events cannot hold up the others'."""
+        """Whether the last batch was refused: the next is written run by run, so that one run's events cannot delay the others'."""
         self._statuses: dict[str, RunStatus] = {}
-        """What the rows of live runs do not say yet, where several nodes share the store and read them."""
+        """Statuses of live runs that are not in their rows yet, where several nodes share the store."""
         self._refusals: Counter[str] = Counter()
-        """How often a run's events were refused while those of others were taken."""
+        """How often a run's events were refused while those of others were accepted."""
         self._wake = trio.Event()
 
     def open(self, run: Run) -> None:
-        """Take a run's events from now on."""
+        """Accept a run's events from now on."""
         self._runs[run.id] = run
 
     def close(self, run: Run) -> None:
-        """The run has settled: nothing more of it will come. What waits is still written."""
+        """Stop accepting events of a run that has settled. Its waiting events are still written."""
         self._runs.pop(run.id, None)
         self._dirty.discard(run)
 
     def record(self, row: EventRow) -> None:
-        """An event has been appended to a run's log; it will be durable soon."""
+        """Queue an event that was appended to a run's log; the next batch writes it."""
         self._waiting.setdefault(row.run_id, []).append(row)
         self._wake.set()
 
     def note_status(self, run: Run) -> None:
-        """A live run has another status: its row will say so soon."""
+        """Queue the new status of a live run for its row."""
         self._statuses[run.id] = run.status
         self._wake.set()
 
     def touch(self, run: Run) -> None:
-        """A run holds back text that is to be coalesced."""
+        """Mark a run that buffers text, so that the next batch flushes it."""
         self._dirty.add(run)
         self._wake.set()
 
     def give_back(self, rows: Sequence[EventRow]) -> None:
-        """Events that could not be written wait again, before what came after them."""
+        """Queue events again that could not be written, before later ones of their run."""
         for row in reversed(rows):
             self._waiting.setdefault(row.run_id, []).insert(0, row)
         if rows:
             self._wake.set()
 
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
-        """The rows that must commit with the end of this turn: what waits of its run, and the terminal event."""
+        """Return the rows that must commit with the end of this turn: the waiting events of its run, and the terminal event."""
         run = self._run_of(turn)
         run.flush()
         self._statuses.pop(run.id, None)
         return (*self._waiting.pop(run.id, ()), self.last(turn, outcome))
 
     def last(self, turn: Turn, outcome: Outcome) -> EventRow:
-        """The row of the terminal event of this turn's run."""
+        """Return the row of the terminal event of this turn's run."""
         run = self._run_of(turn)
         run.terminal = run.terminal_event(outcome)
         return run.row(run.log.last + 1, run.terminal)
 
     def begun(self, turn: Turn) -> None:
-        """The beginning of this turn has been written down, with the status of its run."""
+        """Move the run of a turn whose beginning was committed to `running`."""
         self._run_of(turn).move(RunStatus.RUNNING)
 
     def ended(self, turn: Turn, outcome: Outcome) -> None:
-        """The end of this turn has been written down, or could not be: the readers of its run may know."""
+        """Conclude the run of a turn whose end was committed or given up: its readers get the terminal event."""
         self._run_of(turn).conclude(outcome)
 
     def _run_of(self, turn: Turn) -> Run:
@@ -107,7 +107,7 @@ class EventWriter:
         return self._runs[turn.origin.run.run_id]
 
     async def run(self) -> None:
-        """Write batches until cancelled. A store that fails is tried again; readers of the live log do not notice."""
+        """Write batches until cancelled. Retries if the store fails; readers of the live log are not affected."""
         while True:
             await self._wake.wait()
             await trio.sleep(COALESCE_SECONDS)
@@ -126,7 +126,7 @@ class EventWriter:
                 del self._statuses[run_id]
 
     async def flush(self) -> None:
-        """Write what waits, now. What is not known to be written when this is cancelled waits again."""
+        """Write the waiting events now. When cancelled, events that may not have been written are queued again."""
         self._wake = trio.Event()
         for run in list(self._dirty):
             run.flush()
@@ -144,7 +144,7 @@ class EventWriter:
             except Exception as error:
                 refused.append((rows, error))
             except BaseException:
-                # Cancelled, perhaps before the store has heard of them: written twice, they are kept once.
+                # Cancelled, perhaps before the store wrote them: the write is idempotent.
                 for unknown in waiting.values():
                     self.give_back(unknown)
                 raise
@@ -154,7 +154,7 @@ class EventWriter:
         for rows, error in refused:
             self._refusals[rows[0].run_id] += len(refused) < len(batches)
             if self._refusals[rows[0].run_id] >= REFUSALS:
-                # The store works, and refuses these again and again: they stay in the live log alone.
+                # The store works, and has refused these `REFUSALS` times: they stay only in the live log.
                 logger.error("%d events of run %s are not kept: %s", len(rows), rows[0].run_id, error)
                 continue
             logger.warning("%d events could not be written down, trying again: %s", len(rows), error)

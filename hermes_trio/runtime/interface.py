@@ -1,8 +1,8 @@
-"""Delivery: how what waits in an inbox becomes a turn of the session that it is for.
+"""Delivery: how waiting rows of an inbox become a turn of their session.
 
-An `Interface` is what a delivering adapter tells the runtime about itself; registering it gives an `Inbox`, with the channel that its turns carry. A finishing
-job
-commits its notice and wakes; the lane of that session reads the inbox when it is idle, and the rows leave by the commit of the turn that told them.
+A delivering adapter implements an `Interface`; registering it returns an `Inbox`, with the channel that its turns carry. A finishing
+job commits its notice, which wakes the lane of its session; the lane reads the inbox when it is idle, and the rows leave with the commit of their
+turn.
 """
 
 from __future__ import annotations
@@ -49,47 +49,47 @@ class Interface:
     agent: AnyAgent | None = None
 
     def prepare(self, rows: Sequence[InboxRow]) -> TurnInput:
-        """The input of the turn for these rows: one message, or a burst of notices."""
+        """Return the input of the turn for these rows: one message, or a burst of notices."""
         text = "\n\n".join(row.text for row in rows)
         notices = tuple(row for row in rows if row.kind is InboxKind.NOTICE)
         return TurnInput(text=text, notices=notices, payload={} if notices else rows[0].payload)
 
     def budget(self, rows: Sequence[InboxRow]) -> Budget | None:
-        """The budget of the turn for these rows. `wakes` bounds the turns that notices of one root start, all of them together."""
+        """Return the budget of the turn for these rows. `wakes` bounds the total number of turns that notices of one root start."""
         return None
 
     def linger_of(self, context: SessionContext) -> float | None:
-        """Seconds that a one-shot session waits for its background work after its first turn; None for the runtime's setting."""
+        """Return the seconds that a one-shot session waits for its background work after its first turn; None for the runtime's setting."""
         return self.linger
 
     def refusal(self, rows: Sequence[InboxRow], reason: str) -> Sequence[NewReply]:
-        """What the senders of rows are told that became dead letters. Pure: it is committed with them."""
+        """Return the replies to the senders of rows that become dead letters. Pure: the replies are committed with them."""
         return ()
 
     def sink(self, context: SessionContext) -> EventSink | None:
-        """Who follows the events of this session's turns."""
+        """Return the sink for the events of this session's turns, or None."""
         return None
 
     def replies(self, turn: Turn, outcome: Outcome) -> Sequence[NewReply]:
-        """What is to be sent after this outcome. Pure: it is committed with the turn, and sent afterwards."""
+        """Return the replies to send after this outcome. Pure: the replies are committed with the turn, and sent afterwards."""
         return ()
 
     async def session_for(self, store: RuntimeStore, context: SessionContext) -> str:
-        """The session behind a key: asked at each turn boundary, so `/new` and `/resume` take effect there and never inside a turn."""
+        """Return the session of a key. Called before each turn, so `/new` and `/resume` take effect between turns, never inside one."""
         return await store.resolve_session(context, source=self.platform)
 
     async def on_turn_start(self, turn: Turn) -> None:
-        """Called when a turn is about to be conducted (typing indicators and the like)."""
+        """Called before a turn runs, for example to show a typing indicator."""
 
     async def on_turn_end(self, outcome: Outcome) -> None:
         """Called once for each turn, after its commit, or when it could not begin (`outcome.begun`)."""
 
     async def on_refused(self, rows: Sequence[InboxRow], reason: str) -> None:
-        """Called when rows have become dead letters: no turn is begun with them unless they are queued again."""
+        """Called when rows have become dead letters: no turn begins with them unless they are queued again."""
 
 
 class Inbox:
-    """A registered front. `channel` names its inbox and outlives reconnects."""
+    """A registered interface. `channel` names its inbox and outlives reconnects."""
 
     def __init__(self, core: RuntimeCore, lanes: Lanes, interface: Interface) -> None:
         self._core = core
@@ -98,9 +98,9 @@ class Inbox:
         self.channel: CompletionChannel = mint(interface.platform)
 
     async def accept(self, message: NewMessage) -> bool:
-        """Take a message for its session: durable when this returns. False if it was accepted before (`dedupe_key`).
+        """Accept a message for its session: durable when this returns. Returns False if it was accepted before (`dedupe_key`).
 
-        Raises `MailboxFull` or `Draining` when it is refused; nothing is stored then.
+        Raises `MailboxFull` or `Draining`, with nothing stored, if the message is refused.
         """
         check_id(message.session_key, "session_key")
         if not message.session_key:
@@ -110,11 +110,11 @@ class Inbox:
         return await self._lanes.accept(message)
 
     def current_turn(self, session_key: str) -> Turn | None:
-        """The turn that a lane is running now."""
+        """Return the turn that the lane of a key runs now, or None."""
         return self._lanes.current(self.interface.platform, session_key)
 
     async def stop_turn(self, session_key: str, cause: Cause) -> StopReceipt | None:
-        """Stop the turn that a lane is running, on whichever node; None if it is idle. What is queued behind it stays queued."""
+        """Stop the running turn of a lane, on any node; return None if it is idle. Rows that are queued behind it stay queued."""
         turn = self._lanes.current(self.interface.platform, session_key)
         if turn is not None:
             return await turn.stop(cause)
@@ -123,7 +123,7 @@ class Inbox:
         return None
 
     async def sweep(self) -> int:
-        """Wake every lane for which something waits in this inbox; returns how many."""
+        """Wake the lane of every key for which a row waits in this inbox; return their number."""
         keys = await self._core.store.waiting_sessions(self.interface.platform)
         for key in keys:
             self._lanes.wake(self.interface.platform, key)
@@ -133,22 +133,22 @@ class Inbox:
 class Completions:
     """The runtime's own inbox: `async for notice in runtime.completions(): …`.
 
-    A notice counts as delivered when it is handed over: each is told once. Several readers share what there is. While the store refuses to write that
-    one was handed over, the next waits.
+    A notice is acknowledged when it is returned, so each is returned once. Several readers share the notices. While the store refuses to write that
+    acknowledgement, the next notice waits.
     """
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
         self._lock = trio.Lock()
         self._last: End | None = None
-        """That the last notice was handed over, if the store has not taken it yet."""
+        """The acknowledgement of the last notice, which the store may not have written yet."""
         self.channel: CompletionChannel = mint(IN_PROCESS)
 
     def __aiter__(self) -> Completions:
         return self
 
     async def __anext__(self) -> InboxRow:
-        """The next notice, waiting for one. Cancelling the wait loses nothing."""
+        """Wait for the next notice and return it. Cancelling the wait loses nothing."""
         store = self._core.store
         async with self._lock:
             if self._last is not None and self._last.over is not None:

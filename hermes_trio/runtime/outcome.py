@@ -1,6 +1,6 @@
-"""How things end: the legal end states of turns and jobs, why a scope was cancelled, and what a stop found.
+"""Outcomes: the legal end states of turns and jobs, why a scope was cancelled, and the receipt of a stop.
 
-Cancel causes are data. Whoever cancels a scope records the cause first, so the receipt, the status and the event all say the same.
+Cancel causes are data. The code that cancels a scope records the cause first, so the receipt, the status and the event agree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CancelCause(Enum):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """A `CancelCause` with the words of whoever cancelled."""
+    """A `CancelCause` with a detail from the code that cancelled."""
 
     kind: CancelCause
     detail: str = ""
@@ -52,7 +52,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class TurnState(Enum):
-    """How a turn ended. There is no state for a turn that is still alive: that is what its node in the tree says."""
+    """How a turn ended. A turn that still runs has no state: its node in the tree describes it."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -60,7 +60,7 @@ class TurnState(Enum):
 
 
 class JobState(Enum):
-    """The life of a job. Only the job's own task moves it, and only forward."""
+    """The states of a job. Only the job's own task changes its state, and only forward."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -80,7 +80,7 @@ _LIVE_JOB_STATES: Final = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn used, summed over all of its model calls and its synchronous children."""
+    """The usage of a turn, summed over all of its model calls and its synchronous children."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -103,9 +103,9 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
     """How a turn ended, as its caller, its adapter and its row see it.
 
     `error` is text that may be shown to a user; `exception` is the first cause that is not a cancellation, for logs. `partial` says that
-    `text` is what there was when the turn was cut off. `committed` is false when the end could not be written down, `begun` when
-    the turn was not begun at all: no agent has seen what it was about, which waits again. `calls` are the calls
-    of its client's tools with which the turn ended, `reasoning` is what the model showed of its thinking, `messages` is what the turn adds to
+    `text` is incomplete because the turn was cut off. `committed` is false when the end could not be committed, `begun` when
+    the turn was not begun at all: no agent has seen its input, which waits again. `calls` are the calls
+    of its client's tools with which the turn ended, `reasoning` is the reasoning text of the model, `messages` is what the turn adds to
     a transcript, as far as it came.
     """
 
@@ -137,7 +137,7 @@ class Outcome(RedactedStruct, frozen=True, kw_only=True):
 
 
 class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of a stopped scope: what it was, how it ended, and after how many milliseconds."""
+    """One node of a stopped scope: its kind and name, how it ended, and after how many milliseconds."""
 
     node: str
     key: int = 0
@@ -149,7 +149,7 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a stop. `ok` only when the scope is empty: nothing of it runs any more.
+    """The result of a stop. `ok` only if the scope is empty: nothing of it runs any more.
 
     `already_ended` says that there was nothing left to stop; the lines are empty then.
     """

@@ -1,6 +1,6 @@
 """A run: a turn that has an id, a status and an event log, and that belongs to the runtime, not to the request that started it.
 
-It is its own small state machine with one writer. It leaves memory when it has settled; from then on the store answers for it.
+It is a state machine with one writer. It leaves memory when it has settled; from then on it is read from the store.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _ENDS: Final = {
     TurnState.CANCELLED: RunStatus.CANCELLED,
 }
 DELTA_CHARACTERS: Final = 16_384
-"""The most text in one event; more is told in several, so that no reader has to take it in one piece."""
+"""The most text in one event; longer text is split into several events."""
 
 TOLD_OUTPUT: Final = 65_536
-"""Characters of the output in the terminal event; the run itself has all of it."""
+"""Characters of the output in the terminal event; the run's row has all of it."""
 
 _UNLOGGED: Final = frozenset({"message.delta"})
 
@@ -72,11 +72,11 @@ class Run:
         self._delta_at: float = float("-inf")
         self._approvals: int = 0
         self._held: list[Mapping[str, Any]] = []
-        """Events that came while the end was being written down: the terminal event has its number already."""
+        """Events that arrived while the end was being committed: the terminal event has its number already."""
 
     @property
     def model(self) -> str:
-        """The model that answers, as soon as the agent has chosen it; until then the one that was asked for, if one was."""
+        """The model that the agent has chosen; before that the requested one, or empty."""
         if self.outcome is not None:
             return self.outcome.model
         progress = self.turn.progress
@@ -85,7 +85,7 @@ class Run:
     # -- the log -----------------------------------------------------------------------------------------------------------------
 
     def emit(self, event: Mapping[str, Any]) -> None:
-        """The sink of the run's turn: numbers the event, or holds back text to join it with what follows."""
+        """Append an event of the run's turn to the log, or buffer a text delta to join it with the next ones."""
         name = event["event"]
         if name == "message.delta":
             if len(event["delta"]) > DELTA_CHARACTERS:
@@ -107,7 +107,7 @@ class Run:
         self._append(event)
 
     def flush(self) -> None:
-        """Append the text that was held back."""
+        """Append the buffered text."""
         if self._delta:
             text = "".join(self._delta)
             self._delta.clear()
@@ -116,7 +116,7 @@ class Run:
                 self._append({"event": "message.delta", "delta": text[start : start + DELTA_CHARACTERS]})
 
     def terminal_event(self, outcome: Outcome) -> dict[str, Any]:
-        """The one terminal event, for an outcome."""
+        """Return the run's only terminal event for an outcome."""
         if outcome.state is TurnState.COMPLETED:
             usage = outcome.usage
             return self._event(
@@ -137,7 +137,7 @@ class Run:
         return self._event({"event": "run.failed", "error": outcome.error, "error_code": outcome.error_code})
 
     def row(self, number: int, event: Mapping[str, Any]) -> EventRow:
-        """An event of this run as the store keeps it."""
+        """Return an event of this run as a row for the store."""
         return EventRow(run_id=self.id, epoch=self._core.epoch, number=number, event=event)
 
     def _event(self, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,10 +160,10 @@ class Run:
     # -- the state machine -------------------------------------------------------------------------------------------------------
 
     def move(self, status: RunStatus) -> bool:
-        """Go to a status if that is legal from here; say whether it was."""
+        """Move to a status if the transition is legal; return whether it was."""
         if status not in _LEGAL.get(self.status, frozenset()):
             return False
-        # Beginning and ending are written with the turn; the other nodes read the rest from the row, too.
+        # The first and last statuses are committed with the turn; other nodes read the ones between from the row, too.
         told = (
             self._core.shared and not status.terminal and (self.status, status) != (RunStatus.QUEUED, RunStatus.RUNNING)
         )
@@ -178,20 +178,20 @@ class Run:
         self.move(RunStatus.WAITING_FOR_APPROVAL if self._approvals > 0 else RunStatus.RUNNING)
 
     def request_stop(self, cause: Cause | None = None) -> None:
-        """Cancel the run's turn, now; returns at once."""
+        """Cancel the run's turn without waiting for its end."""
         if self.move(RunStatus.STOPPING):
             self.last_event = "run.stopping"
         self.turn.cancel(Cause(CancelCause.STOP) if cause is None else cause)
 
     async def stop(self, cause: Cause | None = None, timeout: float = 30.0) -> StopReceipt:
-        """Stop the run and wait for the receipt."""
+        """Stop the run; wait for its end and return the receipt."""
         self.request_stop(cause)
         return await self.turn.stop(cause, timeout)
 
     async def stop_all(self, cause: Cause, timeout: float = 30.0) -> StopReceipt:
-        """Stop the run and the jobs that it has started; one receipt for all of it."""
+        """Stop the run and the jobs that it has started; return one receipt for all of them."""
         receipts = await stop_each([self, *self.jobs()], cause, timeout)
-        # What the turn started in its last moment is part of the run, too.
+        # Jobs that the turn started while it was being stopped are part of the run, too.
         receipts += await stop_each(self.jobs(), cause, timeout)
         with trio.move_on_after(1.0):
             await self.ended.wait()
@@ -206,16 +206,16 @@ class Run:
         )
 
     def jobs(self) -> list[Job]:
-        """The live jobs that this run has started."""
+        """Return the live jobs that this run has started."""
         return [job for job in self._core.supervisor.jobs() if job.owner.root.id == self.id]
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """What the tree has of this run: its turn, and the jobs that it has started."""
+        """Return the nodes of this run in the tree: its turn, and the jobs that it has started."""
         nodes = [self.turn.node, *(job.node for job in self.jobs())]
         return [self._core.tree.snapshot(node) for node in nodes if node.closed_at is None]
 
     async def live(self) -> None:
-        """The run's own task: conduct the turn, then say how it ended."""
+        """Run the turn in the run's own task, then conclude the run with its outcome."""
         if self.turn.cause is None and not holds_session(self.turn):
             self.move(
                 RunStatus.RUNNING
@@ -231,14 +231,14 @@ class Run:
         self._settle()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Say how the run ended, once: its readers are told as soon as it is written down."""
+        """Set the outcome of the run, append the terminal event and set `ended`. Does nothing the second time."""
         if self.ended.is_set():
             return
         self.outcome = outcome
         if self.terminal is None:
             self.flush()
         self.move(_ENDS[outcome.state])
-        # What is stored is what is shown, unless it could not be stored.
+        # The readers get the stored event, unless it could not be stored.
         event = self.terminal if outcome.committed and self.terminal is not None else self.terminal_event(outcome)
         self.last_event = event["event"]
         self.log.append(event)
@@ -256,7 +256,7 @@ class Run:
 
 
 def _as_json(event: Mapping[str, Any], run_id: str) -> Mapping[str, Any]:
-    """The event, or, if it cannot be written as JSON, one that says so: it costs neither the log nor other runs anything."""
+    """Return the event, or a replacement if it cannot be written as JSON, so that it fails neither the log nor other runs."""
     try:
         msgspec.json.encode(event)
     except Exception as error:
@@ -274,7 +274,7 @@ def _both(first: EventSink, second: EventSink) -> EventSink:
 
 
 class Runs:
-    """The live runs. One that has settled is only in the store."""
+    """The live runs. Settled ones are only in the store."""
 
     def __init__(self, core: RuntimeCore) -> None:
         self._core = core
@@ -284,15 +284,15 @@ class Runs:
         return len(self._live)
 
     def find(self, run_id: str) -> Run | None:
-        """A live run by its id."""
+        """Return a live run by its id, or None."""
         return self._live.get(run_id)
 
     def all(self) -> list[Run]:
-        """All live runs, oldest first."""
+        """Return all live runs, oldest first."""
         return list(self._live.values())
 
     def make(self, spec: TurnSpec, record: NewRun) -> Run:
-        """A run that is about to start; the caller has admitted it and written its row. Its log takes the events of its turn."""
+        """Make a run that is about to start; the caller has admitted it and written its row. The sink of its turn is its log."""
         run = Run(self._core, record)
         sink = run.emit if spec.hooks.sink is None else _both(run.emit, spec.hooks.sink)
         hooks = msgspec.structs.replace(spec.hooks, sink=sink, asks=run.emit)
@@ -305,7 +305,7 @@ class Runs:
         return run
 
     async def live(self, run: Run) -> None:
-        """The task that a run lives in."""
+        """Run a run from its start until it has settled."""
         try:
             await run.live()
         finally:

@@ -1,7 +1,7 @@
 """The stateless entry: runs turns for clients that are gone when the turn ends.
 
-No method here has a parameter through which a channel could be passed, and the turns that it makes have none. This is all that the HTTP front end gets
-to see of the runtime.
+No method here has a parameter for a channel, and the turns that it makes have none. This is the only part of the runtime that the HTTP front end
+uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger: Final = logging.getLogger("hermes_trio.runtime.stateless")
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
-"""Between two attempts to learn whether a run was written."""
+"""The longest pause between two attempts to learn whether a run was written."""
 
 
 _REQUESTED: Final = TurnOrigin(outer_cause=Cause(CancelCause.CLIENT_GONE))
@@ -38,7 +38,7 @@ _REQUESTED: Final = TurnOrigin(outer_cause=Cause(CancelCause.CLIENT_GONE))
 
 @attrs.define(eq=False)
 class _Written:
-    """How the writing of a run's row ended, for the caller that waits for it."""
+    """The result of writing a run's row, for the caller that waits for it."""
 
     over: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Value[Run] | outcome.Error = attrs.field(
@@ -47,7 +47,7 @@ class _Written:
 
 
 class StatelessEntry:
-    """Made by the runtime. `supports_async_delivery` is a fact about the type; nobody sets it."""
+    """Starts turns and runs without a channel. Made by the runtime. `supports_async_delivery` is fixed by the class."""
 
     supports_async_delivery: ClassVar[Literal[False]] = False
 
@@ -58,7 +58,7 @@ class StatelessEntry:
 
     @property
     def active(self) -> int:
-        """Turns that hold a token now."""
+        """The number of turns that hold a token now."""
         return self._core.admission.active
 
     @property
@@ -67,21 +67,21 @@ class StatelessEntry:
         return self._core.draining
 
     def check(self) -> None:
-        """Raise what a new turn would be refused with, without starting one."""
+        """Raise the error with which a new turn would be refused (`RuntimeClosed` or `Draining`), without starting one."""
         if self._nursery() is None:
             raise RuntimeClosed("the runtime is closed; open one with `async with Runtime(...)` before starting turns")
         if self._core.draining:
             raise Draining()
 
     def check_room(self) -> None:
-        """Raise what a turn of HTTP would be refused with now, `TooBusy` among it, without starting one."""
+        """Raise the error with which a turn of HTTP would be refused now, `TooBusy` included, without starting one."""
         self.check()
         self._core.admission.check()
 
     async def run_turn(self, spec: TurnSpec) -> Outcome:
         """Run a turn in this task and return its outcome. Raises `TooBusy`, `Draining` or `HostedElsewhere` before anything is done.
 
-        Cancelling the task means that the client has left: the turn is cancelled, stored as far as it came, and `Cancelled` goes on.
+        Cancelling the task means that the client has left: the turn is cancelled, its partial result is stored, and `Cancelled` propagates.
         """
         self.check()
         core = self._core
@@ -99,8 +99,8 @@ class StatelessEntry:
     ) -> Run:
         """Start a run that survives its client. It is durable when this returns.
 
-        The run belongs to the runtime: if this call is cancelled while the row is being written, the run starts all the same. Raises `OutcomeUnknown` if
-        the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key leads to it. Raises
+        The run belongs to the runtime: if this call is cancelled while the row is being written, the run still starts. Raises `OutcomeUnknown` if
+        the store takes longer than `finish_seconds`; the run then starts as soon as it is written, and the same idempotency key finds it. Raises
         `HostedElsewhere`, with nothing written, if another node has to run it.
         """
         self.check()
@@ -147,7 +147,7 @@ class StatelessEntry:
     async def _begin(
         self, spec: TurnSpec, start: TurnStart, written: _Written, traced: AbstractContextManager[None]
     ) -> None:
-        """The task of a run: write its row down, tell the caller if it still waits, and live."""
+        """Write the row of a run, set the result for the waiting caller, and run the run: the run's task."""
         core = self._core
         run: Run | None = None
         try:
@@ -158,7 +158,7 @@ class StatelessEntry:
                 assert start.run is not None
                 run = self.runs.make(spec, start.run)
             if core.drained:
-                # A drain that did not wait for so slow a store has said that this may begin; it ends at once.
+                # A drain did not wait for this slow write, and reported a turn that may begin: the run ends at once.
                 run.request_stop(Cause(CancelCause.DRAIN))
             written.result = outcome.Value(run)
         except Exception as error:
@@ -170,12 +170,12 @@ class StatelessEntry:
             written.over.set()
         if run is None:
             return
-        for _ in range(2):  # the caller, which has been woken, comes first: it may stop the run before the run begins
+        for _ in range(2):  # the woken caller runs first: it may stop the run before the run begins
             await trio.lowlevel.cancel_shielded_checkpoint()
         await self.runs.live(run)
 
     async def _write_down(self, start: TurnStart) -> None:
-        """Begin the turn of a run. An outcome that is not known is asked for until it is: written twice, it changes nothing."""
+        """Commit the beginning of a run. Retries while the outcome of a write is unknown: the write is idempotent."""
         unknown = False
         pause = FIRST_PAUSE
         while True:

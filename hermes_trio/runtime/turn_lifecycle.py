@@ -43,7 +43,7 @@ async def run_turn(core: RuntimeCore, turn: Turn) -> Outcome:
 
     The caller has admitted the turn (a child uses its parent's token) and releases the token afterwards. If the task is cancelled from outside, the
     turn ends, its end is committed under a bounded shield, and then `Cancelled` propagates. Raises `NotBegun` if the turn was to take inbox rows, and
-    the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is stored for the turn.
+    the store refused its beginning or a drain came first: no agent has seen the rows, and nothing is stored about them.
     """
     began = trio.current_time()
     reply: Reply | None = None
