@@ -33,7 +33,7 @@ P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 
 CLOSE_SECONDS: Final = 5.0
-"""How long the thread of the loop may take to end before it is shown as abandoned."""
+"""The time for the thread of the loop to end before it is shown as abandoned."""
 
 
 class OnTrio(Protocol):
@@ -45,7 +45,7 @@ class OnTrio(Protocol):
         ...
 
     def start_on_trio(self, function: Callable[[], Awaitable[None]], name: str) -> None:
-        """Start a task on Trio that ends with it. Raises `RuntimeError` where that is too late."""
+        """Start a task on Trio that ends with the turn or job. Raises `RuntimeError` if that has ended."""
         ...
 
 
@@ -55,7 +55,7 @@ AnyOnTrio = TypeVar("AnyOnTrio", bound=OnTrio)
 def awaitable_from_asyncio(
     method: Callable[Concatenate[AnyOnTrio, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[AnyOnTrio, P], Coroutine[Any, Any, T]]:
-    """Let asyncio code await a method of a turn or a job: there it runs on Trio, as a task of its owner."""
+    """Let asyncio code await a method of a turn or a job: called from asyncio, it runs on Trio as a task of its owner."""
 
     @functools.wraps(method)
     async def call(owner: AnyOnTrio, /, *args: P.args, **named: P.kwargs) -> T:
@@ -99,13 +99,13 @@ class AsyncioLoop:
         return self._thread
 
     def lend(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use `loop`, which somebody else runs and closes, instead of one in a thread of our own. Called before the first use."""
+        """Use `loop`, which the embedding program runs and closes, instead of one in an own thread. Call it before the first use."""
         assert self._loop is None
         self._loop = loop
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """End the loop's thread, if it was started, after the body. A thread that stays deaf moves to the tree's `abandoned` node."""
+        """End the loop's thread, if it was started, after the body. A thread that does not end moves to the tree's `abandoned` node."""
         try:
             yield
         finally:
@@ -117,7 +117,7 @@ class AsyncioLoop:
     async def run(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts, name: str = "") -> T:
         """Run `function(*args)` as a task on the loop, with the caller's context, and return its result or raise its exception.
 
-        On cancellation the task is cancelled and given the thread grace to end; one that stays deaf moves to the tree's `abandoned` node.
+        On cancellation the task is cancelled and given the thread grace to end; if it does not end, it moves to the tree's `abandoned` node.
         """
         loop = await self._started()
         self._count += 1
@@ -232,7 +232,7 @@ class AsyncioLoop:
         try:
             self._token.run_sync_soon(call)
         except trio.RunFinishedError:
-            pass  # the runtime has ended, and with it whatever this was for
+            pass  # the runtime has ended, and the receiver of this call with it
 
     async def call_back(self, owner: OnTrio, function: Callable[[], Awaitable[T]], name: str) -> T:
         """Run `function` on Trio, as a task of `owner`, for a task of asyncio that waits for it. Cancelling the wait cancels it, and waits for its end."""
@@ -264,7 +264,7 @@ class AsyncioLoop:
                     result = await function()
                     error = None
             except Exception as raised:
-                error = raised  # it is the agent's to handle, not the turn's to fail with
+                error = raised  # the agent may handle it; it does not fail the turn
             finally:
                 self._take_clock(caller)
                 _tell_loop(loop, settle, result, error)
@@ -294,13 +294,13 @@ class AsyncioLoop:
             raise
 
     def _leave_clock(self, caller: Node | None) -> None:
-        """The asyncio task of `caller` waits for Trio now, and not Trio for it: a virtual clock may go on."""
+        """Release the virtual clock while the asyncio task of `caller` waits for Trio."""
         if caller is not None:
             count, left = self._away.get(caller, (0, False))
             self._away[caller] = (count + 1, left or release_clock(trio.lowlevel.current_clock()))
 
     def _take_clock(self, caller: Node | None) -> None:
-        """One call of `caller` is over; after the last one, a virtual clock stands still for it again."""
+        """Count one call of `caller` as ended; after the last one, hold the virtual clock for it again."""
         if caller is not None:
             count, left = self._away.pop(caller)
             if count > 1:
@@ -328,7 +328,7 @@ class AsyncioLoop:
         return cast("asyncio.AbstractEventLoop", self._loop)
 
     def _serve(self, token: trio.lowlevel.TrioToken, ready: trio.Event, over: trio.Event) -> None:
-        """The thread: one loop until `_close`, then everything that is left on it is cancelled."""
+        """Run the loop in its thread until `_close`, then cancel every task that is left on it."""
         import asyncio  # only here: loading it takes longer than loading Trio, and few programs need it
 
         async def serve() -> None:
@@ -355,7 +355,7 @@ class AsyncioLoop:
         clock = trio.lowlevel.current_clock()
         hold_clock(clock)
         try:
-            # Real time on a virtual clock, too: it is a thread that is waited for.
+            # Real time on a virtual clock, too: this waits for a thread.
             await trio.to_thread.run_sync(self._thread.join, CLOSE_SECONDS, limiter=trio.CapacityLimiter(1))
         finally:
             release_clock(clock)

@@ -1,4 +1,4 @@
-"""What the runtime needs from below: an agent to run, and somebody who writes things down.
+"""The ports of the runtime: the agent that it runs, and the store that it writes to.
 
 The records here are the facts that must survive a crash. `RuntimeStore` is implemented by `hermes_trio.store`; each of its verbs is one
 transaction, and returns only when what it promises is durable. A verb that has been called runs to its end even if the caller is
@@ -63,14 +63,14 @@ __all__ = [
 ]
 
 Wake = Callable[[str], None]
-"""Called with a key after a commit that concerns it. It neither waits nor raises."""
+"""Called with a key after a commit that concerns it. It must neither wait nor raise."""
 
 OUTBOX_TOPIC: Final = "outbox"
 """The topic of replies that wait; its keys are platforms."""
 
 
 ROOT_TOPIC: Final = "root"
-"""The topic of roots of which nothing is open any more; its keys are root ids."""
+"""The topic of roots that have settled; its keys are root ids."""
 
 
 RUN_TOPIC: Final = "run"
@@ -83,16 +83,16 @@ CRON_TOPIC: Final = "cron"
 """The topic of scheduled jobs that were changed, or whose run has ended; its keys are job ids."""
 
 KEY_TOPIC: Final = "key"
-"""The topic of API keys that were put out of force; its keys are their ids."""
+"""The topic of API keys that were revoked; its keys are their ids."""
 
 SESSION_TOPIC: Final = "session"
-"""The topic of sessions whose lock was given back (in a store that several nodes share); its keys are session ids."""
+"""The topic of sessions whose lock was released (in a store that several nodes share); its keys are session ids."""
 
 NODE_TOPIC: Final = "node"
-"""The topic of nodes that joined, left or were taken over; its keys are incarnations."""
+"""The topic of nodes that joined, left or were reaped; its keys are incarnations."""
 
 LEASE_TOPIC: Final = "lease"
-"""The topic of singletons that nobody holds any more; its keys are their names."""
+"""The topic of singletons that no node holds any more; its keys are their names."""
 
 REQUEST_TOPIC: Final = "request"
 """The topic of requests that wait for a node; its keys are incarnations."""
@@ -102,7 +102,7 @@ ANSWER_TOPIC: Final = "answer"
 
 
 def inbox_topic(inbox: str) -> str:
-    """The topic of what waits in an inbox; its keys are session keys."""
+    """Return the topic of rows that wait in an inbox; its keys are session keys."""
     return f"inbox:{inbox}"
 
 
@@ -111,7 +111,7 @@ Content = str | Sequence[Mapping[str, Any]]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's wish to call a tool. `arguments` is the JSON text as the model wrote it."""
+    """A tool call that a model requests. `arguments` is the JSON text as the model wrote it."""
 
     id: str
     name: str
@@ -141,7 +141,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeKind(Enum):
-    """What a notice in a session's inbox reports."""
+    """The kinds of event that a notice in a session's inbox reports."""
 
     COMPLETION = "completion"
     DELEGATION = "async_delegation"
@@ -160,7 +160,7 @@ class InboxKind(Enum):
 
 
 class InboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that waits for a session. Messages become one turn each; a burst of notices becomes one turn."""
+    """A row that waits for a session. Messages become one turn each; a burst of notices becomes one turn."""
 
     id: int
     kind: InboxKind
@@ -202,7 +202,7 @@ class NewNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply that waits for a platform. `target` is what the platform's sender needs to find the chat again after a restart."""
+    """A reply that waits for a platform. `target` identifies the chat for the platform's sender, also after a restart."""
 
     platform: str
     target: Mapping[str, Any]
@@ -211,7 +211,7 @@ class NewReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The row behind a run: made by `begin_turn` before the run is promised to anybody."""
+    """The row of a run: written by `begin_turn` before the run's id is returned to a client."""
 
     run_id: str
     session_id: str
@@ -232,9 +232,9 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What `begin_turn` writes: the session if it is new, the run if one is promised, and which inbox rows this turn takes.
+    """What `begin_turn` writes: the session if it is new, the run if there is one, and which inbox rows this turn takes.
 
-    A row of kind MESSAGE that was taken is never begun again; a NOTICE leaves only by the commit of the turn that told it.
+    A MESSAGE row that a turn took is never begun again; a NOTICE row leaves only with the commit of the turn that delivered it.
     """
 
     turn_id: str
@@ -247,15 +247,15 @@ class TurnStart(msgspec.Struct, frozen=True, kw_only=True):
     inbox_ids: tuple[int, ...] = ()
     one_shot: bool = False
     hold: bool = False
-    """Whether the turn takes the lock of its session, in a store that several nodes share: `SessionHeld` if a turn of another node has it."""
+    """Whether the turn takes the lock of its session, in a store that several nodes share. Raises `SessionHeld` if another node's turn has it."""
     began_at: float = 0.0
-    """When the turn began: a message to a session that had ended before reopens it; one that ends under its turn stays ended."""
+    """When the turn began: a session that had ended before is reopened; one that ends during its turn stays ended."""
 
 
 class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
-    """What `finish_turn` writes, all of it or nothing: messages, counters, replies, acknowledgements, the run's end and the session's.
+    """What `finish_turn` writes in one transaction: messages, counters, replies, acknowledgements, the run's end and the session's.
 
-    It also makes the session if `begin_turn` was not written (a turn that nobody was promised is durable in one commit).
+    It also makes the session if `begin_turn` was not called (a turn without a run or inbox rows is durable in one commit).
     `also` holds records of other layers that must commit with the turn; the runtime does not look into them.
     """
 
@@ -272,17 +272,17 @@ class TurnFinish(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRow, ...] = ()
     end_session: str = ""
     branched: bool = False
-    """Whether jobs or notices belong to this turn's root: then `end_session` waits until the session has been told everything."""
+    """Whether jobs or notices belong to this turn's root: then `end_session` waits until all completions are delivered."""
     root_id: str = ""
     also: tuple[object, ...] = ()
     waited: bool = False
-    """It ended while it waited for its session, which another turn has: it leaves no message, and does not end the other's turn."""
+    """Whether the turn ended while it waited for its session, which another turn has: it adds no messages, and does not end the other turn."""
 
 
 class JobStart(msgspec.Struct, frozen=True, kw_only=True):
     """A job's row, written before the job's work exists. It belongs to the session that `routing` names.
 
-    `inbox` is empty for a job that nobody watches.
+    `inbox` is empty for an unwatched job.
     """
 
     job_id: str
@@ -298,7 +298,7 @@ class JobStart(msgspec.Struct, frozen=True, kw_only=True):
 class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
     """A job's end: its terminal state and, if a channel was held, the notice, in one transaction.
 
-    `superseded` says that the agent has already seen the end by itself: the notice is written as superseded, and told to nobody.
+    `superseded` says that the agent has already seen the end: the notice is written as superseded, and not delivered.
     """
 
     job_id: str
@@ -311,7 +311,7 @@ class JobFinish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a boot found and put right."""
+    """What the reaper found and ended or requeued."""
 
     epoch: str
     runs_interrupted: int = 0
@@ -323,10 +323,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalStore(Protocol):
-    """A store that says which rows may have changed."""
+    """A store that signals which rows may have changed."""
 
     def now(self) -> float:
-        """The clock that decides when something in the store is due: the host's, corrected by the database's where nodes share one."""
+        """Return the time by which due times in the store are decided: the host's clock, corrected by the database's where nodes share one."""
         ...
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
@@ -365,7 +365,7 @@ class SessionHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that only one node can do, because it holds what the request is about: stop a turn, read the output of a process."""
+    """A request that only one node can serve, because it holds the target: stop a turn, read the output of a process."""
 
     id: str
     node: str
@@ -376,7 +376,7 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node answered. `gone` says that it was taken over before it did; the answer is then the reaper's, and empty."""
+    """The answer of a node. `gone` says that the node was reaped before it answered; the answer is then the reaper's, and empty."""
 
     value: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     gone: bool = False
@@ -386,7 +386,7 @@ class NodeStore(Protocol):
     """Membership: which nodes share a store, what only one of them may do at a time, and what they ask of each other.
 
     A node is a row with an expiry, decided by the store's clock alone. Every write of a node whose row is gone raises `Fenced` and writes nothing; the
-    row of an expired node is removed by whoever reaps it, in the transaction that gives everything that it owned its end. A store that is opened by one
+    row of an expired node is removed by the reaper, in the transaction that ends everything that it owned. A store that is opened by one
     owner at a time has `lease_seconds` 0: it is held for as long as it is open, and none of these verbs is called.
     """
 
@@ -408,90 +408,90 @@ class NodeStore(Protocol):
         ...
 
     async def leave_node(self, epoch: str) -> None:
-        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        """End this node at once: its remaining work is ended, its singletons are released, and its later writes raise `Fenced`."""
         ...
 
     async def list_nodes(self) -> list[NodeRow]:
-        """The nodes that have not been taken over, oldest first; one that has expired is listed until it is."""
+        """Return the nodes that have not been reaped, oldest first; an expired node is listed until it is reaped."""
         ...
 
     async def claim_lease(self, name: str) -> bool:
-        """Become the one node that runs this singleton; False while another one has it. It ends with `release_lease`, or with the node."""
+        """Claim a singleton for this node; return False while another node has it. The claim ends with `release_lease`, or with the node."""
         ...
 
     async def release_lease(self, name: str) -> None:
-        """Give a singleton up: whoever waits for it is signalled. Does nothing if this node does not hold it."""
+        """Release a singleton and signal the nodes that wait for it. Does nothing if this node does not hold it."""
         ...
 
     async def ask_node(self, request: NodeRequest) -> bool:
-        """Put a request to a node; False, with nothing written, if that node is gone."""
+        """Write a request to a node; return False, with nothing written, if that node is gone."""
         ...
 
     async def take_requests(self) -> list[NodeRequest]:
-        """The requests to this node that it has not taken before, oldest first."""
+        """Return the requests to this node that it has not taken before, oldest first."""
         ...
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
-        """Answer a request. An answer that is there already stays; a request that nobody knows any more is ignored."""
+        """Answer a request. An earlier answer stays; a request that no longer exists is ignored."""
         ...
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
-        """The answer to a request, or None while there is none."""
+        """Return the answer to a request, or None while there is none."""
         ...
 
     async def claim_host(self, session_id: str) -> bool:
-        """Bind a session to this node, where its shell and its files are from now on; False while it is bound to another node that is alive.
+        """Bind a session to this node, where its shell and its files are from now on; return False while it is bound to another live node.
 
         The binding ends with the session. It outlives its node, so that the next turn learns what was lost.
         """
         ...
 
     async def release_host(self, session_id: str, node: str) -> None:
-        """Undo the binding of a session to a node; nothing happens if it is bound to another one by now."""
+        """Remove the binding of a session to a node. Does nothing if it is bound to another one by now."""
         ...
 
     async def session_host(self, session_id: str) -> SessionHost | None:
-        """The node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
+        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
         ...
 
     async def session_owners(self, session_id: str) -> list[str]:
-        """The nodes that have an open turn, a live run or a live job of a session."""
+        """Return the nodes that have an open turn, a live run or a live job of a session."""
         ...
 
     async def lane_owner(self, inbox: str, session_key: str) -> str:
-        """The node that works on a row of an inbox for this key; empty if none does."""
+        """Return the node that works on a row of an inbox for this key; empty if none does."""
         ...
 
     async def set_run_status(self, run_id: str, status: RunStatus) -> None:
-        """Move a live run of this node to another live status; one that has ended stays as it is. Only where nodes share the store."""
+        """Set the status of a live run of this node to another live status; an ended run is not changed. Only where nodes share the store."""
         ...
 
 
 class RuntimeStore(SignalStore, NodeStore, Protocol):
-    """The verbs that the runtime calls. See the records for what each one promises."""
+    """The verbs that the runtime calls. See the records for what each one guarantees."""
 
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
-        """The id of the open session behind `context.session_key`, made if there is none (or if `fresh`). An ended one is not reused."""
+        """Return the id of the open session of `context.session_key`; make one if there is none, or if `fresh`. An ended one is not reused."""
         ...
 
     async def load_history(self, session_id: str) -> list[Message]:
-        """The live messages of a session, oldest first; empty for an unknown session."""
+        """Return the live messages of a session, oldest first; empty for an unknown session."""
         ...
 
     async def begin_turn(self, start: TurnStart) -> None:
-        """Write down what was promised before the turn runs. With `start.hold`, `SessionHeld` if a turn of another node has the session."""
+        """Commit the beginning of a turn before it runs. With `start.hold`, raises `SessionHeld` if a turn of another node has the session."""
         ...
 
     async def finish_turn(self, finish: TurnFinish) -> bool:
-        """Write the end of a turn; return whether it ended its session. Writing it twice changes nothing."""
+        """Commit the end of a turn; return whether it ended its session. Idempotent."""
         ...
 
     async def start_job(self, job: JobStart) -> None:
-        """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
+        """Write the row of a job before its work exists. Idempotent. Raises `JobRefused` if another job has its id, or the job has ended."""
         ...
 
     async def finish_job(self, job: JobFinish) -> int | None:
-        """Write the end; return the id of the notice that now waits in the inbox, or None."""
+        """Write the end of a job; return the id of the notice that now waits in the inbox, or None."""
         ...
 
     async def add_notice(self, notice: NewNotice) -> int | None:
@@ -503,19 +503,19 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def abandon(self, *, session_id: str, reason: str) -> int:
-        """Mark what waits for a session as abandoned, with the reason; return how many rows there were."""
+        """Mark the waiting rows of a session as abandoned, with the reason; return their number."""
         ...
 
     async def root_open(self, root_id: str) -> bool:
-        """Whether a job of this root is live, or a notice of it waits or is being told."""
+        """Return whether a job of this root is live, or a notice of it waits or is in a turn."""
         ...
 
     async def root_wakes(self, root_id: str) -> int:
-        """How many turns have begun with notices of this root."""
+        """Return how many turns have begun with notices of this root."""
         ...
 
     async def session_promised(self, session_id: str) -> int:
-        """How much a session still has to be told: its watched jobs that run, and its rows that wait or are being told."""
+        """Return the number of pending completions of a session: its running watched jobs, and its rows that wait or are in a turn."""
         ...
 
     async def accept_message(self, message: NewMessage, *, limit: int | None = None) -> int | None:
@@ -526,22 +526,22 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """Claim the rows of one inbox that the next turn of a session is about: its oldest message, or the notices before it.
+        """Claim the rows of one inbox for the next turn of a session: its oldest message, or the notices before it.
 
         A claim ends when a turn that began with the rows ends, when they are acknowledged, released or buried, or when the owner is gone.
         """
         ...
 
     async def release_inbox(self, rows: Sequence[InboxRow]) -> None:
-        """Give up the claim that gave these rows: they wait again. Rows that were claimed again since are left alone."""
+        """Release the claim of these rows: they wait again. Rows that were claimed again since are not changed."""
         ...
 
     async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
-        """Make claimed rows dead letters and queue what their senders are told, in one transaction. Rows that were claimed again are left alone."""
+        """Make claimed rows dead letters and queue the replies to their senders, in one transaction. Rows that were claimed again are not changed."""
         ...
 
     async def probe(self) -> None:
-        """Write a row, to learn whether writes succeed; raises what a write would."""
+        """Write a row, to learn whether writes succeed. Raises what a write would."""
         ...
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
@@ -549,15 +549,15 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def waiting_sessions(self, inbox: str) -> list[str]:
-        """The session keys for which something waits in this inbox."""
+        """Return the session keys for which a row waits in this inbox."""
         ...
 
     async def inbox_waiting(
         self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
     ) -> int:
-        """How many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session.
+        """Return how many rows wait, in all inboxes (what a drain reports as undelivered), in one, or for one session.
 
-        With `taken`, those that a turn has taken are counted, too.
+        With `taken`, rows that a turn has taken are counted, too.
         """
         ...
 
@@ -568,23 +568,23 @@ class RuntimeStore(SignalStore, NodeStore, Protocol):
         ...
 
     async def backlog(self) -> dict[str, int]:
-        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`."""
+        """Return how many rows wait, by kind: `inbox`, `outbox`, `approvals`, `runs`, `jobs`."""
         ...
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation, which owns what is begun from now on, and reap what belongs to owners that are gone. Called before any work.
+        """Begin a new incarnation, which owns all later work, and reap the work of owners that are gone. Called before any work.
 
         In a store that several nodes share, the incarnation is a node from now on; its lease expires in `lease_seconds`.
         """
         ...
 
     async def reap(self, epoch: str) -> Recovery:
-        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
         ...
 
 
 class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn is about: a message, or notices from the conversation's own work.
+    """The input of a turn: a message, or notices from the conversation's own work.
 
     `history`, when given, replaces what the store holds (a stateless client brings its own). `instructions` are for this turn only.
     """
@@ -599,12 +599,12 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt(self) -> Content:
-        """What the model is given as the user's message."""
+        """The content of the user's message for the model."""
         return self.content or self.text
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent answers. `messages` is what is added to the transcript; left empty, it is the prompt and the text.
+    """The result of an agent. `messages` is added to the transcript; if empty, the prompt and the text are.
 
     `calls` are calls of tools that run at the client: the turn ends with them, and the client's next request brings their results.
     """
@@ -622,6 +622,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agent(Protocol):
-    """Anything that turns an input into a reply. A plain string is a reply, too."""
+    """An async callable that takes a turn and returns a reply. A plain string is a reply, too."""
 
     def __call__(self, turn: Turn, /) -> Awaitable[Reply | str]: ...

@@ -1,7 +1,7 @@
-"""The live task tree: what runs, who owns it, how old it is, until when it may run, and what it waits on.
+"""The live task tree: what runs, its owner, its age, its deadline, and what it waits on.
 
-A `Node` is opened by the scope that does the work and closed by the same scope, so the tree cannot drift from the truth. Every change of a node goes
-through the node, which counts it and tells the watchers. Readers take a snapshot, or follow the differences: a watcher collects which nodes changed and
+A `Node` is opened and closed by the scope that does the work, so the tree always matches the running tasks. Every change of a node goes
+through the node, which counts it and marks it for the watchers. Readers take a snapshot, or follow the differences: a watcher collects which nodes changed and
 describes each once when it is read, however often it changed. Without watchers a change costs two assignments.
 """
 
@@ -42,35 +42,35 @@ __all__ = [
 EMPTY_CONTEXT: Final = SessionContext()
 
 WATCHER_BUFFER: Final = 20_000
-"""Nodes that may have changed for one watcher between two reads; beyond that it is told to take a snapshot."""
+"""Nodes that may change for one watcher between two reads; beyond that the watcher must take a snapshot."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 REMEMBERED_ENDS: Final = 4096
-"""Ended nodes that the tree remembers, so that a reader that was away for a moment learns how they ended."""
+"""Ended nodes that the tree remembers, so that a reader that reconnects learns how they ended."""
 
 PLACES: Final = frozenset({"runtime", "turns", "supervisor", "abandoned"})
-"""Kinds of the nodes that hold everybody's work. Every reader sees that they are there; only an admin sees what they say."""
+"""Kinds of the nodes that hold the work of all tenants. Every reader sees that they exist; only an admin sees their details."""
 
 
 class Stoppable(Protocol):
-    """Work that a person can stop by its node."""
+    """Work that can be stopped by its node."""
 
     def cancel(self, cause: Cause) -> None:
         """Cancel the work. The first cause stays."""
         ...
 
     def stopped_node(self) -> Node | None:
-        """The node that has left the tree when the work has ended; None if there is nothing to stop."""
+        """Return the node that leaves the tree when the work has ended; None if there is nothing to stop."""
         ...
 
     def title(self) -> str:
-        """What the work is about, in one line; empty where the node says it by its name, its id or its owner."""
+        """Return a one-line description of the work; empty where the node's name, id or owner suffices."""
         return ""
 
 
 class NodeView(msgspec.Struct, gc=False):
-    """A node as a reader is told of it. Times are in seconds: `age`, how long it says what it says (`since`), and what is left until its `deadline`.
+    """A node as data for a reader. Times are in seconds: `age`, the age of its note and waits (`since`), and the rest until its `deadline`.
 
     A snapshot nests `children`; a difference names the `parent` by its key.
     """
@@ -94,7 +94,7 @@ class NodeView(msgspec.Struct, gc=False):
 class Node:
     """One piece of work. `key` is unique in its tree; `how` says how it ended, once it has.
 
-    `note`, `waits` and `scope` are written by assignment, and every assignment is announced. `tenant` is whose work it is; children inherit it.
+    `note`, `waits` and `scope` are set by assignment, and every assignment marks the node as changed. `tenant` owns the work; children inherit it.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class Node:
         self.closed_at: float | None = None
         self.how = ""
         self.children: dict[Node, None] | None = None
-        # The number of the change that made it: unique, and a reader knows a node if its key is not above the version that the reader has.
+        # The version of the change that made the node: unique, and a reader has seen a node if its key is not above the reader's version.
         self.key: int = tree.version + 1
         self.version: int = self.key
         tree.version = self.key
@@ -151,7 +151,7 @@ class Node:
 
     @property
     def waits_on(self) -> str:
-        """What this node waits on, in the words of the primitive that waits; empty while it computes."""
+        """What this node waits on, as described by the waiting code; empty while it computes."""
         return "; ".join(self._waits) if self._waits else ""
 
     @property
@@ -166,7 +166,7 @@ class Node:
 
     @property
     def note(self) -> str:
-        """What else there is to say about the node."""
+        """Further text about the node."""
         return self._note
 
     @note.setter
@@ -177,7 +177,7 @@ class Node:
 
     @property
     def scope(self) -> trio.CancelScope | None:
-        """The scope whose deadline is the node's."""
+        """The cancel scope whose deadline is shown as the node's."""
         return self._scope
 
     @scope.setter
@@ -201,7 +201,7 @@ class Node:
         self.tree._changed(self)
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, parents first."""
+        """Iterate over this node and everything below it, parents first."""
         pending: list[Node] = [self]
         while pending:
             node = pending.pop()
@@ -220,7 +220,7 @@ class Node:
         tenant: str | None = None,
         work: Stoppable | None = None,
     ) -> Node:
-        """Open a node below this one. The scope that opens it closes it. `tenant` is the parent's unless given; `work` makes it stoppable."""
+        """Open a node below this one; the scope that opens it must close it. `tenant` is the parent's unless given; `work` makes it stoppable."""
         node = Node(self.tree, self, kind, id, name, self.owner if owner is None else owner, scope)
         if tenant is not None:
             node.tenant = tenant
@@ -233,7 +233,7 @@ class Node:
         return node
 
     def close(self, how: str = "finished") -> None:
-        """Take the node out of the tree. The first `how` stays. Closing twice is harmless."""
+        """Remove the node from the tree. The first `how` stays; closing twice changes nothing."""
         if self.closed_at is not None:
             return
         tree = self.tree
@@ -242,14 +242,14 @@ class Node:
             self.how = how
         if self.parent is not None and self.parent.children is not None:
             self.parent.children.pop(self, None)
-        # What it was the node of may hold the node: without a cycle both go at once.
+        # The work may refer to the node: without this reference there is no cycle, and both are freed at once.
         self.work = self._scope = None
         if self._closed is not None:
             self._closed.set()
         tree._did_close(self)
 
     def move(self, parent: Node) -> None:
-        """Hand the node to another owner: the one explicit way in which work changes hands."""
+        """Move the node below another parent: the only way in which work changes its owner."""
         if self.parent is not None and self.parent.children is not None:
             self.parent.children.pop(self, None)
         self.parent = parent
@@ -259,7 +259,7 @@ class Node:
         self.tree._changed(self)
 
     def leave_behind(self, kind: str, id: str, how: str) -> Node:
-        """Open a node below `abandoned` for something of this node that could not be ended. The caller closes it when it has ended.
+        """Open a node below `abandoned` for a thread or process of this node that did not end. The caller closes it when that has ended.
 
         Receipts of this node, and of those above it, count it as remaining until then.
         """
@@ -279,9 +279,9 @@ class Node:
         await self._closed.wait()
 
     def describe(self, now: float) -> NodeView:
-        """The node itself as data, without its children."""
+        """Return the node itself as data, without its children."""
         scope, waits, work = self._scope, self._waits, self.work
-        # By position, and milliseconds cut off instead of rounded: together that is half of what a snapshot of many nodes takes.
+        # Arguments by position, and milliseconds truncated instead of rounded: together this halves the time of a large snapshot.
         return NodeView(
             self.key,
             self.id,
@@ -298,18 +298,18 @@ class Node:
         )
 
     def describe_bare(self, now: float) -> NodeView:
-        """The same of a place, for a reader who may know that it is there and nothing else."""
+        """Return a shared place as data without its details, for a reader that may only know that it exists."""
         view = self.describe(now)
         view.waits_on = view.note = ""
         view.since = 0.0
         return view
 
     def shown_to(self, tenant: str | None) -> bool:
-        """Whether a reader of this tenant sees the node; None is a reader who sees everything."""
+        """Return whether a reader of this tenant sees the node; None is a reader that sees everything."""
         return tenant is None or self.tenant == tenant
 
     def parent_for(self, tenant: str | None) -> Node | None:
-        """The nearest node above this one that the reader sees."""
+        """Return the nearest node above this one that the reader sees."""
         above = self.parent
         if tenant is not None:
             while above is not None and above.tenant != tenant and above.kind not in PLACES:
@@ -318,7 +318,7 @@ class Node:
 
 
 class TreeDifference(msgspec.Struct, frozen=True):
-    """What changed between two reads: nodes as they are now (new or changed, each with its parent's key), and which ended, and how."""
+    """The changes between two reads: new and changed nodes as they are now, each with its parent's key, and the ended ones with how they ended."""
 
     version: int
     size: int
@@ -327,9 +327,9 @@ class TreeDifference(msgspec.Struct, frozen=True):
 
 
 class TreeWatcher:
-    """What changed since the last read, for one reader of one tenant (None: of all). Marking a change never waits.
+    """Collects the changes since the last read, for one reader of one tenant (None: of all). Marking a change never waits.
 
-    `version` is the state that the reader has; nodes that came and went between two reads are never told.
+    `version` is the state that the reader has; nodes that were opened and closed between two reads are not reported.
     """
 
     def __init__(self, tree: Tree, tenant: str | None, version: int) -> None:
@@ -339,7 +339,7 @@ class TreeWatcher:
         self._wake: trio.Event | None = None
         self.version = version
         self.behind: bool = False
-        """Whether the reader must take a snapshot: more changed than is kept for it."""
+        """Whether the reader must take a snapshot, because more nodes changed than are kept for it."""
 
     def mark(self, node: Node) -> None:
         """A node was opened, changed or closed."""
@@ -365,14 +365,14 @@ class TreeWatcher:
         await self._wake.wait()
 
     def view(self) -> tuple[NodeView, int]:
-        """The whole tree as the reader sees it, and how many nodes that are; the differences go on from here."""
+        """Return the whole tree as the reader sees it, and its number of nodes; later differences continue from here."""
         self._dirty.clear()
         self.behind = False
         self.version = self._tree.version
         return self._tree.view(tenant=self._tenant)
 
     def take(self) -> TreeDifference:
-        """What changed since the last read, in one step without a checkpoint."""
+        """Return the changes since the last read, in one step without a checkpoint."""
         now = trio.current_time()
         dirty, self._dirty = self._dirty, {}
         known, self.version = self.version, self._tree.version
@@ -391,7 +391,7 @@ class TreeTracer(Protocol):
         ...
 
     def headers(self, node: Node) -> Mapping[str, str]:
-        """The trace context that a request made by this node carries."""
+        """Return the trace headers for a request that this node makes."""
         ...
 
     def attached(self, node: Node) -> AbstractContextManager[None]:
@@ -403,47 +403,47 @@ class TreeTracer(Protocol):
         ...
 
     def carried(self) -> AbstractContextManager[None]:
-        """Take the current trace context along: it is the current one again, in whatever task, for the body of the `with`."""
+        """Capture the current trace context; the returned manager makes it the current one of any task for the body of the `with`."""
         ...
 
 
 class Tree:
-    """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were told to.
+    """All nodes of one runtime, below `root`. `abandoned` holds threads and processes that did not end when they were stopped.
 
     `version` counts every change. `epoch` names this tree: keys and versions mean nothing in another.
     """
 
     def __init__(self, epoch: str = "") -> None:
-        # The clock of this run, without the way through Trio's globals: a turn asks it a dozen times.
+        # The clock of this run, without a lookup in Trio's globals: a turn reads it a dozen times.
         self.now: Callable[[], float] = trio.lowlevel.current_clock().current_time
         self.size: int = 0
         self.epoch = epoch
         self.version: int = 0
         self.runtime: object = None
         self.tracer: TreeTracer | None = None
-        """What makes spans of the nodes; see `trace`."""
+        """The tracer that makes spans of the nodes; see `trace`."""
         self._watchers: list[TreeWatcher] = []
         self._told: tuple[TreeWatcher | TreeTracer, ...] = ()
-        """The watchers and the tracer: everything that is told of a change."""
+        """The watchers and the tracer: the receivers of every change."""
         self._ended: deque[tuple[int, int, str, str]] = deque(maxlen=REMEMBERED_ENDS)
         """Version, key, how it ended, and tenant of the nodes that ended last."""
         self.root: Node = Node(self, None, "runtime", "runtime", "", "", None)
         self.abandoned: Node = self.root.open("abandoned", "abandoned")
 
     def view(self, node: Node | None = None, *, tenant: str | None = None) -> tuple[NodeView, int]:
-        """The tree (or the part below `node`), and how many nodes that are, taken in one step without a checkpoint.
+        """Return the tree (or the part below `node`) and its number of nodes, taken in one step without a checkpoint.
 
-        With a tenant: that tenant's nodes, and the places that hold them.
+        With a tenant, only that tenant's nodes and the shared places that hold them.
         """
         top = self.root if node is None else node
         return _describe(top, self.now()) if tenant is None else _describe_for(top, self.now(), tenant)
 
     def snapshot(self, node: Node | None = None, *, tenant: str | None = None) -> dict[str, Any]:
-        """The same as plain dictionaries and lists, for programs that look at it."""
+        """Return the same as plain dictionaries and lists."""
         return msgspec.to_builtins(self.view(node, tenant=tenant)[0])
 
     def since(self, version: int, tenant: str | None = None) -> TreeDifference | None:
-        """What changed after `version`; None if the tree does not remember that far."""
+        """Return the changes after `version`; None if the tree does not remember that far."""
         ended = self._ended
         if not 0 < version <= self.version or (len(ended) == REMEMBERED_ENDS and ended[0][0] > version):
             return None
@@ -470,15 +470,15 @@ class Tree:
         return TreeDifference(self.version, self.size if tenant is None else -1, tuple(nodes), tuple(closed))
 
     def find_key(self, key: int) -> Node | None:
-        """The node with this key, if it is alive."""
+        """Return the live node with this key, or None."""
         return next((node for node in self.root.walk() if node.key == key), None)
 
     def find(self, id: str) -> Node | None:
-        """The first node with this id."""
+        """Return the first node with this id, or None."""
         return next((node for node in self.root.walk() if node.id == id), None)
 
     def render(self, node: Node | None = None) -> str:
-        """The tree as indented text, for people and for failing tests."""
+        """Return the tree as indented text, for people and for failing tests."""
         now = trio.current_time()
         lines: list[str] = []
         pending = [(self.root if node is None else node, 0)]
@@ -528,7 +528,7 @@ class Tree:
 
     @property
     def watchers(self) -> int:
-        """How many readers follow the tree now."""
+        """The number of readers that follow the tree now."""
         return len(self._watchers)
 
     def _opened(self, node: Node) -> None:
@@ -544,13 +544,13 @@ class Tree:
         self._ended.append((node.version, node.key, node.how, node.tenant))
 
     def _changed(self, node: Node) -> None:
-        """The one place through which every change of a node goes."""
+        """Count a change of a node and mark it for the watchers and the tracer. Every change goes through here."""
         self.version = node.version = self.version + 1
         if self._told:
             self._tell(node)
 
     def _said(self, node: Node) -> None:
-        """The same for what a node says of itself, with the time."""
+        """Do the same for a change of a node's note or waits, and record its time."""
         node.said_at = self.now()
         self.version = node.version = self.version + 1
         if self._told:
@@ -562,7 +562,7 @@ class Tree:
 
 
 def _describe_for(node: Node, now: float, tenant: str) -> tuple[NodeView, int]:
-    """What a tenant sees of a tree: the places, and in them its own nodes, each below the nearest node that it sees."""
+    """Return the part of a tree that a tenant sees: the shared places, and its own nodes, each below the nearest node that it sees."""
     top = node.describe(now) if node.tenant == tenant else node.describe_bare(now)
     children: list[NodeView] = []
     top.children = children
@@ -611,13 +611,13 @@ def _describe(node: Node, now: float) -> tuple[NodeView, int]:
 
 
 def current_node() -> Node | None:
-    """The node that this task works for, or None outside any."""
+    """Return the node that this task works for, or None outside any."""
     binding = _binding.get()
     return None if binding is None else binding.node
 
 
 def trace_headers() -> Mapping[str, str]:
-    """The trace context that a request of this task carries; empty where nothing is traced."""
+    """Return the trace headers for a request of this task; empty where nothing is traced."""
     node = current_node()
     if node is None or node.tree.tracer is None:
         return _NO_HEADERS
@@ -625,7 +625,7 @@ def trace_headers() -> Mapping[str, str]:
 
 
 class waiting:  # noqa: N801 - reads as a word: `with waiting("approval 7")`
-    """Say what the current node (or another) waits on, for the body of the `with`. Outside any node it does nothing."""
+    """Show what the current node (or `node`) waits on, for the body of the `with`. Does nothing outside any node."""
 
     __slots__ = ("_node", "_words")
 
@@ -649,7 +649,7 @@ class waiting:  # noqa: N801 - reads as a word: `with waiting("approval 7")`
 
 
 class working:  # noqa: N801 - reads as a word: `with working("tool", "call_1")`
-    """Open a node below the current one and work in its name for the body of the `with`. Gives the node, or None outside any tree."""
+    """Open a node below the current one and bind it for the body of the `with`. Yields the node, or None outside any tree."""
 
     __slots__ = ("_id", "_kind", "_name", "_node", "_scope", "_token", "_work")
 
@@ -685,7 +685,7 @@ class working:  # noqa: N801 - reads as a word: `with working("tool", "call_1")`
 
 
 def ended_as(error: BaseException | None) -> str:
-    """The word for how a scope ended, from the exception that left it."""
+    """Return the word for how a scope ended, from the exception that left it."""
     if error is None:
         return "finished"
     _, rest = split_cancelled(error)
@@ -693,9 +693,9 @@ def ended_as(error: BaseException | None) -> str:
 
 
 class printable:  # noqa: N801 - used as a function
-    """`with printable():` around code of others: an exception of theirs that has no text, because its `__repr__` or `__str__` fails, becomes a `RuntimeError`.
+    """Converts an exception of foreign code whose `__repr__` or `__str__` fails into a `RuntimeError`, for the body of the `with`.
 
-    A nursery writes down what left it, and would break in the middle of its end.
+    A nursery formats the exceptions that leave it, and would fail while it closes.
     """
 
     __slots__ = ()
@@ -712,7 +712,7 @@ class printable:  # noqa: N801 - used as a function
 
 
 def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What of an exception is cancellation, and what is not."""
+    """Split an exception into its cancellations and the rest; each is None if empty."""
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).split(trio.Cancelled)
     return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
@@ -733,7 +733,7 @@ def _line(node: Node, waited_on: str, began: float, now: float) -> ReceiptLine:
 async def _tell_lines(
     before: list[tuple[Node, str]], began: float, tell: Callable[[ReceiptLine], None], target: Node
 ) -> None:
-    """Tell each line as its node leaves the tree; returns when `target` has left."""
+    """Report each line as its node leaves the tree; return when `target` has left."""
 
     async def one(node: Node, waited_on: str) -> None:
         await node.wait_closed()
@@ -743,7 +743,7 @@ async def _tell_lines(
         for node, waited_on in before:
             nursery.start_soon(one, node, waited_on)
         await target.wait_closed()
-        # What left in the same step as the target is told as well; what never leaves is not waited for.
+        # Nodes that left in the same step as the target are reported as well; nodes that never leave are not waited for.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
@@ -756,9 +756,9 @@ async def stop_node(
     timeout: float,
     tell: Callable[[ReceiptLine], None] | None = None,
 ) -> StopReceipt:
-    """Call `cancel()`, wait until `node` has left the tree, and say what became of every node that was below it.
+    """Call `cancel()`, wait until `node` has left the tree, and return a receipt with a line for every node that was below it.
 
-    `ok` only if it has left the tree within `timeout` seconds and no thread or process of it had to be abandoned. `tell` gets each line as soon as it is known.
+    `ok` only if it left the tree within `timeout` seconds and no thread or process of it was abandoned. `tell` is called with each line at once.
     Cancelling abandons the wait for the receipt, never the stop.
     """
     if node.closed_at is not None:
@@ -800,7 +800,7 @@ class _Stops(Protocol):
 
 
 async def stop_each(targets: Iterable[_Stops], cause: Cause, timeout: float = 30.0) -> list[StopReceipt]:
-    """Stop turns, runs or jobs, together; one receipt each. Cancelling abandons the wait for the receipts, never the stop."""
+    """Stop turns, runs or jobs concurrently; return one receipt each. Cancelling abandons the wait for the receipts, never the stop."""
     receipts: list[StopReceipt] = []
 
     async def stop(target: _Stops) -> None:
@@ -815,7 +815,7 @@ async def stop_each(targets: Iterable[_Stops], cause: Cause, timeout: float = 30
 async def stop_work(
     node: Node, cause: Cause, timeout: float, tell: Callable[[ReceiptLine], None] | None = None
 ) -> StopReceipt:
-    """Stop the work of a node that has some (`node.work`), with the receipt of `stop_node`. `ValueError` for a node without."""
+    """Stop the work of a node (`node.work`) and return the receipt of `stop_node`. Raises `ValueError` for a node without work."""
     work = node.work
     if work is None:
         raise ValueError(f"{node!r} cannot be stopped by itself")

@@ -1,4 +1,4 @@
-"""Chooses the backend of a store by its place: a path is a SQLite file, an address is a PostgreSQL database, None is a database in memory."""
+"""Choose the backend of a store by its place: a path is a SQLite file, an address is a PostgreSQL database, None is a database in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULT_RETENTION: Final = Retention()
 
 
 def is_address(place: Path | str | None) -> bool:
-    """Whether a place is the address of a PostgreSQL database, and not a file."""
+    """Return whether a place is the address of a PostgreSQL database, and not a file."""
     return isinstance(place, str) and place.startswith(_SCHEMES)
 
 

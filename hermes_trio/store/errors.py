@@ -1,6 +1,6 @@
-"""Every error that the store raises on purpose, each with what was wrong and what to do about it.
+"""The errors that the store raises on purpose. Each message says what was wrong and what to do about it.
 
-`translate` turns the driver's errors into these, so that no other layer knows which driver there is.
+`translate` turns the driver's errors into these, so that no other layer depends on the driver.
 """
 
 from __future__ import annotations
@@ -38,60 +38,60 @@ __all__ = [
 
 
 class StoreError(RuntimeProblem):
-    """The base of all errors of the store. A write that raised one was not made, not even in part; `CommitUncertain` is the exception."""
+    """The base of all errors of the store. A write that raised one was rolled back completely, except for `CommitUncertain`."""
 
     told: ClassVar[str] = "the server's log has the details"
-    """An error of the store may name files: its own text is for the log."""
+    """The text for a client: an error of the store may name files, so its own text is only for the log."""
 
 
 class CommitUncertain(StoreError, OutcomeUnknown):
-    """Whether the write was made is not known: the connection or the disk failed during its commit. Read the row, or write it again."""
+    """Raised when the connection or the disk failed during a commit, so its outcome is unknown. Read the row, or write it again."""
 
     told: ClassVar[str] = "it is not known whether this was written; the server's log has the details"
 
 
 class StoreFull(StoreError):
-    """The disk is full (or a size limit was reached). Nothing of this write was kept; it works again when there is space."""
+    """Raised when the disk is full or a size limit is reached. The write was rolled back; writes succeed again when there is space."""
 
     told: ClassVar[str] = "the disk is full, or failing; nothing of this was kept"
 
 
 class StoreReadOnly(StoreError):
-    """The database file or its directory cannot be written."""
+    """Raised when the database file or its directory cannot be written."""
 
     told: ClassVar[str] = "the database cannot be written; the server's log has the details"
 
 
 class StoreBusy(StoreError):
-    """Another process holds the database's write lock for longer than we wait."""
+    """Raised when another process holds the database's write lock for longer than the busy time-out."""
 
     told: ClassVar[str] = "another process keeps the database locked; nothing of this was kept"
 
 
 class StoreCorrupt(StoreError):
-    """The file is not a database, or is damaged. `hermes-trio doctor` says more."""
+    """Raised when the file is not a database, or is damaged. `hermes-trio doctor` reports details."""
 
     told: ClassVar[str] = "the database is damaged; the server's log has the details"
 
 
 class StoreReplaced(StoreError):
-    """The database file was removed, or another one has its name: what would be written now would be lost with the end of this server."""
+    """Raised when the database file was removed or replaced: writes to the open file would be lost when this server ends."""
 
     told: ClassVar[str] = "the database file was removed or replaced; nothing of this was kept"
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached, or takes no work now. Nothing of this write was kept; it works again when the database is back."""
+    """Raised when the database cannot be reached or accepts no work now. The write was rolled back; retry when the database is back."""
 
     told: ClassVar[str] = "the database cannot be reached; try again in a moment"
 
 
 class StoreClosed(StoreError):
-    """A verb was called after the store was closed."""
+    """Raised when a verb is called after the store was closed."""
 
 
 class StoreInUse(StoreError):
-    """A server already works on this file. `pid` is its process id, 0 if it cannot be told."""
+    """Raised when another server has this file open. `pid` is its process id, 0 if it is unknown."""
 
     def __init__(self, message: str, pid: int) -> None:
         super().__init__(message)
@@ -99,45 +99,45 @@ class StoreInUse(StoreError):
 
 
 class NewerSchema(StoreError):
-    """The file was written by a newer program. It has not been touched."""
+    """Raised for a file that a newer program wrote. The file is unchanged."""
 
 
 class ForeignDatabase(StoreError):
-    """The file belongs to another program. It has not been touched."""
+    """Raised for a file of another program. The file is unchanged."""
 
 
 class UnknownRecord(StoreError, LookupError):
-    """There is no such row."""
+    """Raised when there is no such row."""
 
     told: ClassVar[str] = ""
 
 
 class UnknownSession(UnknownRecord):
-    """There is no session of that id."""
+    """Raised when there is no session of that id."""
 
 
 class ForeignSession(UnknownSession):
-    """The session of that id belongs to another tenant: for the caller there is none. Nothing was written."""
+    """Raised when the session of that id belongs to another tenant: for the caller it does not exist. Nothing was written."""
 
 
 class SessionExists(StoreError):
-    """A session of that id exists already."""
+    """Raised when a session of that id exists already."""
 
     told: ClassVar[str] = ""
 
 
 class InvalidTitle(StoreError, ValueError):
-    """A title that is too long, or has characters that cannot be shown."""
+    """Raised for a title that is too long, or has characters that cannot be shown."""
 
     told: ClassVar[str] = ""
 
 
 class TitleTaken(InvalidTitle):
-    """Another session of this tenant has that title."""
+    """Raised when another session of this tenant has that title."""
 
 
 class AlreadyStarted(StoreError):
-    """A run with this idempotency key and the same body was started before; `run_id` is that run."""
+    """Raised when a run with this idempotency key and the same body was started before; `run_id` is that run."""
 
     told: ClassVar[str] = ""
 
@@ -147,7 +147,7 @@ class AlreadyStarted(StoreError):
 
 
 class IdempotencyConflict(StoreError):
-    """An idempotency key was used again with another body."""
+    """Raised when an idempotency key is used again with another body."""
 
     told: ClassVar[str] = ""
 
@@ -157,7 +157,7 @@ class IdempotencyConflict(StoreError):
 
 
 class ConversationMoved(StoreError):
-    """A conversation's newest response is not the one that this turn started from: another turn was faster."""
+    """Raised when a conversation's newest response is not the one that this turn started from: another turn committed first."""
 
     told: ClassVar[str] = ""
 
@@ -168,7 +168,7 @@ class ConversationMoved(StoreError):
 
 
 def translate(error: Exception, path: str) -> StoreError:
-    """The store's own error for one of the driver's. `path` is the database, for the text."""
+    """Return the store's error for an error of the driver. `path` is the database, for the message."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, apsw.FullError):

@@ -1,7 +1,7 @@
 """Which server owns the store of a home directory, and where that server listens.
 
 The owner holds an advisory lock on a file beside the database and has written its pid there; another file, locked in the same way, says at which
-addresses it can be reached. A file that no process has locked says nothing.
+addresses it can be reached. A file that no process has locked is ignored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ADDRESS_BYTES: Final = 65_536
 
 
 def lock_path(path: Path) -> Path:
-    """The file that the owner of `path` keeps locked."""
+    """Return the file that the owner of `path` keeps locked."""
     return path.with_name(path.name + ".lock")
 
 
 def owner_pid(path: Path) -> int | None:
-    """The pid of the server that owns `path` now (0 if it cannot be told), or None if nobody does."""
+    """Return the pid of the server that owns `path` now (0 if it is unknown), or None if no server does."""
     try:
         descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -48,9 +48,9 @@ def _written_pid(descriptor: int) -> int:
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """Be the one server of `path` for the body of the `with`, or raise `StoreInUse` with the other one's pid.
+    """Hold the owner's lock of `path` for the body of the `with`. Raises `StoreInUse` with the pid of another owner.
 
-    The lock goes with the process however it ends, so a crash leaves nothing to clean up.
+    The system releases the lock when the process ends, so a crash leaves nothing to clean up.
     """
     beside = lock_path(path)
     try:
@@ -76,15 +76,15 @@ def owned(path: Path) -> Iterator[None]:
 
 
 def address_path(path: Path) -> Path:
-    """The file in which the owner of `path` says where it listens."""
+    """Return the file in which the owner of `path` publishes its addresses."""
     return path.with_name(path.name + ".address")
 
 
 @contextmanager
 def announced(path: Path, addresses: Sequence[str]) -> Iterator[None]:
-    """Say for the body of the `with` where the owner of `path` listens. Only the owner may; `OSError` if it cannot be written.
+    """Publish the addresses of the owner of `path` for the body of the `with`. Only the owner may call it. Raises `OSError` if it cannot write.
 
-    The file is complete and locked before it has its name, so one that is locked is never an earlier server's, and the lock goes with the process.
+    The file is complete and locked before it gets its name, so a locked file is never an earlier server's, and the lock ends with the process.
     """
     name = address_path(path)
     made = name.with_name(name.name + ".new")
@@ -103,7 +103,7 @@ def announced(path: Path, addresses: Sequence[str]) -> Iterator[None]:
 
 
 def announced_addresses(path: Path) -> tuple[str, ...]:
-    """Where the server that owns `path` listens now; nothing if there is none, or if it has not said."""
+    """Return the addresses of the server that owns `path` now; empty if there is none, or if it has not published them."""
     try:
         descriptor = os.open(address_path(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""The store's port: what the layers above may ask of it, whatever the backend.
+"""The store's port: the verbs that the layers above may call, for every backend.
 
-Each verb is one transaction with one invariant, and returns only when what it promises is durable. A verb that has been called runs to
+Each verb is one transaction with one invariant, and returns only when its writes are durable. A verb that has been called runs to
 its end even if the caller is cancelled: cancelling abandons the wait, never the write. A write that fails raises a `StoreError` and leaves
-nothing behind. The small protocols are for those who need only a part; `Store` is all of it.
+nothing behind. The small protocols are for callers that need only a part; `Store` is all of it.
 """
 
 from __future__ import annotations
@@ -71,27 +71,27 @@ class SessionStore(Protocol):
 
     @property
     def secret(self) -> bytes:
-        """The secret of this store, made once and the same in every process that opens it. It keys the ids that must not be guessed."""
+        """The secret of this store, made once and the same in every process that opens it. It keys the ids that must not be guessable."""
         ...
 
     async def get_session(self, session_id: str) -> SessionRow | None:
-        """A session by its id, or None."""
+        """Return a session by its id, or None."""
         ...
 
     async def session_of(self, session_key: str) -> SessionRow | None:
-        """The session behind a key, open or ended, or None."""
+        """Return the session of a key, open or ended, or None."""
         ...
 
     async def list_sessions(self, which: SessionFilter = ALL_SESSIONS, page: Page = FIRST_PAGE) -> list[SessionRow]:
-        """List sessions, the newest activity first."""
+        """Return sessions, the newest activity first."""
         ...
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
+        """Make a session. Raises `SessionExists`, `InvalidTitle` or `TitleTaken`, with nothing written."""
         ...
 
     async def claim_session(self, new: NewSession) -> SessionRow:
-        """The tenant's session of that id, made if there is none; raises `ForeignSession` if it is another tenant's."""
+        """Return the tenant's session of that id; make it if there is none. Raises `ForeignSession` if it belongs to another tenant."""
         ...
 
     async def patch_session(
@@ -103,11 +103,11 @@ class SessionStore(Protocol):
         end_reason: str | None = None,
         tenant: str | None = None,
     ) -> SessionRow:
-        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither. See `delete_session`."""
+        """Change the title (with `set_title`; None or empty clears it) and end the session, in one transaction. See `delete_session`."""
         ...
 
     async def reopen_session(self, session_id: str) -> bool:
-        """Take back an end; returns whether there was one."""
+        """Reopen an ended session; return whether it had ended."""
         ...
 
     async def delete_session(self, session_id: str, *, tenant: str | None = None) -> int:
@@ -120,33 +120,33 @@ class SessionStore(Protocol):
     async def fork_session(
         self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None
     ) -> SessionRow:
-        """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
+        """Branch a session into a new one with a copy of its messages and end the old one as `branched`, in one transaction."""
         ...
 
     async def new_session(self, session_key: str, *, source: str, reason: str = "session_reset") -> str:
-        """End the session behind a key and start another one there; returns the new id."""
+        """End the session of a key and make a new one for the key; return the new id."""
         ...
 
     async def switch_session(self, session_key: str, session_id: str, *, reason: str = "session_switch") -> SessionRow:
-        """Point a key to another session: the one behind it ends, the other is reopened."""
+        """Point a key to another session: end the current one and reopen the other."""
         ...
 
     async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Add to a transcript outside any turn."""
+        """Append messages to a transcript outside any turn."""
         ...
 
     async def replace_history(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Compact a transcript: the live messages are set aside (search still finds them), these take their place."""
+        """Compact a transcript: archive the live messages (search still finds them) and put these in their place."""
         ...
 
     async def list_messages(
         self, session_id: str, page: Page = FIRST_MESSAGES, *, include_archived: bool = False
     ) -> list[StoredMessage]:
-        """List the messages of a session with their numbers, oldest first."""
+        """Return the messages of a session with their numbers, oldest first."""
         ...
 
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
-        """The session's own system prompt and model configuration (JSON text), each None if it has none."""
+        """Return the session's own system prompt and model configuration (JSON text), each None if it has none."""
         ...
 
 
@@ -162,21 +162,21 @@ class RunStore(Protocol):
     """Runs and their event logs."""
 
     async def get_run(self, run_id: str) -> RunRow | None:
-        """A run by its id, or None."""
+        """Return a run by its id, or None."""
         ...
 
     async def list_runs(self, which: RunFilter = ALL_RUNS, page: Page = FIRST_PAGE) -> list[RunRow]:
-        """List runs, the newest first, each with the beginning of its output (`LISTED_OUTPUT` characters, and one more if there are more)."""
+        """Return runs, the newest first, each with the beginning of its output (`LISTED_OUTPUT` characters, and one more if there are more)."""
         ...
 
     async def events_after(
         self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
     ) -> list[EventRow]:
-        """The events of a run after a number, in order: a page of at most `limit` and `most_bytes`, and of at least one. Empty at the end."""
+        """Return the events of a run after a number, in order: at most `limit` events and `most_bytes`, but at least one. Empty at the end."""
         ...
 
     async def event_epoch(self, run_id: str, number: int) -> str | None:
-        """The epoch in which an event was written, or None if it is not kept: how a reader's `Last-Event-ID` is checked."""
+        """Return the epoch in which an event was written, or None if it is not stored. Used to check a reader's `Last-Event-ID`."""
         ...
 
 
@@ -184,79 +184,79 @@ class JobStore(Protocol):
     """Background jobs."""
 
     async def note_job_output(self, job_id: str, tail: str) -> None:
-        """Keep the last output of a live job, so that a notice after a crash can show it."""
+        """Store the last output of a live job, so that a notice after a crash can show it."""
         ...
 
     async def get_job(self, job_id: str) -> JobRow | None:
-        """A job by its id, or None."""
+        """Return a job by its id, or None."""
         ...
 
     async def list_jobs(
         self, *, session_id: str | None = None, live_only: bool = False, page: Page = FIRST_PAGE
     ) -> list[JobRow]:
-        """Jobs of one session or of all, the newest first."""
+        """Return the jobs of one session or of all, the newest first."""
         ...
 
 
 class InboxStore(Protocol):
-    """What waits for a session."""
+    """Rows that wait for a session."""
 
     async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
-        """Rows in a state, each with its reason, oldest first."""
+        """Return the rows in a state, each with its reason, oldest first."""
         ...
 
     async def revive_inbox(self, number: int) -> bool:
-        """Let a dead letter wait again; returns whether it was one."""
+        """Queue a dead letter again; return whether it was one."""
         ...
 
 
 class OutboxStore(Protocol):
-    """What waits for a platform."""
+    """Replies that wait for a platform."""
 
     async def add_outbox(self, entries: Sequence[NewReply], *, session_id: str = "") -> list[int]:
         """Queue replies outside any turn; return their ids."""
         ...
 
     async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
-        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried.
+        """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried.
 
-        `holding` names the rows that the caller is sending: another row that this owner has claimed is one whose claim was lost, and is handed
-        out again.
+        `holding` names the rows that the caller is sending: for any other row that this owner has claimed, the caller never got the claim, and it is returned
+        again.
         """
         ...
 
     async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
-        """When the next reply of a platform can be claimed, or None."""
+        """Return the time at which the next reply of a platform can be claimed, or None."""
         ...
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
-        """A reply was accepted by its platform. Writing the end of an attempt twice changes nothing; `Fenced` if it is another owner's."""
+        """Record that the platform accepted a reply. Idempotent, as every end of an attempt. Raises `Fenced` if another owner has the row."""
         ...
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """An attempt failed; try again at `at`. `row.maybe_duplicate` is kept: the next attempt is labelled, whoever makes it."""
+        """Record a failed attempt and queue the reply for `at`. `row.maybe_duplicate` is stored, so that the next attempt is labelled."""
         ...
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
-        """Give a reply up: it becomes a dead letter, with `row.maybe_duplicate`."""
+        """Give up a reply: it becomes a dead letter, with `row.maybe_duplicate`."""
         ...
 
     async def revive_outbox(self, number: int) -> bool:
-        """Queue a dead letter again; returns whether it was one."""
+        """Queue a dead letter again; return whether it was one."""
         ...
 
     async def list_outbox(
         self, state: OutboxState, page: Page = FIRST_PAGE, *, platform: str | None = None
     ) -> list[OutboxRow]:
-        """Replies in a state, oldest first."""
+        """Return the replies in a state, oldest first."""
         ...
 
     async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
-        """The newest replies to one chat, whatever became of them, newest first. Sent ones are kept for as long as retention says."""
+        """Return the newest replies to one chat, in any state, newest first. Sent ones are kept for as long as retention says."""
         ...
 
     async def outbox_unsent(self) -> int:
-        """How many replies are neither sent nor dead: what a drain reports as undelivered."""
+        """Return how many replies are neither sent nor dead: what a drain reports as undelivered."""
         ...
 
 
@@ -264,31 +264,31 @@ class ApprovalStore(SignalStore, Protocol):
     """Requests that wait for a human, and grants."""
 
     async def create_approval(self, new: NewApproval) -> ApprovalRow:
-        """Write a request down before anybody is asked."""
+        """Store a request before a person is asked."""
         ...
 
     async def get_approval(self, approval_id: str) -> ApprovalRow | None:
-        """A request by its id, or None."""
+        """Return a request by its id, or None."""
         ...
 
     async def answer_approval(
         self, approval_id: str, choice: ApprovalChoice, *, reason: str = ""
     ) -> ApprovalRow | None:
-        """Answer a request; None if it is not pending (any more). Grants what the choice grants, if it was offered."""
+        """Answer a request; return None if it is not pending (any more). Grants the categories of the choice, if it was offered."""
         ...
 
     async def answer_approvals(
         self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
     ) -> list[ApprovalRow]:
-        """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
+        """Answer the oldest pending request of a scope, or all of them; return the answered ones."""
         ...
 
     async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
-        """Nobody answered, or, without `asked`, nobody has seen it; returns whether the request was still pending."""
+        """Expire a request without an answer (without `asked`: one that no person was shown); return whether it was still pending."""
         ...
 
     async def end_approval_scope(self, scope: str, *, reason: str) -> int:
-        """A run or a conversation is over: what waits expires, its grants end. Returns how many requests expired."""
+        """Expire the pending requests of a run or conversation that is over, and end its grants; return how many requests expired."""
         ...
 
     async def list_approvals(
@@ -300,19 +300,19 @@ class ApprovalStore(SignalStore, Protocol):
         newest: bool = False,
         page: Page = FIRST_PAGE,
     ) -> list[ApprovalRow]:
-        """Requests, oldest first unless `newest`; by default those that are pending."""
+        """Return requests, oldest first unless `newest`; by default the pending ones."""
         ...
 
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
-        """Take a grant back; returns whether there was one."""
+        """Revoke a grant; return whether there was one."""
         ...
 
     async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
-        """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
+        """Return all categories that are allowed in a scope: its own grants, and the permanent ones of `grantee`."""
         ...
 
     async def list_grants(self, *, scope: str | None = None) -> list[Grant]:
-        """What is allowed without asking, in one scope or in all."""
+        """Return the grants, of one scope or of all."""
         ...
 
 
@@ -320,23 +320,23 @@ class ResponseStore(Protocol):
     """Stored responses, conversations, idempotent replies."""
 
     async def put_response(self, response: StoredResponse) -> None:
-        """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
+        """Store a response outside any turn's commit (a snapshot of one that is still in progress)."""
         ...
 
     async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
-        """A tenant's response, or None. Reading it makes it the most recently used one."""
+        """Return a tenant's response, or None. Reading it makes it the most recently used one."""
         ...
 
     async def delete_response(self, tenant: str | None, response_id: str) -> bool:
-        """Forget a response and the names that point to it; returns whether there was one."""
+        """Delete a response and the names that point to it; return whether there was one."""
         ...
 
     async def latest_response(self, tenant: str, conversation: str) -> str | None:
-        """The id of the newest response of a conversation, or None."""
+        """Return the id of the newest response of a conversation, or None."""
         ...
 
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
-        """The reply that a key repeats, or None; raises `IdempotencyConflict` if the key came with another body."""
+        """Return the stored reply to an idempotency key, or None. Raises `IdempotencyConflict` if the key was used with another body."""
         ...
 
 
@@ -344,15 +344,15 @@ class DeliveryStore(Protocol):
     """Webhook deliveries."""
 
     async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
-        """Accept a delivery and its message in one transaction; returns the inbox id, or None for a known delivery."""
+        """Accept a delivery and its message in one transaction; return the inbox id, or None for a known delivery."""
         ...
 
     async def record_delivery(self, route: str, delivery_id: str) -> bool:
-        """Note a delivery that was handled without a turn, after it succeeded; returns False for a known one."""
+        """Record a delivery that was handled without a turn, after it succeeded; return False for a known one."""
         ...
 
     async def delivery_known(self, route: str, delivery_id: str) -> bool:
-        """Whether this route has accepted this id."""
+        """Return whether this route has accepted this id."""
         ...
 
 
@@ -360,23 +360,23 @@ class CronStore(Protocol):
     """Cron jobs and their executions."""
 
     async def put_cron_job(self, job: CronJob) -> CronJob:
-        """Make a job, or change the one of that id."""
+        """Make a job, or update the one of that id."""
         ...
 
     async def get_cron_job(self, job_id: str) -> CronJob | None:
-        """A job by its id, or None."""
+        """Return a job by its id, or None."""
         ...
 
     async def list_cron_jobs(self, *, tenant: str | None = None) -> list[CronJob]:
-        """All jobs, by name."""
+        """Return all jobs, by name."""
         ...
 
     async def delete_cron_job(self, job_id: str) -> bool:
-        """Forget a job; returns whether there was one."""
+        """Delete a job; return whether there was one."""
         ...
 
     async def set_cron_next(self, job_id: str, when: float | None) -> None:
-        """Note when a job is due next; None for never again."""
+        """Set the time at which a job is due next; None for never."""
         ...
 
     async def claim_cron_slot(
@@ -388,24 +388,24 @@ class CronStore(Protocol):
         error: str = "",
         next_at: float | None = None,
     ) -> bool:
-        """Claim a slot (or record it as skipped or missed) and move the job on to `next_at`, in one transaction.
+        """Claim a slot (or record it as skipped or missed) and set the job's next time to `next_at`, in one transaction.
 
-        Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
+        Returns False if the slot has a row already: then it was claimed before, and only `next_at` changed.
         """
         ...
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
-        """A claimed slot begins to run in a session."""
+        """Record that a claimed slot begins to run in a session."""
         ...
 
     async def finish_cron_slot(
         self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
     ) -> bool:
-        """A slot is over; the first end wins."""
+        """Record the end of a slot; the first end wins."""
         ...
 
     async def list_cron_executions(self, job_id: str | None = None, page: Page = FIRST_PAGE) -> list[CronExecution]:
-        """Executions of one job or of all, the newest slot first."""
+        """Return the executions of one job or of all, the newest slot first."""
         ...
 
 
@@ -415,53 +415,53 @@ class KeyStore(SignalStore, Protocol):
     async def create_api_key(
         self, name: str, *, scopes: tuple[str, ...] = (), tenant: str = "", expires_at: float | None = None
     ) -> tuple[ApiKey, str]:
-        """Make a key; returns its record and the key itself, which nobody can read again. Without a tenant it is a tenant of its own."""
+        """Make a key; return its record and the key itself, which cannot be read again. Without a tenant, the key becomes a new tenant."""
         ...
 
     async def find_api_key(self, secret: str) -> ApiKey | None:
-        """The record of a key that is in force, or None."""
+        """Return the record of a valid key, or None."""
         ...
 
     async def revoke_api_key(self, key_id: str) -> bool:
-        """Put a key out of force, at once; returns whether it was in force."""
+        """Revoke a key at once; return whether it was valid."""
         ...
 
     async def list_api_keys(self, *, include_revoked: bool = False) -> list[ApiKey]:
-        """All keys, oldest first."""
+        """Return all keys, oldest first."""
         ...
 
 
 class AccessStore(Protocol):
-    """Who may talk to the agent on a platform."""
+    """The users who may talk to the agent on a platform."""
 
     async def offer_pairing(
         self, platform: str, code: str, *, user_id: str, user_name: str = "", ttl: float = 3600.0
     ) -> bool:
-        """Note a pairing code for a user; False if the user has an open one, or the platform has too many."""
+        """Store a pairing code for a user; return False if the user has an open one, or the platform has too many."""
         ...
 
     async def redeem_pairing(self, platform: str, code: str) -> AllowedUser | None:
-        """Approve a code: its user is let in, and the code is used up. None if there is no such code in force."""
+        """Approve a code: its user is put on the allow-list, and the code is used up. Returns None if there is no such valid code."""
         ...
 
     async def list_pairings(self, platform: str | None = None) -> list[PairingRequest]:
-        """Everybody who has an open code."""
+        """Return the users who have an open code."""
         ...
 
     async def allow_user(self, platform: str, user_id: str, *, user_name: str = "") -> AllowedUser:
-        """Put somebody on a platform's allow-list."""
+        """Put a user on a platform's allow-list."""
         ...
 
     async def disallow_user(self, platform: str, user_id: str) -> bool:
-        """Take somebody off; returns whether they were on it."""
+        """Remove a user from a platform's allow-list; return whether they were on it."""
         ...
 
     async def user_allowed(self, platform: str, user_id: str) -> bool:
-        """Whether somebody is on a platform's allow-list."""
+        """Return whether a user is on a platform's allow-list."""
         ...
 
     async def list_allowed(self, platform: str | None = None) -> list[AllowedUser]:
-        """Everybody on the allow-lists."""
+        """Return the users on the allow-lists."""
         ...
 
 
@@ -469,24 +469,24 @@ class CursorStore(Protocol):
     """Cursors and single values."""
 
     async def get_cursor(self, adapter: str) -> str | None:
-        """How far an adapter has read, or None if it never did."""
+        """Return the read position of an adapter, or None if it has none."""
         ...
 
     async def set_cursor(self, adapter: str, value: str) -> None:
-        """Note how far an adapter has read."""
+        """Store the read position of an adapter."""
         ...
 
     async def get_meta(self, key: str) -> str | None:
-        """A value by its name, or None."""
+        """Return a value by its name, or None."""
         ...
 
     async def set_meta(self, key: str, value: str | None) -> None:
-        """Keep a value under a name; None forgets it."""
+        """Store a value under a name; None deletes it."""
         ...
 
 
 class MaintenanceStore(Protocol):
-    """Retention that is asked for. What the settings ask for, a backend does by itself."""
+    """Retention on request. A backend applies the configured retention by itself."""
 
     async def prune_sessions(
         self,
@@ -522,4 +522,4 @@ class Store(
     MaintenanceStore,
     Protocol,
 ):
-    """Everything that is written down."""
+    """The whole port: all verbs of the store."""

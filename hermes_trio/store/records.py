@@ -1,4 +1,4 @@
-"""What the store hands out and takes in, beside the records of the runtime's own port. All frozen; times are epoch seconds."""
+"""The records that the store's verbs take and return, beside those of the runtime's own port. All frozen; times are epoch seconds."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ __all__ = [
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a list: at most `limit` entries, after `offset` others."""
+    """A page of a list: at most `limit` entries, after the first `offset`."""
 
     limit: int = 50
     offset: int = 0
 
     @property
     def peek(self) -> Page:
-        """This part and one entry more, whose presence says that more follow."""
+        """Return this page with one more entry, whose presence shows that more follow."""
         return Page(self.limit + 1, self.offset)
 
 
@@ -70,7 +70,7 @@ FIRST_MESSAGES: Final = Page(1_000)
 
 
 class Lineage(Enum):
-    """What a session is to its parent."""
+    """The relation of a session to its parent."""
 
     ROOT = ""
     SUBAGENT = "subagent"
@@ -78,7 +78,7 @@ class Lineage(Enum):
 
 
 class InboxState(Enum):
-    """See `hermes_trio.store.sqlite.inbox`."""
+    """The states of an inbox row; see `hermes_trio.store.sqlite.inbox`."""
 
     PENDING = "pending"
     TAKEN = "taken"
@@ -154,7 +154,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A message with its number. `active` is false for one that a compaction set aside."""
+    """A message with its number. `active` is false for one that a compaction archived."""
 
     id: int
     session_id: str
@@ -177,7 +177,7 @@ class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchOrder(Enum):
-    """In which order the hits of a search come."""
+    """The order of the hits of a search."""
 
     RELEVANCE = "relevance"
     NEWEST = "newest"
@@ -257,7 +257,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class OutboxState(Enum):
-    """A reply waits, is being sent, was sent, or is dead: given up after too many attempts."""
+    """The states of a reply: waiting, being sent, sent, or dead (given up after too many attempts)."""
 
     PENDING = "pending"
     ATTEMPTING = "attempting"
@@ -292,7 +292,7 @@ LISTED_OUTPUT: Final = 2_000
 
 
 class ApprovalState(Enum):
-    """A request waits, or was answered, or was not answered in time."""
+    """The states of a request: waiting, answered, or expired without an answer."""
 
     PENDING = "pending"
     APPROVED = "approved"
@@ -301,7 +301,7 @@ class ApprovalState(Enum):
 
 
 class ApprovalChoice(Enum):
-    """What a human may answer. `session` and `always` also grant the categories of the request."""
+    """The answers that a person may give. `session` and `always` also grant the categories of the request."""
 
     ONCE = "once"
     SESSION = "session"
@@ -310,9 +310,9 @@ class ApprovalChoice(Enum):
 
 
 class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for approval. `scope` is who may be asked and whose grants count: a run id, or a session key.
+    """A request for approval. `scope` is the run id or session key in which it is asked, and whose grants apply.
 
-    `grantee` is to whom an answer of `always` is given: the tenant or the platform that the request comes from. `asker` is the platform's id of the
+    `grantee` receives the grant of an `always` answer: the tenant or the platform that the request comes from. `asker` is the platform's id of the
     person whose turn waits; empty where no person has asked.
     """
 
@@ -333,7 +333,7 @@ class NewApproval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tenant_grantee(tenant: str) -> str:
-    """The scope of what was granted for good to a tenant."""
+    """Return the scope of a tenant's permanent grants."""
     return f"tenant {tenant}"
 
 
@@ -346,7 +346,7 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """What it is called outside of the store."""
+        """The public id of the grant."""
         return "grant_" + sha256(f"{self.scope}\0{self.category}".encode()).hexdigest()[:16]
 
 
@@ -372,7 +372,7 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     grantee: str = ""
     asker: str = ""
     asked: bool = True
-    """False if the request was withdrawn because nobody could be shown it."""
+    """False if the request was withdrawn because it could not be shown to any person."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,7 +406,7 @@ class IdempotentReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CronState(Enum):
-    """The life of one slot of a cron job."""
+    """The states of one slot of a cron job."""
 
     CLAIMED = "claimed"
     RUNNING = "running"
@@ -422,7 +422,7 @@ class CronState(Enum):
 
 
 class CronJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduled job. `spec` is what the scheduler's owner put there: prompt, delivery target, limits."""
+    """A scheduled job. `spec` is opaque to the store: prompt, delivery target, limits."""
 
     id: str
     name: str
@@ -450,7 +450,7 @@ class CronExecution(msgspec.Struct, frozen=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """What is known of an API key. The key itself is not: only its hash is kept."""
+    """The record of an API key. The key itself is not stored, only its hash."""
 
     id: str
     name: str
@@ -463,7 +463,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class PairingRequest(msgspec.Struct, frozen=True):
-    """Somebody who was offered a pairing code and has not been let in yet. The code is kept as a hash only."""
+    """A user who was offered a pairing code and is not on the allow-list yet. Only the hash of the code is stored."""
 
     platform: str
     user_id: str
@@ -473,7 +473,7 @@ class PairingRequest(msgspec.Struct, frozen=True):
 
 
 class AllowedUser(msgspec.Struct, frozen=True):
-    """Somebody who may talk to the agent on a platform."""
+    """A user who may talk to the agent on a platform."""
 
     platform: str
     user_id: str
@@ -482,7 +482,7 @@ class AllowedUser(msgspec.Struct, frozen=True):
 
 
 class MaintenanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round of maintenance did. `removed` counts rows by table."""
+    """The result of a round of maintenance. `removed` counts rows by table."""
 
     sessions_ended: int = 0
     removed: Mapping[str, int] = msgspec.field(default_factory=dict[str, int])

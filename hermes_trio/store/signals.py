@@ -1,23 +1,23 @@
-"""Signals: how whoever waits for a row learns that it may be there.
+"""Signals: notifications that rows may have changed.
 
-A verb notes `(topic, key)` while it runs; after the commit, and only then, those who subscribed are called. A signal is a hint: it carries no
-truth, may come too often, and on another backend may be lost until the next poll. The woken side reads rows. The SQLite writer feeds this object
-in its own process, and there is no timer behind it.
+A verb records `(topic, key)` while it runs; after the commit, and only then, the subscribers are called. A signal is a hint: it carries no
+data, may come too often, and on another backend may be lost until the next poll. The subscriber reads the rows. The SQLite writer calls this object
+in its own process; there is no timer.
 
 | topic | key | the rows that may have changed |
 | --- | --- | --- |
-| `inbox:<name>` | session key | something waits for a session in this inbox |
+| `inbox:<name>` | session key | a row waits for a session in this inbox |
 | `outbox` | platform | a reply waits for a platform |
-| `root` | root id | nothing that this root started is open any more |
+| `root` | root id | the root has settled |
 | `run` | run id | a run's row or its event log |
 | `approval` | approval id | a request was answered or has expired |
 | `cron` | job id | a scheduled job was changed, or a run of it has ended |
-| `key` | key id | an API key was put out of force |
-| `session` | session id | the lock of a session was given back, in a store that several nodes share |
-| `node` | incarnation | a node joined, left or was taken over |
-| `lease` | name | nobody runs a singleton any more |
+| `key` | key id | an API key was revoked |
+| `session` | session id | the lock of a session was released, in a store that several nodes share |
+| `node` | incarnation | a node joined, left or was reaped |
+| `lease` | name | no node runs a singleton any more |
 | `request` | incarnation | a request waits for a node |
-| `answer` | request id | a node's answer is there |
+| `answer` | request id | a node has answered a request |
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Signals:
                 del self._subscribers[topic, key]
 
     def wanted(self) -> list[tuple[str, str | None]]:
-        """The topics and keys that somebody has subscribed to."""
+        """Return the topics and keys that have subscribers."""
         return list(self._subscribers)
 
     def announce(self, signals: Iterable[Signal]) -> None:
-        """A commit concerned these: call those who subscribed to them, each once a signal."""
+        """Call the subscribers of these signals after their commit, each once per signal."""
         for signal in dict.fromkeys(signals):
             known = self._subscribers
             for wake in (*known.get(signal, _NOBODY).values(), *known.get((signal[0], None), _NOBODY).values()):

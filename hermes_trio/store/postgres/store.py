@@ -332,11 +332,11 @@ class PostgresStore(
         return found
 
     async def reap(self, epoch: str) -> Recovery:
-        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
         return await self._write_heavily(reap, self._now, self.owner, epoch)
 
     async def leave_node(self, epoch: str) -> None:
-        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        """End this node at once: its remaining work is ended, its singletons are released, and its later writes raise `Fenced`."""
         await self._write_heavily(leave, self._now, self.owner, epoch)
 
     async def renew_node(self, info: Mapping[str, Any]) -> Any:

@@ -70,7 +70,7 @@ def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRo
 
 
 def get(db: Database, approval_id: str) -> ApprovalRow | None:
-    """A request by its id."""
+    """Return a request by its id, or None."""
     found = one(db, f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (approval_id,))
     return _approval(found) if found else None
 
@@ -175,11 +175,11 @@ class SqliteApprovals(Verbs):
     """The approvals' part of the store."""
 
     async def create_approval(self, new: NewApproval) -> ApprovalRow:
-        """Write a request down before anybody is asked."""
+        """Store a request before a person is asked."""
         return await self._write(create, self._clock(), self.owner, new)
 
     async def get_approval(self, approval_id: str) -> ApprovalRow | None:
-        """A request by its id, or None."""
+        """Return a request by its id, or None."""
         return await self._read(get, approval_id)
 
     async def answer_approval(
@@ -191,15 +191,15 @@ class SqliteApprovals(Verbs):
     async def answer_approvals(
         self, scope: str, choice: ApprovalChoice, *, everything: bool = False, reason: str = ""
     ) -> list[ApprovalRow]:
-        """Answer the oldest pending request of a scope, or all of them; returns those that were answered."""
+        """Answer the oldest pending request of a scope, or all of them; return the answered ones."""
         return await self._write(answer_scope, self._clock(), scope, choice, everything, reason)
 
     async def expire_approval(self, approval_id: str, *, reason: str = "timeout", asked: bool = True) -> bool:
-        """Nobody answered, or, without `asked`, nobody has seen it; returns whether the request was still pending."""
+        """Expire a request without an answer (without `asked`: one that no person was shown); return whether it was still pending."""
         return await self._write(expire, self._clock(), approval_id, reason, asked)
 
     async def end_approval_scope(self, scope: str, *, reason: str) -> int:
-        """A run or a conversation is over: what waits expires, its grants end. Returns how many requests expired."""
+        """Expire the pending requests of a run or conversation that is over, and end its grants; return how many requests expired."""
         return await self._write(end_scope, self._clock(), scope, reason)
 
     async def list_approvals(
@@ -211,17 +211,17 @@ class SqliteApprovals(Verbs):
         newest: bool = False,
         page: Page = FIRST_PAGE,
     ) -> list[ApprovalRow]:
-        """Requests, oldest first unless `newest`; by default those that are pending."""
+        """Return requests, oldest first unless `newest`; by default the pending ones."""
         return await self._read(listed, state.value if state else None, scope, tenant, newest, page)
 
     async def revoke_grant(self, category: str, *, scope: str) -> bool:
-        """Take a grant back; returns whether there was one."""
+        """Revoke a grant; return whether there was one."""
         return await self._write(revoke, scope, category)
 
     async def granted(self, scope: str, *, grantee: str = "") -> frozenset[str]:
-        """All categories that are allowed in a scope: its own grants, and those that were given for good to `grantee`."""
+        """Return all categories that are allowed in a scope: its own grants, and the permanent ones of `grantee`."""
         return await self._read(granted, scope, grantee)
 
     async def list_grants(self, *, scope: str | None = None) -> list[Grant]:
-        """What is allowed without asking, in one scope or in all."""
+        """Return the grants, of one scope or of all."""
         return await self._read(list_grants, scope)

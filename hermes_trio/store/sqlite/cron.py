@@ -65,13 +65,13 @@ def put_job(db: Database, now: float, job: CronJob) -> CronJob:
 
 
 def get_job(db: Database, job_id: str) -> CronJob | None:
-    """A job by its id."""
+    """Return a job by its id, or None."""
     found = one(db, f"SELECT {_JOB} FROM cron_jobs WHERE id = ?", (job_id,))
     return _job(found) if found else None
 
 
 def list_jobs(db: Database, tenant: str | None) -> list[CronJob]:
-    """All jobs, by name."""
+    """Return all jobs, by name."""
     where = "" if tenant is None else "WHERE tenant = ?"
     sql = f"SELECT {_JOB} FROM cron_jobs {where} ORDER BY name, id"
     return [_job(row) for row in many(db, sql, () if tenant is None else (tenant,))]
@@ -142,7 +142,7 @@ def finish_slot(
 
 
 def executions(db: Database, job_id: str | None, page: Page) -> list[CronExecution]:
-    """Executions, the newest slot first."""
+    """Return executions, the newest slot first."""
     where, bindings = equalities({"job_id": job_id})
     sql = f"SELECT {_EXECUTION} FROM cron_executions WHERE {' AND '.join(where)} ORDER BY slot DESC, job_id LIMIT ? OFFSET ?"
     return [_execution(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
@@ -152,23 +152,23 @@ class SqliteCron(Verbs):
     """The cron jobs' part of the store."""
 
     async def put_cron_job(self, job: CronJob) -> CronJob:
-        """Make a job, or change the one of that id."""
+        """Make a job, or update the one of that id."""
         return await self._write(put_job, self._clock(), job)
 
     async def get_cron_job(self, job_id: str) -> CronJob | None:
-        """A job by its id, or None."""
+        """Return a job by its id, or None."""
         return await self._read(get_job, job_id)
 
     async def list_cron_jobs(self, *, tenant: str | None = None) -> list[CronJob]:
-        """All jobs, by name."""
+        """Return all jobs, by name."""
         return await self._read(list_jobs, tenant)
 
     async def delete_cron_job(self, job_id: str) -> bool:
-        """Forget a job; returns whether there was one."""
+        """Delete a job; return whether there was one."""
         return await self._write(delete_job, job_id)
 
     async def set_cron_next(self, job_id: str, when: float | None) -> None:
-        """Note when a job is due next; None for never again."""
+        """Set the time at which a job is due next; None for never."""
         await self._write(set_next, job_id, when)
 
     async def claim_cron_slot(
@@ -180,22 +180,22 @@ class SqliteCron(Verbs):
         error: str = "",
         next_at: float | None = None,
     ) -> bool:
-        """Claim a slot (or record it as skipped or missed) and move the job on to `next_at`, in one transaction.
+        """Claim a slot (or record it as skipped or missed) and set the job's next time to `next_at`, in one transaction.
 
         Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
         """
         return await self._write(claim_slot, self._clock(), self.owner, job_id, slot, state.value, error, next_at)
 
     async def start_cron_slot(self, job_id: str, slot: float, *, session_id: str) -> bool:
-        """A claimed slot begins to run in a session."""
+        """Record that a claimed slot begins to run in a session."""
         return await self._write(start_slot, self._clock(), self.owner, job_id, slot, session_id)
 
     async def finish_cron_slot(
         self, job_id: str, slot: float, state: CronState, *, output: str = "", error: str = ""
     ) -> bool:
-        """A slot is over; the first end wins."""
+        """Record the end of a slot; the first end wins."""
         return await self._write(finish_slot, self._clock(), self.owner, job_id, slot, state.value, output, error)
 
     async def list_cron_executions(self, job_id: str | None = None, page: Page = FIRST_PAGE) -> list[CronExecution]:
-        """Executions of one job or of all, the newest slot first."""
+        """Return the executions of one job or of all, the newest slot first."""
         return await self._scan(executions, job_id, page)

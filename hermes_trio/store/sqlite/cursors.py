@@ -15,7 +15,7 @@ def get_cursor(db: Database, adapter: str) -> str | None:
 
 
 def set_cursor(db: Database, now: float, adapter: str, value: str) -> None:
-    """Note how far an adapter has read."""
+    """Store the read position of an adapter."""
     write(
         db,
         "INSERT INTO cursors (adapter, value, updated_at) VALUES (?, ?, ?) ON CONFLICT (adapter)"
@@ -25,7 +25,7 @@ def set_cursor(db: Database, now: float, adapter: str, value: str) -> None:
 
 
 def get_meta(db: Database, key: str) -> str | None:
-    """A value by its name."""
+    """Return a value by its name, or None."""
     found = one(db, "SELECT value FROM state_meta WHERE key = ?", (key,))
     return found[0] if found else None
 
@@ -46,17 +46,17 @@ class SqliteCursors(Verbs):
     """Cursors and single values."""
 
     async def get_cursor(self, adapter: str) -> str | None:
-        """How far an adapter has read, or None if it never did."""
+        """Return the read position of an adapter, or None if it has none."""
         return await self._read(get_cursor, adapter)
 
     async def set_cursor(self, adapter: str, value: str) -> None:
-        """Note how far an adapter has read."""
+        """Store the read position of an adapter."""
         await self._write(set_cursor, self._clock(), adapter, value)
 
     async def get_meta(self, key: str) -> str | None:
-        """A value by its name, or None."""
+        """Return a value by its name, or None."""
         return await self._read(get_meta, key)
 
     async def set_meta(self, key: str, value: str | None) -> None:
-        """Keep a value under a name; None forgets it."""
+        """Store a value under a name; None deletes it."""
         await self._write(set_meta, key, value)

@@ -48,13 +48,13 @@ class SqliteDeliveries(Verbs):
     """The webhook deliveries' part of the store."""
 
     async def accept_delivery(self, route: str, delivery_id: str, message: NewMessage) -> int | None:
-        """Accept a delivery and its message in one transaction; returns the inbox id, or None for a known delivery."""
+        """Accept a delivery and its message in one transaction; return the inbox id, or None for a known delivery."""
         return await self._write(accept, self._clock(), route, delivery_id, message)
 
     async def record_delivery(self, route: str, delivery_id: str) -> bool:
-        """Note a delivery that was handled without a turn, after it succeeded; returns False for a known one."""
+        """Record a delivery that was handled without a turn, after it succeeded; return False for a known one."""
         return await self._write(record, self._clock(), route, delivery_id)
 
     async def delivery_known(self, route: str, delivery_id: str) -> bool:
-        """Whether this route has accepted this id."""
+        """Return whether this route has accepted this id."""
         return await self._read(known, route, delivery_id)

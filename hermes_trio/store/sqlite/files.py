@@ -1,6 +1,6 @@
 """The database file: how it is opened for writing and for reading, and with which settings.
 
-It is only ever opened through SQLite: any raw open and close of it in this process would drop SQLite's own locks.
+It is opened only through SQLite: a raw open and close of it in this process would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
 MEMORY: Final = ":memory:"
 
 BUSY_MILLISECONDS: Final = 5_000
-"""How long another process may hold the write lock (a migration, a manual statement) before a write gives up."""
+"""The busy time-out: how long a write waits for another process that holds the write lock (a migration, a manual statement)."""
 
 STATEMENTS: Final = 256
 """More prepared statements than there are in the package."""
 
 READER_CACHE_KIB: Final = 2_048
 WRITER_CACHE_KIB: Final = 4_096
-"""Small on purpose: the kernel keeps the file's pages too, and a larger cache makes a server that works look like one that leaks."""
+"""Small on purpose: the kernel caches the file's pages too, and the growth of a larger cache looks like a memory leak."""
 
 
 class SqliteConnection(apsw.Connection):
-    """A connection that also keeps what the verbs of the running transaction have to signal: the writer announces it after the commit."""
+    """A connection that also collects the signals of the running transaction; the writer announces them after the commit."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -45,7 +45,7 @@ class SqliteConnection(apsw.Connection):
 
 
 def connect(path: str) -> Database:
-    """Open a database for writing, made readable for its owner alone if it is new. Settings only; no table is touched."""
+    """Open a database for writing; a new file is readable only by its owner. Applies settings; reads and writes no table."""
     if path != MEMORY:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -66,7 +66,7 @@ def connect(path: str) -> Database:
 
 
 def enter_wal(db: Database, path: str) -> None:
-    """The durable mode of a file: space can be given back from the first page on, readers and the writer do not wait for each other."""
+    """Set a file to WAL mode, so that readers and the writer do not block each other, and to incremental vacuum, so that space can be freed."""
     db.pragma("auto_vacuum", "incremental")
     mode = db.pragma("journal_mode", "wal")
     if mode != "wal" and path != MEMORY:
@@ -75,7 +75,7 @@ def enter_wal(db: Database, path: str) -> None:
 
 
 class DatabaseFile:
-    """The file that was opened, and its log, as they were then: both must still have their names while a server works on them."""
+    """The identity of the opened database file and of its log: both must keep their names while a server has them open."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -83,7 +83,7 @@ class DatabaseFile:
         self._log: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raise `StoreReplaced` unless the names still belong to the files that are open. Two system calls."""
+        """Raise `StoreReplaced` unless the names still refer to the open files. Makes two system calls."""
         log = _identity(f"{self._path}-wal")
         if self._log is None:
             self._log = log
@@ -104,9 +104,9 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def connect_reader(path: str) -> Database:
-    """Open an existing database for reading only. Never waits for the writer, and never makes it wait.
+    """Open an existing database for reading only. Neither waits for the writer nor blocks it.
 
-    A database that nobody has open, in a directory that cannot be written, is read as it is: SQLite would want to make a log beside it.
+    A database that no process has open, in a read-only directory, is opened as immutable, because SQLite could not make a log beside it.
     """
     try:
         return _read_only(path, apsw.SQLITE_OPEN_READONLY)

@@ -65,7 +65,7 @@ ELSEWHERE: Final = (
 
 
 def row_of(row: Row) -> InboxRow:
-    """A row's record."""
+    """Return a row as its record."""
     number, kind, inbox, key, session_id, routing, text, notice, job_id, root_id, payload, created, attempts = row
     return InboxRow(
         id=number,
@@ -394,30 +394,30 @@ class SqliteInbox(Verbs):
         return await self._write(supersede, self._clock(), job_id)
 
     async def abandon(self, *, session_id: str, reason: str) -> int:
-        """Mark what waits for a session as abandoned; return how many rows there were."""
+        """Mark the waiting rows of a session as abandoned; return their number."""
         return await self._write(abandon_waiting, self._clock(), session_id, reason)
 
     async def take_inbox(self, inbox: str, session_key: str, limit: int = 32) -> list[InboxRow]:
-        """Claim what the next turn of a session is about: one message, or a burst of notices that go to one place."""
+        """Claim the rows of the next turn of a session: one message, or a burst of notices with one destination."""
         if not await self._read(waits, inbox, session_key, self.owner):
             return []
         claim = claim_lane if self.lease_seconds else claim_rows
         return await self._write(claim, self.owner, inbox, session_key, limit)
 
     async def release_inbox(self, rows: Sequence[InboxRow]) -> None:
-        """Give up a claim: the rows wait again."""
+        """Release a claim: the rows wait again."""
         await self._write(release_rows, self.owner, tuple(rows))
 
     async def bury_inbox(self, rows: Sequence[InboxRow], *, reason: str, replies: Sequence[NewReply] = ()) -> None:
-        """Make claimed rows dead letters and queue what their senders are told, in one transaction."""
+        """Make claimed rows dead letters and queue the replies to their senders, in one transaction."""
         await self._write(bury_rows, self._clock(), self.owner, tuple(rows), reason, tuple(replies))
 
     async def revive_inbox(self, number: int) -> bool:
-        """Let a dead letter wait again; returns whether it was one."""
+        """Queue a dead letter again; return whether it was one."""
         return await self._write(revive_row, self._clock(), number)
 
     async def list_inbox(self, state: InboxState, page: Page = FIRST_PAGE) -> list[tuple[InboxRow, str]]:
-        """Rows in a state, each with its reason, oldest first."""
+        """Return the rows in a state, each with its reason, oldest first."""
         return await self._scan(listed, state.value, page)
 
     async def acknowledge(self, ids: Sequence[int]) -> None:
@@ -425,11 +425,11 @@ class SqliteInbox(Verbs):
         await self._write(acknowledge, self._clock(), self.owner, tuple(ids))
 
     async def waiting_sessions(self, inbox: str) -> list[str]:
-        """The session keys for which something waits in this inbox, the longest waiting first."""
+        """Return the session keys for which a row waits in this inbox, the longest waiting first."""
         return await self._read(waiting_keys, inbox, self.owner)
 
     async def inbox_waiting(
         self, *, inbox: str | None = None, session_key: str | None = None, taken: bool = False
     ) -> int:
-        """How many rows wait, in all inboxes, in one, or for one session; with `taken`, those that a turn has taken, too."""
+        """Return how many rows wait, in all inboxes, in one, or for one session; with `taken`, rows that a turn has taken count, too."""
         return await self._read(waiting_count, inbox, session_key, taken)

@@ -27,13 +27,13 @@ JOB_COLUMNS: Final = (
 
 
 def job_from_row(row: Row) -> JobRow:
-    """A job's record."""
+    """Return a row as a job's record."""
     values: list[Any] = [*row[:7], load_routing(row[7]), row[8], load_mapping(row[9]), JobState(row[10]), *row[11:]]
     return JobRow(*values)
 
 
 def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
-    """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
+    """Write the row of a job before its work exists. Idempotent. Raises `JobRefused` if another job has its id, or the job has ended."""
     made = changed(
         db,
         f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'running', '', '', ?, NULL, ?)"
@@ -96,13 +96,13 @@ def note_output(db: Database, job_id: str, tail: str) -> None:
 
 
 def get_job(db: Database, job_id: str) -> JobRow | None:
-    """A job by its id."""
+    """Return a job by its id, or None."""
     found = one(db, f"SELECT {JOB_COLUMNS} FROM jobs WHERE job_id = ?", (job_id,))
     return job_from_row(found) if found else None
 
 
 def list_jobs(db: Database, session_id: str | None, live_only: bool, page: Page) -> list[JobRow]:
-    """Jobs, the newest first."""
+    """Return jobs, the newest first."""
     where, bindings = equalities({"session_id": session_id})
     if live_only:
         where.append("ended_at IS NULL")
@@ -114,7 +114,7 @@ class SqliteJobs(Verbs):
     """The jobs' part of the store."""
 
     async def start_job(self, job: JobStart) -> None:
-        """Write a job down before its work exists. Writing it twice changes nothing; `JobRefused` if another job has its id, or it has ended."""
+        """Write the row of a job before its work exists. Idempotent. Raises `JobRefused` if another job has its id, or the job has ended."""
         await self._write(start_job, self._clock(), self.owner, job)
 
     async def finish_job(self, job: JobFinish) -> int | None:
@@ -122,15 +122,15 @@ class SqliteJobs(Verbs):
         return await self._write(finish_job, self._clock(), self.owner, job)
 
     async def note_job_output(self, job_id: str, tail: str) -> None:
-        """Keep the last output of a live job, so that a notice after a crash can show it."""
+        """Store the last output of a live job, so that a notice after a crash can show it."""
         await self._write(note_output, job_id, tail)
 
     async def get_job(self, job_id: str) -> JobRow | None:
-        """A job by its id, or None."""
+        """Return a job by its id, or None."""
         return await self._read(get_job, job_id)
 
     async def list_jobs(
         self, *, session_id: str | None = None, live_only: bool = False, page: Page = FIRST_PAGE
     ) -> list[JobRow]:
-        """Jobs of one session or of all, the newest first."""
+        """Return the jobs of one session or of all, the newest first."""
         return await self._read(list_jobs, session_id, live_only, page)

@@ -68,7 +68,7 @@ def revoke(db: Database, now: float, key_id: str) -> bool:
 
 
 def list_all(db: Database, include_revoked: bool) -> list[ApiKey]:
-    """All keys, oldest first."""
+    """Return all keys, oldest first."""
     where = "" if include_revoked else "WHERE revoked_at IS NULL"
     return [_key(row) for row in many(db, f"SELECT {_COLUMNS} FROM api_keys {where} ORDER BY created_at, id")]
 
@@ -79,7 +79,7 @@ class SqliteKeys(Verbs):
     async def create_api_key(
         self, name: str, *, scopes: tuple[str, ...] = (), tenant: str = "", expires_at: float | None = None
     ) -> tuple[ApiKey, str]:
-        """Make a key; returns its record and the key itself, which nobody can read again. Without a tenant it is a tenant of its own."""
+        """Make a key; return its record and the key itself, which cannot be read again. Without a tenant, the key becomes a new tenant."""
         secret = PREFIX + secrets.token_urlsafe(32)
         key_id = f"key_{secrets.token_hex(8)}"
         now = self._clock()
@@ -88,7 +88,7 @@ class SqliteKeys(Verbs):
         return key, secret
 
     async def find_api_key(self, secret: str) -> ApiKey | None:
-        """The record of a key that is in force, or None."""
+        """Return the record of a valid key, or None."""
         now = self._clock()
         found = await self._read(find, now, hash_key(secret))
         if found is not None and (found.last_used_at is None or now - found.last_used_at > USE_RESOLUTION):
@@ -96,9 +96,9 @@ class SqliteKeys(Verbs):
         return found
 
     async def revoke_api_key(self, key_id: str) -> bool:
-        """Put a key out of force, at once; returns whether it was in force."""
+        """Revoke a key at once; return whether it was valid."""
         return await self._write(revoke, self._clock(), key_id)
 
     async def list_api_keys(self, *, include_revoked: bool = False) -> list[ApiKey]:
-        """All keys, oldest first."""
+        """Return all keys, oldest first."""
         return await self._read(list_all, include_revoked)

@@ -125,7 +125,7 @@ def claim_lease(db: Database, now: float, owner: str, name: str) -> bool:
 
 
 def release_lease(db: Database, owner: str, name: str) -> None:
-    """Give a singleton up."""
+    """Release a singleton."""
     if changed(db, "DELETE FROM leases WHERE name = ? AND owner = ?", (name, owner)):
         db.signals.append((LEASE_TOPIC, name))
 
@@ -241,51 +241,51 @@ class SqliteNodes(Verbs):
         return await self._write(renew, self._lease_clock(), self.owner, self.lease_seconds, info)
 
     async def list_nodes(self) -> list[NodeRow]:
-        """The nodes that have not been taken over, oldest first."""
+        """Return the nodes that have not been reaped, oldest first."""
         return await self._read(list_nodes)
 
     async def claim_lease(self, name: str) -> bool:
-        """Become the one node that runs this singleton; False while another one has it."""
+        """Claim a singleton for this node; return False while another node has it."""
         return await self._write(claim_lease, self._clock(), self.owner, name)
 
     async def release_lease(self, name: str) -> None:
-        """Give a singleton up."""
+        """Release a singleton."""
         await self._write(release_lease, self.owner, name)
 
     async def claim_host(self, session_id: str) -> bool:
-        """Bind a session to this node; False while it is bound to another one that is alive."""
+        """Bind a session to this node; return False while it is bound to another live node."""
         return await self._write(claim_host, self._clock(), self.owner, session_id)
 
     async def release_host(self, session_id: str, node: str) -> None:
-        """Undo the binding of a session to a node, if it is bound to that one."""
+        """Remove the binding of a session to a node, if it is bound to that one."""
         await self._write(release_host, session_id, node)
 
     async def session_host(self, session_id: str) -> SessionHost | None:
-        """The node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
+        """Return the node to which a session is bound: by its shell and its files, else by its live jobs; None if it is bound to none."""
         return await self._read(session_host, session_id)
 
     async def ask_node(self, request: NodeRequest) -> bool:
-        """Put a request to a node; False, with nothing written, if that node is gone."""
+        """Write a request to a node; return False, with nothing written, if that node is gone."""
         return await self._write(ask, self._clock(), request)
 
     async def take_requests(self) -> list[NodeRequest]:
-        """The requests to this node that it has not taken before, oldest first."""
+        """Return the requests to this node that it has not taken before, oldest first."""
         if not await self._read(has_requests, self.owner):
             return []
         return await self._write(take, self.owner)
 
     async def answer_request(self, request_id: str, value: Mapping[str, Any]) -> None:
-        """Answer a request. An answer that is there already stays."""
+        """Answer a request. An earlier answer stays."""
         await self._write(answer, request_id, value)
 
     async def get_answer(self, request_id: str) -> NodeAnswer | None:
-        """The answer to a request, or None while there is none."""
+        """Return the answer to a request, or None while there is none."""
         return await self._read(get_answer, request_id)
 
     async def session_owners(self, session_id: str) -> list[str]:
-        """The nodes that have an open turn, a live run or a live job of a session."""
+        """Return the nodes that have an open turn, a live run or a live job of a session."""
         return await self._read(session_owners, session_id)
 
     async def lane_owner(self, inbox: str, session_key: str) -> str:
-        """The node that works on a row of an inbox for this key; empty if none does."""
+        """Return the node that works on a row of an inbox for this key; empty if none does."""
         return await self._read(lane_owner, inbox, session_key)

@@ -132,7 +132,7 @@ def revive(db: Database, now: float, number: int) -> bool:
 
 
 def listed(db: Database, state: str, platform: str | None, page: Page) -> list[OutboxRow]:
-    """Replies in a state, oldest first."""
+    """Return the replies in a state, oldest first."""
     where, bindings = equalities({"state": state, "platform": platform})
     sql = f"SELECT {_COLUMNS} FROM outbox WHERE {' AND '.join(where)} ORDER BY id LIMIT ? OFFSET ?"
     return [_row(row) for row in many(db, sql, (*bindings, page.limit, page.offset))]
@@ -148,7 +148,7 @@ def to_chat(db: Database, platform: str, target: str, limit: int) -> list[Outbox
 
 
 def unsent(db: Database) -> int:
-    """How many replies are neither sent nor dead."""
+    """Return how many replies are neither sent nor dead."""
     found = one(db, "SELECT count(*) FROM outbox WHERE settled_at IS NULL")
     return found[0] if found else 0
 
@@ -162,43 +162,43 @@ class SqliteOutbox(Verbs):
         return await self._write(add_replies, self._clock(), session_id, "", tuple(entries), node)
 
     async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
-        """The oldest unsent reply of each chat of a platform, where it is due. Each row is handed out once until it is settled or retried."""
+        """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried."""
         return await self._write(claim, self._clock(), self.owner, platform, limit, tuple(holding))
 
     async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
-        """When the next reply of a platform can be claimed, or None."""
+        """Return the time at which the next reply of a platform can be claimed, or None."""
         return await self._read(next_due, self._clock(), self.owner, platform, tuple(holding))
 
     async def outbox_sent(self, row: OutboxRow) -> bool:
-        """A reply was accepted by its platform."""
+        """Record that the platform accepted a reply."""
         change = "state = 'sent', settled_at = ?, error = ''"
         return await self._write(end_attempt, self.owner, row, change, (self._clock(),))
 
     async def outbox_retry(self, row: OutboxRow, *, at: float, error: str) -> bool:
-        """An attempt failed; try again at `at`, labelled if `row.maybe_duplicate`."""
+        """Record a failed attempt and queue the reply for `at`, labelled if `row.maybe_duplicate`."""
         change = "state = 'pending', owner = '', next_at = ?, error = ?, maybe_duplicate = ?"
         return await self._write(end_attempt, self.owner, row, change, (at, clean(error), row.maybe_duplicate))
 
     async def outbox_dead(self, row: OutboxRow, *, error: str) -> bool:
-        """Give a reply up: it becomes a dead letter."""
+        """Give up a reply: it becomes a dead letter."""
         change = "state = 'dead', settled_at = ?, error = ?, maybe_duplicate = ?"
         bindings = (self._clock(), clean(error), row.maybe_duplicate)
         return await self._write(end_attempt, self.owner, row, change, bindings)
 
     async def revive_outbox(self, number: int) -> bool:
-        """Queue a dead letter again; returns whether it was one."""
+        """Queue a dead letter again; return whether it was one."""
         return await self._write(revive, self._clock(), number)
 
     async def list_outbox(
         self, state: OutboxState, page: Page = FIRST_PAGE, *, platform: str | None = None
     ) -> list[OutboxRow]:
-        """Replies in a state, oldest first."""
+        """Return the replies in a state, oldest first."""
         return await self._scan(listed, state.value, platform, page)
 
     async def replies_to(self, platform: str, target: Mapping[str, object], *, limit: int = 50) -> list[OutboxRow]:
-        """The newest replies to one chat, whatever became of them, newest first."""
+        """Return the newest replies to one chat, in any state, newest first."""
         return await self._read(to_chat, platform, _target(target), limit)
 
     async def outbox_unsent(self) -> int:
-        """How many replies are neither sent nor dead: what a drain reports as undelivered."""
+        """Return how many replies are neither sent nor dead: what a drain reports as undelivered."""
         return await self._read(unsent)

@@ -1,8 +1,8 @@
-"""The reaper: nothing may be held in the store by an owner that is gone.
+"""The reaper: ends or requeues everything that an owner that is gone still holds in the store.
 
-One transaction decides for everything that such an owner held, at the start or when a neighbour has died: work that had begun is given its one
-truthful end, and whoever was promised something is told exactly once; what was only claimed is handed over and waits again, with its count of
-attempts. The reaper becomes the owner of what it ends, so that an owner that was not gone after all is fenced. Running it again finds nothing.
+One transaction handles everything that such an owner held, at the start or when another node has died: work that had begun gets its
+end state, and each pending completion is queued exactly once; rows that were only claimed wait again, with their count of
+attempts. The reaper becomes the owner of what it ends, so that an owner that still runs is fenced. Running it again finds nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERROR: Final = "The server stopped while this was running; it was not completed
 
 
 class _Reaper:
-    """One run of it. `gone` is the condition that a row's owner is none of those who live."""
+    """One run of the reaper. `gone` is the SQL condition that a row's owner is not alive."""
 
     def __init__(self, db: Database, now: float, owner: str, live: Sequence[str]) -> None:
         self.db = db
@@ -56,7 +56,7 @@ class _Reaper:
 
 
 def reap(db: Database, now: float, owner: str, live: Sequence[str], epoch: str) -> Recovery:
-    """Give everything that belongs to owners that are gone its end, or hand it over. `live` are the owners that are there beside the nodes."""
+    """End or requeue everything that belongs to owners that are gone. `live` are the live owners beside the nodes."""
     live = (*live, *remove_gone(db, now))
     reaper = _Reaper(db, now, owner, live)
     gone, held = reaper.gone, reaper.live
@@ -116,7 +116,7 @@ def _end_interrupted_turns(reaper: _Reaper) -> int:
 
 
 def _end_settled_one_shots(reaper: _Reaper) -> int:
-    """A one-shot session whose turn was over waited for its jobs; with nothing left to tell it, it is settled."""
+    """End one-shot sessions whose turn was over and that waited only for jobs, if no completion is pending any more."""
     db = reaper.db
     sql = (
         f"SELECT id FROM sessions s WHERE one_shot = 1 AND ended_at IS NULL AND open_turn IS NULL AND {reaper.gone}"
@@ -193,7 +193,7 @@ def _lost(job: JobRow) -> NewNotice:
 
 
 def _interrupt_messages(reaper: _Reaper) -> None:
-    """A message whose turn had begun is never begun again; everything else that was taken is handed over: it waits again."""
+    """Mark messages whose turn had begun as interrupted, since they are never begun again; requeue all other taken rows."""
     db, now = reaper.db, reaper.now
     sql = (
         "SELECT id, inbox, session_key, session_id, routing, text, turn_id, kind FROM inbox"
@@ -227,7 +227,7 @@ def _interrupt_messages(reaper: _Reaper) -> None:
 
 
 def recover(db: Database, now: float, last: str, owner: str, member: tuple[str, float] | None, epoch: str) -> Recovery:
-    """An owner begins: as a node of that name and lease, or as the one owner of the database. Its last incarnation is gone."""
+    """Begin an owner, as a node with that name and lease or as the only owner of the database, and reap. Its last incarnation is gone."""
     remove_node(db, last)
     if member is not None:
         insert_node(db, now, owner, *member)
@@ -235,7 +235,7 @@ def recover(db: Database, now: float, last: str, owner: str, member: tuple[str, 
 
 
 def leave(db: Database, now: float, owner: str, epoch: str) -> None:
-    """A node ends as planned: it reaps what it leaves behind."""
+    """End a node in order: reap its own remaining work."""
     remove_node(db, owner)
     reap(db, now, owner, (), epoch)
 
@@ -244,10 +244,10 @@ class SqliteRecovery(Verbs):
     """The reaper's part of the store."""
 
     node_name: str
-    """What this node is called; empty for the one owner of a database."""
+    """The name of this node; empty for the only owner of a database."""
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation of this handle, and reap what belongs to owners that are gone, its own last incarnation among them."""
+        """Begin a new incarnation of this handle, and reap the work of owners that are gone, its own last incarnation included."""
         last, self.owner = self.owner, secrets.token_hex(16)
         member = self.lease_seconds and (self.node_name, self.lease_seconds)
         return await self._writer.submit(
@@ -255,12 +255,12 @@ class SqliteRecovery(Verbs):
         )
 
     async def reap(self, epoch: str) -> Recovery:
-        """Give everything that belongs to owners that are gone its end, or hand it over. A node whose lease has expired is gone."""
+        """End or requeue everything that belongs to owners that are gone. A node whose lease has expired is gone."""
         alone = () if self.lease_seconds else (self.owner,)
         return await self._write_heavily(reap, self._lease_clock(), self.owner, alone, epoch)
 
     async def leave_node(self, epoch: str) -> None:
-        """End this node at once: what it still owned is given its end, its singletons are free, and its later writes raise `Fenced`."""
+        """End this node at once: its remaining work is ended, its singletons are released, and its later writes raise `Fenced`."""
         await self._write_heavily(leave, self._lease_clock(), self.owner, epoch)
 
     async def probe(self) -> None:

@@ -149,24 +149,24 @@ class SqliteResponses(Verbs):
     _response_limit: int
 
     async def put_response(self, response: StoredResponse) -> None:
-        """Keep a response outside any turn's commit (a snapshot of one that is still in progress)."""
+        """Store a response outside any turn's commit (a snapshot of one that is still in progress)."""
         await self._write(put_response, self._clock(), response, self._response_limit)
 
     async def get_response(self, tenant: str | None, response_id: str) -> StoredResponse | None:
-        """A tenant's response (anybody's if `tenant` is None), or None. Reading it makes it the most recently used one."""
+        """Return a tenant's response (any tenant's if `tenant` is None), or None. Reading it makes it the most recently used one."""
         found = await self._read(get_response, tenant, response_id)
         if found is not None:
             self._writer.post(touch_response, self._clock(), response_id)
         return found
 
     async def delete_response(self, tenant: str | None, response_id: str) -> bool:
-        """Forget a response and the names that point to it; returns whether there was one."""
+        """Delete a response and the names that point to it; return whether there was one."""
         return await self._write(delete_response, tenant, response_id)
 
     async def latest_response(self, tenant: str, conversation: str) -> str | None:
-        """The id of the newest response of a conversation, or None."""
+        """Return the id of the newest response of a conversation, or None."""
         return await self._read(latest_of, tenant, conversation)
 
     async def get_reply(self, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
-        """The reply that a key repeats, or None; raises `IdempotencyConflict` if the key came with another body."""
+        """Return the stored reply to an idempotency key, or None. Raises `IdempotencyConflict` if the key was used with another body."""
         return await self._read(get_reply, self._clock(), tenant, route, key, fingerprint)

@@ -28,7 +28,7 @@ def count_backlog(db: Database) -> dict[str, int]:
 
 
 def root_open(db: Database, root_id: str) -> bool:
-    """Whether a job of this root is live, or a notice of it waits or is being told."""
+    """Return whether a job of this root is live, or a notice of it waits or is in a turn."""
     return exists(db, "SELECT 1 FROM jobs WHERE root_id = ? AND ended_at IS NULL LIMIT 1", (root_id,)) or exists(
         db, "SELECT 1 FROM inbox WHERE root_id = ? AND root_id <> '' AND settled_at IS NULL LIMIT 1", (root_id,)
     )
@@ -41,14 +41,14 @@ def close_root(db: Database, root_id: str) -> None:
 
 
 def root_wakes(db: Database, root_id: str) -> int:
-    """How many turns have begun with notices of this root."""
+    """Return how many turns have begun with notices of this root."""
     sql = "SELECT count(DISTINCT turn_id) FROM inbox WHERE root_id = ? AND root_id <> '' AND kind = 'notice' AND turn_id <> ''"
     found = one(db, sql, (root_id,))
     return found[0] if found else 0
 
 
 def session_promised(db: Database, session_id: str) -> int:
-    """The watched jobs of a session that run, and its rows that wait or are being told."""
+    """Return the number of running watched jobs of a session and of its rows that wait or are in a turn."""
     sql = (
         "SELECT (SELECT count(*) FROM jobs WHERE session_id = ?1 AND ended_at IS NULL AND inbox <> '')"
         " + (SELECT count(*) FROM inbox WHERE session_id = ?1 AND session_id <> '' AND settled_at IS NULL)"
@@ -61,18 +61,18 @@ class SqliteRoots(Verbs):
     """The roots' part of the store."""
 
     async def root_open(self, root_id: str) -> bool:
-        """Whether a job of this root is live, or a notice of it waits or is being told."""
+        """Return whether a job of this root is live, or a notice of it waits or is in a turn."""
         return await self._read(root_open, root_id)
 
     async def backlog(self) -> dict[str, int]:
-        """How many rows wait, by what they wait for: `inbox`, `outbox`, `approvals`, `runs`, `jobs`. Raises `StoreReplaced`."""
+        """Return how many rows wait, by kind: `inbox`, `outbox`, `approvals`, `runs`, `jobs`. Raises `StoreReplaced`."""
         self._writer.check_file()
         return await self._read(count_backlog)
 
     async def root_wakes(self, root_id: str) -> int:
-        """How many turns have begun with notices of this root."""
+        """Return how many turns have begun with notices of this root."""
         return await self._read(root_wakes, root_id)
 
     async def session_promised(self, session_id: str) -> int:
-        """How much a session still has to be told."""
+        """Return the number of pending completions of a session."""
         return await self._read(session_promised, session_id)

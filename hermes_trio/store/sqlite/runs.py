@@ -47,7 +47,7 @@ WHERE runs.ended_at IS NULL AND runs.tenant = excluded.tenant AND runs.owner = ?
 
 
 def run_from_row(row: Row) -> RunRow:
-    """A run's record."""
+    """Return a row as a run's record."""
     usage = load_mapping(row[14]) if row[14] else None
     values: list[Any] = [*row[:8], RunStatus(row[8]), *row[9:14], usage, *row[15:]]
     return RunRow(*values)
@@ -159,7 +159,7 @@ def update_status(db: Database, now: float, run_id: str, status: str) -> None:
 
 
 def get_run(db: Database, run_id: str) -> RunRow | None:
-    """A run by its id."""
+    """Return a run by its id, or None."""
     found = one(db, f"SELECT {COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
     return run_from_row(found) if found else None
 
@@ -204,23 +204,23 @@ class SqliteRuns(Verbs):
         await self._write(append_events, self._clock(), tuple(events))
 
     async def set_run_status(self, run_id: str, status: RunStatus) -> None:
-        """Move a live run of this node to another live status; one that has ended stays as it is."""
+        """Set the status of a live run of this node to another live status; an ended run is not changed."""
         await self._write(update_status, self._clock(), run_id, status.value)
 
     async def get_run(self, run_id: str) -> RunRow | None:
-        """A run by its id, or None."""
+        """Return a run by its id, or None."""
         return await self._read(get_run, run_id)
 
     async def list_runs(self, which: RunFilter = ALL_RUNS, page: Page = FIRST_PAGE) -> list[RunRow]:
-        """List runs, the newest first."""
+        """Return runs, the newest first."""
         return await self._scan(list_runs, which, page)
 
     async def events_after(
         self, run_id: str, number: int = 0, *, limit: int = 500, most_bytes: int = EVENT_PAGE_BYTES
     ) -> list[EventRow]:
-        """The events of a run after a number, in order: a page of at most `limit` and `most_bytes`, and of at least one. Empty at the end."""
+        """Return the events of a run after a number, in order: at most `limit` events and `most_bytes`, but at least one. Empty at the end."""
         return await self._read(events_after, run_id, number, limit, most_bytes)
 
     async def event_epoch(self, run_id: str, number: int) -> str | None:
-        """The epoch in which an event was written, or None if it is not kept: how a reader's `Last-Event-ID` is checked."""
+        """Return the epoch in which an event was written, or None if it is not stored. Used to check a reader's `Last-Event-ID`."""
         return await self._read(epoch_of, run_id, number)

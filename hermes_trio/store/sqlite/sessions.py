@@ -58,7 +58,7 @@ _INSERT: Final = (
 
 
 def session_from_row(row: Row) -> SessionRow:
-    """A session's record."""
+    """Return a row as a session's record."""
     values: list[Any] = [*row[:9], Lineage(row[9]), bool(row[10]), *row[11:23], bool(row[23]), bool(row[24])]
     return SessionRow(*values)
 
@@ -81,7 +81,7 @@ def check_title(title: str | None) -> str | None:
 
 
 def get_session(db: Database, session_id: str) -> SessionRow | None:
-    """A session by its id."""
+    """Return a session by its id, or None."""
     found = one(db, f"SELECT {SESSION_COLUMNS} FROM sessions WHERE id = ?", (session_id,))
     return session_from_row(found) if found else None
 
@@ -97,7 +97,7 @@ def _needed(db: Database, session_id: str, tenant: str | None = None) -> Session
 
 
 def list_sessions(db: Database, which: SessionFilter, page: Page) -> list[SessionRow]:
-    """Sessions, the newest activity first."""
+    """Return sessions, the newest activity first."""
     where, bindings = equalities({"source": which.source, "tenant": which.tenant})
     if not which.include_children:
         where.append("lineage <> 'subagent'")
@@ -422,32 +422,32 @@ class SqliteSessions(Verbs):
         return await self._write(resolve_session, now, context, source, fresh, new_session_id(now, self._token))
 
     async def load_history(self, session_id: str) -> list[Message]:
-        """The live messages of a session, oldest first; empty for an unknown session."""
+        """Return the live messages of a session, oldest first; empty for an unknown session."""
         page = await self._read(history_page, session_id, HISTORY_POINT)
         return page if page is not None else await self._scan(history, session_id)
 
     async def get_session(self, session_id: str) -> SessionRow | None:
-        """A session by its id, or None."""
+        """Return a session by its id, or None."""
         return await self._read(get_session, session_id)
 
     async def session_of(self, session_key: str) -> SessionRow | None:
-        """The session behind a key, open or ended, or None."""
+        """Return the session of a key, open or ended, or None."""
         found = await self._read(routed_session, session_key)
         return None if found is None else await self._read(get_session, found[0])
 
     async def list_sessions(self, which: SessionFilter = ALL_SESSIONS, page: Page = FIRST_PAGE) -> list[SessionRow]:
-        """List sessions, the newest activity first."""
+        """Return sessions, the newest activity first."""
         return await self._scan(list_sessions, which, page)
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Make a session; raises `SessionExists`, `InvalidTitle` or `TitleTaken`, and then nothing was made."""
+        """Make a session. Raises `SessionExists`, `InvalidTitle` or `TitleTaken`, with nothing written."""
         now = self._clock()
         if not new.id:
             new = _with_id(new, new_session_id(now, self._token))
         return await self._write(create_session, now, new)
 
     async def claim_session(self, new: NewSession) -> SessionRow:
-        """The tenant's session of that id, made if there is none; raises `ForeignSession` if it is another tenant's."""
+        """Return the tenant's session of that id; make it if there is none. Raises `ForeignSession` if it belongs to another tenant."""
         return await self._write(claim_session, self._clock(), new)
 
     async def patch_session(
@@ -459,7 +459,7 @@ class SqliteSessions(Verbs):
         end_reason: str | None = None,
         tenant: str | None = None,
     ) -> SessionRow:
-        """Change the title (with `set_title`; None or empty clears it) and end the session, both or neither. See `delete_session`."""
+        """Change the title (with `set_title`; None or empty clears it) and end the session, in one transaction. See `delete_session`."""
         return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason, tenant)
 
     async def end_session(self, session_id: str, reason: str) -> bool:
@@ -467,7 +467,7 @@ class SqliteSessions(Verbs):
         return await self._write(end_session, self._clock(), session_id, reason)
 
     async def reopen_session(self, session_id: str) -> bool:
-        """Take back an end; returns whether there was one."""
+        """Reopen an ended session; return whether it had ended."""
         return await self._write(reopen_session, self._clock(), session_id)
 
     async def delete_session(self, session_id: str, *, tenant: str | None = None) -> int:
@@ -480,37 +480,37 @@ class SqliteSessions(Verbs):
     async def fork_session(
         self, session_id: str, *, new_id: str = "", title: str | None = None, tenant: str | None = None
     ) -> SessionRow:
-        """Branch a session into a new one with a copy of its messages; the old one ends as `branched`. All of it or nothing."""
+        """Branch a session into a new one with a copy of its messages and end the old one as `branched`, in one transaction."""
         now = self._clock()
         return await self._write_heavily(
             fork_session, now, session_id, new_id or new_session_id(now, self._token), title, tenant
         )
 
     async def new_session(self, session_key: str, *, source: str, reason: str = "session_reset") -> str:
-        """End the session behind a key and start another one there; returns the new id."""
+        """End the session of a key and make a new one for the key; return the new id."""
         now = self._clock()
         return await self._write(start_over, now, session_key, source, reason, new_session_id(now, self._token))
 
     async def switch_session(self, session_key: str, session_id: str, *, reason: str = "session_switch") -> SessionRow:
-        """Point a key to another session: the one behind it ends, the other is reopened."""
+        """Point a key to another session: end the current one and reopen the other."""
         return await self._write(switch_session, self._clock(), session_key, session_id, reason)
 
     async def append_messages(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Add to a transcript outside any turn."""
+        """Append messages to a transcript outside any turn."""
         await self._write(append_messages, self._clock(), session_id, tuple(messages))
 
     async def replace_history(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Compact a transcript: the live messages are set aside (search still finds them), these take their place."""
+        """Compact a transcript: archive the live messages (search still finds them) and put these in their place."""
         await self._write(replace_history, self._clock(), session_id, tuple(messages))
 
     async def list_messages(
         self, session_id: str, page: Page = FIRST_MESSAGES, *, include_archived: bool = False
     ) -> list[StoredMessage]:
-        """List the messages of a session with their numbers, oldest first."""
+        """Return the messages of a session with their numbers, oldest first."""
         return await self._scan(stored_messages, session_id, page, include_archived)
 
     async def session_prompt(self, session_id: str) -> tuple[str | None, str | None]:
-        """The session's own system prompt and model configuration (JSON text), each None if it has none."""
+        """Return the session's own system prompt and model configuration (JSON text), each None if it has none."""
         return await self._read(prompt_of, session_id)
 
 

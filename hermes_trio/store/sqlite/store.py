@@ -1,7 +1,7 @@
 """The store on SQLite: opened once per process and file, closed last.
 
 `open_store` is the only way to get one. It owns the connections, the writer task, the maintenance task and the lock against a second
-server, and ends all of them, in this order: maintenance stops, the writer empties its queue, the connections close, the lock goes.
+server, and ends all of them in this order: maintenance stops, the writer empties its queue, the connections close, the lock is released.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ __all__ = ["Runner", "SqliteStore", "look_after", "open_store", "secret_of"]
 READER_THREADS: Final = 4
 
 INDEX_SECONDS: Final = 15.0
-"""How far the search index may lag behind; a search catches up first anyway."""
+"""The interval between indexing rounds; a search indexes missing messages first."""
 
 INDEX_PATIENCE: Final = 4.0
-"""Indexing rests so many times as long as it has worked."""
+"""The pause after indexing, as a multiple of the time that it took."""
 
 UPKEEP_LEASE: Final = "upkeep"
 """The singleton that indexes messages and applies retention."""
 
 LEASE_SECONDS: Final = 15.0
-"""For how long a renewed node is alive, if nothing else is said."""
+"""The default duration of a node's lease."""
 
 SECRET_NAME: Final = "server_secret"
 
@@ -80,12 +80,12 @@ class Runner(Enum):
     THREADED = "threaded"
     """In the store's own thread, and scans in a few more. For production."""
     INLINE = "inline"
-    """On the loop. For virtual time and property tests. A database in memory is always inline: it waits for no disk."""
+    """On the loop. For virtual time and property tests. A database in memory is always inline: it does not wait for a disk."""
 
 
 @attrs.frozen(kw_only=True)
 class OpenDatabase:
-    """A database that is open: its writer, its readers, and what its stores share."""
+    """An open database: its writer, its readers, and what its stores share."""
 
     path: str
     writer: Writes
@@ -131,13 +131,13 @@ class SqliteStore(
         self._token = database.token
         self._response_limit = self.retention.response_count
         self.secret = b""
-        """See `SessionStore.secret`; put there by `open_store`."""
+        """See `SessionStore.secret`; set by `open_store`."""
 
     @asynccontextmanager
     async def shared(self, name: str = "", *, lease_seconds: float = LEASE_SECONDS) -> AsyncIterator[SqliteStore]:
         """Open this store once more, as a node: for several runtimes in one process. All of its users must be nodes.
 
-        A handle that is closed without `leave_node` is a node that has died: its lease runs out, and its neighbours reap what it held.
+        A handle that is closed without `leave_node` counts as a dead node: its lease expires, and other nodes reap its work.
         """
         name = name or f"node-{self._token(4)}"
         handle = SqliteStore(self.database, node_name=name, lease_seconds=lease_seconds)
@@ -159,12 +159,12 @@ class SqliteStore(
             self._writer.around = before
 
     def statistics(self) -> WriterStatistics:
-        """What the writer has done since the store was opened."""
+        """Return the counters of the writer since the store was opened."""
         return self._writer.statistics()
 
 
 class LooksAfterItself(Protocol):
-    """A store whose upkeep is a task of its own."""
+    """A store with a maintenance task of its own."""
 
     retention: Retention
 
@@ -178,7 +178,7 @@ class LooksAfterItself(Protocol):
 
 
 async def _index_gently(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
-    """Index what waits, a little at a time, with pauses that are longer than the work: whoever waits for a commit comes first."""
+    """Index waiting messages in small batches, with pauses that are longer than the work, so that commits are not delayed."""
     while True:
         began = perf_counter()
         if not await store.index_some():
@@ -187,7 +187,7 @@ async def _index_gently(store: LooksAfterItself, sleep: Callable[[float], Awaita
 
 
 async def _has_upkeep(store: LooksAfterItself) -> bool:
-    """Whether this node is the one that looks after the store, where several share it: the first that asks, until it leaves or dies."""
+    """Return whether this node does the upkeep, where several share the store: the first that claims the lease, until it leaves or dies."""
     if not store.lease_seconds:
         return True
     try:
@@ -197,7 +197,7 @@ async def _has_upkeep(store: LooksAfterItself) -> bool:
 
 
 async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable[None]]) -> None:
-    """Index new messages often, and do a round of maintenance from time to time. A full disk is not the end of it."""
+    """Index new messages often, and run maintenance periodically. A store error such as a full disk does not end the task."""
     rounds = max(1, round(store.retention.interval / INDEX_SECONDS))
     pause = store.retention.interval / rounds
     while True:
@@ -222,7 +222,7 @@ async def look_after(store: LooksAfterItself, sleep: Callable[[float], Awaitable
 
 
 def secret_of(db: Database) -> bytes:
-    """The secret of this database, made once. Every process that opens it has the same."""
+    """Return the secret of this database; make it on the first call. Every process that opens the database reads the same."""
     write(
         db,
         "INSERT INTO state_meta (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING",
@@ -248,8 +248,8 @@ async def open_store(
 
     Raises `StoreInUse` if another server has it open, `NewerSchema` if a newer program wrote it, `StoreReadOnly` if it cannot be
     written. On the way out everything that was enqueued is written, also when the body was cancelled. `token(n)` makes the random
-    part of session ids, n bytes in hex. `maintenance` says whether the store looks after itself every `retention.interval` seconds of
-    `sleep`; a database in memory does so only when told to.
+    part of session ids, n bytes in hex. `maintenance` says whether the store runs maintenance every `retention.interval` seconds of
+    `sleep`; a database in memory does so only if it is set.
     """
     name = MEMORY if path is None else str(path)
     in_memory = name == MEMORY

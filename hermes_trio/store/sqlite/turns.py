@@ -257,7 +257,7 @@ class SqliteTurns(Verbs):
     _response_limit: int
 
     async def begin_turn(self, start: TurnStart) -> None:
-        """Write down what was promised before the turn runs: its run, its session, the messages that it takes.
+        """Commit the beginning of a turn before it runs: its run, its session, the messages that it takes.
 
         Raises `AlreadyStarted` or `IdempotencyConflict` for a run whose idempotency key is known, and `ForeignSession` for a session of another
         tenant; nothing is written then. With `start.hold` it also takes the lock of the session: `SessionHeld` if a turn of another node has it.
@@ -265,5 +265,5 @@ class SqliteTurns(Verbs):
         await self._write(begin_turn, self._clock(), self.owner, start)
 
     async def finish_turn(self, finish: TurnFinish) -> bool:
-        """Write everything that a turn leaves behind, all of it or nothing; return whether it ended its session."""
+        """Commit everything that a turn leaves behind in one transaction; return whether it ended its session."""
         return await self._write(finish_turn, self._clock(), self.owner, finish, self._response_limit)

@@ -1,7 +1,7 @@
 """How a verb reaches the database: the base of the store's verb classes.
 
 Each concept of the store is a module with plain functions of a connection, and a class of verbs that runs them. Writes go through the
-writer's queue. A point read (a few indexed rows) runs on the loop on a connection of its own and waits for nobody. A scan (search,
+writer's queue. A point read (a few indexed rows) runs on the loop on a connection of its own and does not wait. A scan (search,
 long lists, long transcripts) runs in a thread on one of a few more connections.
 """
 
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STREAK: Final = 64
-"""Point reads that one task may make without a pause before the other tasks get their turn."""
+"""Point reads that one task may make before it yields to the other tasks."""
 
 PAUSE_SECONDS: Final = 0.001
 
@@ -66,7 +66,7 @@ class SharedReads:
         self._path: str = path
 
     async def point(self, read: Callable[[Database], T], /) -> T:
-        """Read now, then let the others run. A checkpoint like any other."""
+        """Read at once, then yield to other tasks. A checkpoint."""
         await trio.lowlevel.checkpoint()
         try:
             return read(self._db)
@@ -74,18 +74,18 @@ class SharedReads:
             raise translate(error, self._path) from error
 
     async def scan(self, read: Callable[[Database], T], /) -> T:
-        """The same as `point`."""
+        """Do the same as `point`."""
         return await self.point(read)
 
     def close(self) -> None:
-        """The connection belongs to the writer."""
+        """Do nothing: the connection belongs to the writer."""
 
 
 class OwnReads:
-    """Reads on connections of their own: a snapshot each, never behind a write.
+    """Reads on separate connections: a snapshot each, never blocked by a write.
 
-    `point` is a cancellation point, but lets other tasks run only when one task reads without a pause: a read that takes ten
-    microseconds must not wait for a busy loop to come round.
+    `point` is a cancellation point, but yields to other tasks only after many reads of one task in a row: a read that takes ten
+    microseconds must not wait for a pass of a busy loop.
     """
 
     def __init__(self, connect: Callable[[], Database], path: str, threads: int) -> None:
@@ -118,7 +118,7 @@ class OwnReads:
             self._last = perf_counter()
 
     async def scan(self, read: Callable[[Database], T], /) -> T:
-        """Read in a thread. When cancelled, waits for the read that is under way, which is bounded, and then gives way."""
+        """Read in a thread. When cancelled, wait for the running read, which is bounded, and then raise `Cancelled`."""
         async with self._limiter:
             db = self._idle.pop() if self._idle else self._connect()
             try:
@@ -139,20 +139,20 @@ _unlimited: Final = trio.CapacityLimiter(float("inf"))
 
 
 class Verbs:
-    """What the verb classes share. Only `open_store` makes one."""
+    """The base of the verb classes. Made only by `open_store`."""
 
     _writer: Writes
     _reads: Reads
     _clock: Callable[[], float]
     _lease_clock: Callable[[], float]
-    """Decides about leases. It is the same for all nodes, whatever the clocks of their hosts say."""
+    """The clock for leases: the same for all nodes, independent of the clocks of their hosts."""
     owner: str
-    """The incarnation that holds what this handle begins."""
+    """The incarnation that owns what this handle begins."""
     lease_seconds: float
-    """For how long a renewed node is alive; 0 for the one owner of a database."""
+    """The duration of a node's lease; 0 for the only owner of a database."""
 
     def now(self) -> float:
-        """The clock that decides when something in the store is due."""
+        """Return the time by which due times in the store are decided."""
         return self._clock()
 
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
@@ -166,7 +166,7 @@ class Verbs:
         return await self._writer.submit(self._fenced(verb) if self.lease_seconds else verb, *args, weight=Weight.HEAVY)
 
     def _fenced(self, verb: Callable[Concatenate[Database, P], T]) -> Callable[Concatenate[Database, P], T]:
-        """The verb, behind a look at this node's own row in the same transaction: a node that was taken over writes nothing any more."""
+        """Return the verb with a check of this node's own row in the same transaction: a reaped node writes nothing any more."""
         owner = self.owner
 
         @wraps(verb)

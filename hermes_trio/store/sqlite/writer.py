@@ -1,14 +1,14 @@
-"""The one task that writes, and the group commit that makes it cheap.
+"""The writer: one task that runs all writes, with group commit.
 
 Callers enqueue a verb (a plain function of the connection) and park. The writer runs everything that is queued in one transaction, each
 verb in a savepoint of its own, so that a failing verb rolls back only its own savepoint; then it commits once, and only then wakes the callers.
-A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller who is alone need not queue: it
+A verb that is in the queue always runs: cancelling its caller abandons the wait, never the write. A caller that is alone need not queue: it
 does what the writer would do, in its own task.
 
-Verbs run on the loop (they touch memory: SQLite's page cache), in slices so that a long batch does not hold the loop up; what waits for the
-disk, the commit, runs in the store's own thread, one hop a batch. A verb in a thread would have to win the interpreter's lock back from a
-busy loop after each statement, which is what makes thread-per-call drivers slow under load. Verbs that scan or delete much are marked
-`heavy` and run in the thread altogether.
+Verbs run on the loop (they access memory: SQLite's page cache), in slices so that a long batch does not block the loop; what waits for the
+disk, the commit, runs in the store's own thread, one hop per batch. A verb in a thread would have to reacquire the interpreter's lock from a
+busy loop after each statement, which makes thread-per-call drivers slow under load. Verbs that scan or delete many rows are marked
+`heavy` and run entirely in the thread.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ __all__ = ["InlineWorker", "ThreadWorker", "Weight", "Worker", "Writer", "Writer
 T = TypeVar("T")
 
 QUEUE_LIMIT: Final = 4096
-"""Callers that find this many verbs waiting wait before they enqueue."""
+"""The most verbs in the queue; further callers wait before they enqueue."""
 
 BATCH_LIMIT: Final = 512
-"""Verbs in one transaction. More gain nothing: the commit's cost is spread thin long before."""
+"""The most verbs in one transaction. A higher limit gains nothing: the commit's cost per verb is small long before."""
 
 SLICE_SECONDS: Final = 0.001
-"""How long a batch stays on the loop before the other tasks get their turn, if they need less than that themselves."""
+"""How long a batch runs on the loop before it yields to the other tasks, if they need less than that themselves."""
 
 LONGEST_SLICE: Final = 0.05
-"""A batch may stay for as long as the others have just taken, up to this: a loop that is full of requests must not starve the writes that end them."""
+"""A batch may run for as long as the other tasks have just taken, up to this: a loop full of requests must not starve the writes that end them."""
 
 CALM_VERBS: Final = 16
-"""A caller that need not wait still goes through the queue this often: the others get their turn, and a crowd is noticed."""
+"""One of this many lone writes still goes through the queue: other tasks run, and concurrent writers are noticed."""
 
 
 class Weight(Enum):
-    """How a verb is to be run."""
+    """How a verb is run."""
 
     LIGHT = "light"
     """A few indexed rows: on the loop, in the batch's transaction."""
@@ -69,15 +69,15 @@ class Worker(Protocol):
     """Where blocking work runs, one piece at a time: `start` it, wait until it is `over`, `take` its value or its error."""
 
     def start(self, work: Callable[[], Any], /) -> None:
-        """Begin `work`. It runs to its end, whoever waits for it."""
+        """Begin `work`. It runs to its end even if its caller is cancelled."""
         ...
 
     async def over(self) -> None:
-        """Wait until the work has ended. Somebody else may wait in place of a caller that is cancelled here."""
+        """Wait until the work has ended. If the caller is cancelled here, another task may wait in its place."""
         ...
 
     def take(self) -> Any:
-        """What the work returned or raised; afterwards there is room for the next."""
+        """Return the result of the work or raise its error; afterwards the next work can start."""
         ...
 
     async def __aenter__(self) -> Worker: ...
@@ -95,7 +95,7 @@ class _Call(msgspec.Struct, eq=False):
 
 
 class WriterStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer has done since it was opened."""
+    """The counters of a writer since it was opened."""
 
     verbs: int
     commits: int
@@ -104,10 +104,10 @@ class WriterStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadWorker:
-    """One thread of the store's own, for the body of the `async with`; on the way out it has ended.
+    """A thread of the store for the body of the `async with`; leaving waits for its end.
 
     Both sides wait for a byte on a pair of sockets: a hop costs a fifth of what it costs through a queue and `run_sync_soon`, because neither side has
-    to win a lock from the other. The thread is daemonic, so that a program that dies in the middle does not wait for it.
+    to acquire a lock from the other. The thread is daemonic, so that a program that crashes does not wait for it.
     """
 
     def __init__(self, name: str) -> None:
@@ -127,14 +127,14 @@ class ThreadWorker:
             await trio.to_thread.run_sync(self._thread.join)
 
     def _run(self) -> None:
-        with self._theirs as bell, suppress(OSError):  # closed under it: nobody waits any more
+        with self._theirs as bell, suppress(OSError):  # the socket was closed: no task waits any more
             while bell.recv(1):
                 assert self._work is not None
                 self._result = outcome.capture(self._work)
                 bell.send(b"\0")
 
     def start(self, work: Callable[[], Any], /) -> None:
-        """Begin `work` in the thread, now: a loop that went on would keep the interpreter's lock from it until it has nothing else to do."""
+        """Begin `work` in the thread and yield the interpreter's lock to it: otherwise it would start only when the loop is idle."""
         self._work = work
         self._ours.send(b"\0")
         os.sched_yield()
@@ -144,7 +144,7 @@ class ThreadWorker:
         await trio.lowlevel.wait_readable(self._ours)
 
     def take(self) -> Any:
-        """The result; the byte that announced it is read now, so that waiting can be handed over until then."""
+        """Return the result. Reads the byte that announced it only now, so that until then another task can take over the wait."""
         self._ours.recv(1)
         result, self._result, self._work = self._result, None, None
         assert result is not None
@@ -152,7 +152,7 @@ class ThreadWorker:
 
 
 class InlineWorker:
-    """No thread: everything on the loop. For virtual time, property tests and databases in memory."""
+    """Runs everything on the loop, without a thread. For virtual time, property tests and databases in memory."""
 
     _result: outcome.Value[Any] | outcome.Error
 
@@ -163,7 +163,7 @@ class InlineWorker:
         return None
 
     def start(self, work: Callable[[], Any], /) -> None:
-        """Run `work` here and now."""
+        """Run `work` at once, in this call."""
         self._result = outcome.capture(work)
 
     async def over(self) -> None:
@@ -177,8 +177,8 @@ class InlineWorker:
 class Writer:
     """Owns the writing connection. `run` is its task; it ends when `close` was called and the queue is empty.
 
-    `slices` says whether other tasks may run in the middle of a batch; they may not where reads use the same connection. While nobody else
-    comes, a verb runs in its caller's task, which saves two steps of the scheduler; with `at_once`, for a database in memory, its commit too.
+    `slices` says whether other tasks may run in the middle of a batch; they may not where reads use the same connection. While no other caller
+    waits, a verb runs in its caller's task, which saves two steps of the scheduler; with `at_once`, for a database in memory, its commit too.
     """
 
     def __init__(
@@ -202,13 +202,13 @@ class Writer:
         self._slices: bool = slices
         self._at_once: bool = at_once
         self._calm: bool = False
-        """The last batch was of one verb, so a caller need not wait for others to share a transaction with."""
+        """Whether the last batch had one verb, so that a caller need not wait for others to share a transaction with."""
         self._queue: deque[_Call] = deque()
         self._room: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
         self._sleeper: trio.lowlevel.Task | None = None
-        """The writer's task, while there is nothing for it to do."""
+        """The writer's task while it is idle, else None."""
         self._orphaned: bool = False
-        """Work is under way in the worker whose caller has left: the writer waits for its end."""
+        """Whether the worker runs work whose caller was cancelled: the writer waits for its end."""
         self._closing: bool = False
         self._ended: bool = False
         self._verbs: int = 0
@@ -216,7 +216,7 @@ class Writer:
         self._largest: int = 0
 
     def statistics(self) -> WriterStatistics:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return WriterStatistics(
             verbs=self._verbs, commits=self._commits, waiting=len(self._queue), largest_batch=self._largest
         )
@@ -224,7 +224,7 @@ class Writer:
     async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
         """Run `verb(connection, *args)` in the next batch; return when it is durable, or raise its error.
 
-        Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
+        If cancelled before the verb is in the queue, the verb never runs. If cancelled later, it runs without a waiting caller.
         """
         if self.around is not None:
             with self.around(getattr(verb, "__name__", "write")):
@@ -255,9 +255,9 @@ class Writer:
 
     @trio.lowlevel.enable_ki_protection
     async def _write_alone(self, verb: Callable[..., T], args: tuple[object, ...]) -> T:
-        """Write what nobody else is there to share a transaction with, in the task of its caller; the writer's own task sleeps meanwhile.
+        """Run and commit a verb that has no others to share a transaction with, in the task of its caller; the writer's own task sleeps meanwhile.
 
-        A caller that is cancelled leaves the end of its commit to the writer.
+        If the caller is cancelled, the writer waits for the end of the commit.
         """
         db = self._db
         sleeper, self._sleeper = self._sleeper, None
@@ -288,14 +288,14 @@ class Writer:
             self._roll_back()
 
     def _announce(self) -> None:
-        """After a commit: tell those who subscribed to what it concerned."""
+        """Announce the signals of a commit to their subscribers."""
         if self._db.signals:
             signals = self._db.signals.copy()
             self._db.signals.clear()
             self._signals.announce(signals)
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
-        """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
+        """Enqueue a verb without waiting for it (bookkeeping). It is dropped if the queue is full or the writer has ended."""
         if len(self._queue) < QUEUE_LIMIT and not self._ended:
             self._enqueue(verb, args, Weight.LIGHT)
 
@@ -319,7 +319,7 @@ class Writer:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Write until closed. Shielded, and safe from Ctrl-C: a cancelled runtime still gets what it has enqueued written down."""
+        """Write until closed. Shielded, also against Ctrl-C: the queued verbs of a cancelled runtime are still written."""
         try:
             with trio.CancelScope(shield=True):
                 while True:
@@ -367,7 +367,7 @@ class Writer:
             self._room.unpark_all()
 
     async def _end_orphan(self) -> None:
-        """Wait for the work whose caller has left; that it failed has nobody to be told. A transaction that it leaves open is nobody's."""
+        """Wait for the work of a cancelled caller, ignore its error, and roll back a transaction that it left open."""
         with suppress(Exception):
             await self._worker.over()
             self._worker.take()
@@ -424,7 +424,7 @@ class Writer:
             pass
         finally:
             db.set_busy_timeout(BUSY_MILLISECONDS)
-        # A command beside us writes. Shielded: a transaction that is begun is ended by whoever began it.
+        # Another process writes. Shielded: the task that began a transaction must end it.
         with trio.CancelScope(shield=True):
             await self._do(self._begin_waiting)
 
@@ -440,7 +440,7 @@ class Writer:
         self._db.execute("COMMIT")
 
     def _roll_back(self) -> None:
-        """Undo the transaction, if one is open. One that cannot be undone now is undone before the next begins: nobody's wait depends on it."""
+        """Roll back the open transaction, if any. If that fails, it is rolled back before the next one begins: no caller depends on it."""
         self._db.signals.clear()
         if self._db.in_transaction:
             with suppress(apsw.Error):
@@ -485,7 +485,7 @@ class Writer:
                 call.error = type(mine)(*mine.args) if mine is error and len(calls) > 1 else mine
 
     def _owned(self, error: Exception) -> Exception:
-        """The caller's error: the driver's become the store's, a mistake in a verb stays what it is."""
+        """Return the error for the caller: an error of the driver is translated to the store's, any other is returned unchanged."""
         return translate(error, self._path) if isinstance(error, apsw.Error) else error
 
 
