@@ -8,7 +8,7 @@ from typing import Any, Final
 from hermes_trio.store.records import AllowedUser, PairingRequest
 
 from .encoding import clean
-from .rows import Database, changed, exists, many, one, write
+from .rows import Database, changed, exists, many, one, single, write
 from .verbs import Verbs
 
 __all__ = ["SqliteAccess"]
@@ -29,17 +29,13 @@ def offer(
     write(db, "DELETE FROM pairing_codes WHERE platform = ? AND expires_at <= ?", (platform, now))
     if exists(db, "SELECT 1 FROM pairing_codes WHERE platform = ? AND user_id = ?", (platform, user_id)):
         return False
-    count = one(db, "SELECT count(*) FROM pairing_codes WHERE platform = ?", (platform,))
-    if count is not None and count[0] >= PENDING_LIMIT:
+    if single(db, "SELECT count(*) FROM pairing_codes WHERE platform = ?", (platform,)) >= PENDING_LIMIT:
         return False
-    return bool(
-        changed(
-            db,
-            "INSERT INTO pairing_codes (platform, code_hash, user_id, user_name, created_at, expires_at)"
-            " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (platform, hashed, user_id, clean(user_name), now, expires_at),
-        )
+    sql = (
+        "INSERT INTO pairing_codes (platform, code_hash, user_id, user_name, created_at, expires_at)"
+        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
     )
+    return bool(changed(db, sql, (platform, hashed, user_id, clean(user_name), now, expires_at)))
 
 
 def redeem(db: Database, now: float, platform: str, hashed: str) -> AllowedUser | None:

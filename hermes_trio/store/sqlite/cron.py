@@ -109,14 +109,11 @@ def claim_slot(
 
 def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
     """A slot begins to run: whoever runs it has it from now on, also if another node has claimed it, or could not begin it."""
-    return bool(
-        changed(
-            db,
-            "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?, owner = ?"
-            f" WHERE job_id = ? AND slot = ? AND (state = 'claimed' OR (state = 'running' AND {_NEIGHBOURS}))",
-            (now, session_id, owner, job_id, slot),
-        )
+    sql = (
+        "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?, owner = ?"
+        f" WHERE job_id = ? AND slot = ? AND (state = 'claimed' OR (state = 'running' AND {_NEIGHBOURS}))"
     )
+    return bool(changed(db, sql, (now, session_id, owner, job_id, slot)))
 
 
 def finish_slot(
@@ -126,14 +123,11 @@ def finish_slot(
 
     Where nodes share the store, a slot is ended by the node that has run it: the one that has claimed it runs the clock, and may be another one.
     """
-    ended = bool(
-        changed(
-            db,
-            "UPDATE cron_executions SET state = ?1, output = ?2, error = ?3, ended_at = ?4, owner = ?7"
-            f" WHERE job_id = ?5 AND slot = ?6 AND ended_at IS NULL AND (owner = ?7 OR {_NEIGHBOURS})",
-            (state, clean(output), clean(error), now, job_id, slot, owner),
-        )
+    sql = (
+        "UPDATE cron_executions SET state = ?1, output = ?2, error = ?3, ended_at = ?4, owner = ?7"
+        f" WHERE job_id = ?5 AND slot = ?6 AND ended_at IS NULL AND (owner = ?7 OR {_NEIGHBOURS})"
     )
+    ended = bool(changed(db, sql, (state, clean(output), clean(error), now, job_id, slot, owner)))
     other = "SELECT 1 FROM cron_executions WHERE job_id = ? AND slot = ? AND owner <> ?"
     if not ended and exists(db, other, (job_id, slot, owner)):
         raise Fenced(f"slot {slot} of cron job {job_id} belongs to another owner by now")

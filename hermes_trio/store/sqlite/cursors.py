@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .rows import Database, one, write
+from .rows import Database, single, write
 from .verbs import Verbs
 
 __all__ = ["SqliteCursors", "get_meta", "set_meta"]
@@ -10,8 +10,7 @@ __all__ = ["SqliteCursors", "get_meta", "set_meta"]
 
 def get_cursor(db: Database, adapter: str) -> str | None:
     """How far an adapter has read."""
-    found = one(db, "SELECT value FROM cursors WHERE adapter = ?", (adapter,))
-    return found[0] if found else None
+    return single(db, "SELECT value FROM cursors WHERE adapter = ?", (adapter,))
 
 
 def set_cursor(db: Database, now: float, adapter: str, value: str) -> None:
@@ -26,8 +25,7 @@ def set_cursor(db: Database, now: float, adapter: str, value: str) -> None:
 
 def get_meta(db: Database, key: str) -> str | None:
     """Return a value by its name, or None."""
-    found = one(db, "SELECT value FROM state_meta WHERE key = ?", (key,))
-    return found[0] if found else None
+    return single(db, "SELECT value FROM state_meta WHERE key = ?", (key,))
 
 
 def set_meta(db: Database, key: str, value: str | None) -> None:

@@ -19,23 +19,15 @@ def accept(db: Database, now: float, route: str, delivery_id: str, message: NewM
     if not record(db, now, route, delivery_id):
         return None
     number = accept_message(db, now, message)
-    write(
-        db,
-        "UPDATE webhook_deliveries SET inbox_id = ? WHERE route = ? AND delivery_id = ?",
-        (number, route, delivery_id),
-    )
+    sql = "UPDATE webhook_deliveries SET inbox_id = ? WHERE route = ? AND delivery_id = ?"
+    write(db, sql, (number, route, delivery_id))
     return number
 
 
 def record(db: Database, now: float, route: str, delivery_id: str) -> bool:
     """Write a delivery's id."""
-    return bool(
-        changed(
-            db,
-            "INSERT INTO webhook_deliveries (route, delivery_id, accepted_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            (route, delivery_id, now),
-        )
-    )
+    sql = "INSERT INTO webhook_deliveries (route, delivery_id, accepted_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+    return bool(changed(db, sql, (route, delivery_id, now)))
 
 
 def known(db: Database, route: str, delivery_id: str) -> bool:

@@ -19,7 +19,7 @@ from hermes_trio.store.ownership import lock_path, owner_pid
 from .beside import check_version
 from .files import connect_reader
 from .maintenance import expired_counts
-from .rows import Database, many, one
+from .rows import Database, many, single
 from .schema import VERSION, version_of
 from .search import index_backlog
 
@@ -91,11 +91,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return self.sound and (self.server_pid is not None or not any(self.stuck.values()))
 
 
-def _count(db: Database, sql: str, *bindings: object) -> int:
-    found = one(db, sql, bindings)
-    return found[0] if found else 0
-
-
 def _table_bytes(db: Database) -> dict[str, int]:
     """Bytes by table, each with its indexes; the tables of a search index count as one."""
     owner: dict[str, str] = dict(many(db, "SELECT name, tbl_name FROM sqlite_schema"))
@@ -124,11 +119,11 @@ def diagnose(db: Database, path: str, now: float, retention: Retention | None = 
         file_bytes=os.path.getsize(path) if os.path.exists(path) else 0,
         log_bytes=os.path.getsize(log) if os.path.exists(log) else 0,
         free_bytes=int(db.pragma("freelist_count")) * int(db.pragma("page_size")),
-        rows={table: _count(db, f"SELECT count(*) FROM {table}") for table in TABLES},
+        rows={table: single(db, f"SELECT count(*) FROM {table}") for table in TABLES},
         table_bytes=_table_bytes(db),
-        open_sessions=_count(db, "SELECT count(*) FROM sessions WHERE ended_at IS NULL"),
-        stuck={what: _count(db, sql) for what, sql in STUCK.items()},
-        waiting={what: _count(db, sql, now - DAY) for what, sql in WAITING.items()},
+        open_sessions=single(db, "SELECT count(*) FROM sessions WHERE ended_at IS NULL"),
+        stuck={what: single(db, sql) for what, sql in STUCK.items()},
+        waiting={what: single(db, sql, (now - DAY,)) for what, sql in WAITING.items()},
         expired=expired_counts(db, now, retention or Retention()),
         unindexed=index_backlog(db),
     )

@@ -25,7 +25,7 @@ from hermes_trio.store.records import FIRST_PAGE, InboxState, Page
 from .encoding import clean, dump, load_mapping, load_routing, routing_text
 from .outbox import add_replies
 from .roots import close_root
-from .rows import Database, Row, changed, exists, many, one, write
+from .rows import Database, Row, changed, exists, many, one, single, write
 from .verbs import Verbs
 
 __all__ = [
@@ -374,8 +374,7 @@ def waiting_count(db: Database, inbox: str | None = None, session_key: str | Non
     given = {part: value for part, value in only.items() if value is not None}
     states = "('pending', 'taken')" if taken else "('pending')"
     sql = " AND ".join((f"SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state IN {states}", *given))
-    found = one(db, sql, tuple(given.values()))
-    return found[0] if found else 0
+    return single(db, sql, tuple(given.values()))
 
 
 class SqliteInbox(Verbs):

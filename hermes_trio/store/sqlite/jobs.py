@@ -88,11 +88,8 @@ def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | No
 
 def note_output(db: Database, job_id: str, tail: str) -> None:
     """Keep the last output of a live job, for whoever is told that it was lost."""
-    write(
-        db,
-        "UPDATE jobs SET output_tail = ? WHERE job_id = ? AND ended_at IS NULL",
-        (clean(tail[-TAIL_LENGTH:]), job_id),
-    )
+    sql = "UPDATE jobs SET output_tail = ? WHERE job_id = ? AND ended_at IS NULL"
+    write(db, sql, (clean(tail[-TAIL_LENGTH:]), job_id))
 
 
 def get_job(db: Database, job_id: str) -> JobRow | None:

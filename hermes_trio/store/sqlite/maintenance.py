@@ -18,7 +18,7 @@ from .approvals import forget_grants
 from .files import BUSY_MILLISECONDS
 from .inbox import forsake_waiting
 from .nodes import host_lease
-from .rows import Database, changed, many, one, write
+from .rows import Database, changed, equalities, many, single, write
 from .search import SqliteSearch
 from .sessions import IDLE
 from .verbs import Verbs
@@ -46,20 +46,14 @@ class Prune(msgspec.Struct, frozen=True, kw_only=True):
 
     def where(self) -> tuple[str, list[object]]:
         """The condition and its bindings."""
-        parts = ["ended_at IS NOT NULL AND ended_at < ?"]
-        bindings: list[object] = [self.before]
-        for column, value in (("source", self.source), ("end_reason", self.end_reason), ("tenant", self.tenant)):
-            if value is not None:
-                parts.append(f"{column} = ?")
-                bindings.append(value)
-        return " AND ".join(parts), bindings
+        parts, bindings = equalities({"source": self.source, "end_reason": self.end_reason, "tenant": self.tenant})
+        return " AND ".join(("ended_at IS NOT NULL AND ended_at < ?", *parts)), [self.before, *bindings]
 
 
 def count_prunable(db: Database, prune: Prune) -> int:
     """Count the sessions that `prune_some` would remove in all."""
     where, bindings = prune.where()
-    found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
-    return found[0] if found else 0
+    return single(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
 
 
 def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
@@ -89,22 +83,15 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
 
 def end_idle(db: Database, now: float, retention: Retention, batch: int) -> tuple[int, bool]:
     """End a few sessions in which nothing happens: none with a turn, a live job or something that waits for it. As `prune_some`."""
+    derived = "(source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))"
     cutoffs = (
-        (
-            "one_shot = 0 AND NOT (source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))",
-            age_limit(retention.session_idle),
-            IDLE,
-        ),
-        (
-            "one_shot = 0 AND source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_')",
-            age_limit(retention.derived_idle),
-            IDLE,
-        ),
-        ("one_shot = 1", age_limit(retention.one_shot_idle), "linger_expired"),
+        (f"one_shot = 0 AND NOT {derived}", retention.session_idle, IDLE),
+        (f"one_shot = 0 AND {derived}", retention.derived_idle, IDLE),
+        ("one_shot = 1", retention.one_shot_idle, "linger_expired"),
     )
     ended = 0
-    for kind, age, reason in cutoffs:
-        if age is not None:
+    for kind, days, reason in cutoffs:
+        if (age := age_limit(days)) is not None:
             ended += changed(
                 db,
                 "UPDATE sessions SET ended_at = ?, end_reason = ? WHERE n IN (SELECT n FROM sessions s"
@@ -222,9 +209,7 @@ def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, 
     counts: dict[str, int] = {}
     age = age_limit(retention.sessions)
     if age is not None:
-        where, bindings = Prune(before=now - age).where()
-        found = one(db, f"SELECT count(*) FROM sessions WHERE {where}", bindings)
-        counts["sessions"] = found[0] if found else 0
+        counts["sessions"] = count_prunable(db, Prune(before=now - age))
     for rule in _RULES:
         ids: set[int | str] = set()
         for selection, bindings in _expired(rule, now, retention):
@@ -235,26 +220,16 @@ def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, 
 
 def merge_index(db: Database, table: str, pages: int) -> bool:
     """Merge a part of a search index; a negative number starts merging everything. Returns whether there was something to do."""
-    before = _total_changes(db)
+    before = single(db, "SELECT total_changes()")
     write(db, f"INSERT INTO {table} ({table}, rank) VALUES ('merge', ?)", (pages,))
-    return _total_changes(db) - before >= 2
-
-
-def _total_changes(db: Database) -> int:
-    found = one(db, "SELECT total_changes()")
-    return found[0] if found else 0
-
-
-def free_pages(db: Database) -> int:
-    """Pages of the file that nothing uses."""
-    return int(db.pragma("freelist_count"))
+    return single(db, "SELECT total_changes()") - before >= 2
 
 
 def give_back(db: Database, pages: int) -> int:
     """Cut unused pages off the end of the file; return how many."""
-    before = free_pages(db)
+    before = int(db.pragma("freelist_count"))
     many(db, f"PRAGMA incremental_vacuum({pages})")
-    return before - free_pages(db)
+    return before - int(db.pragma("freelist_count"))
 
 
 def checkpoint(db: Database) -> None:
@@ -286,11 +261,9 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         """
         before = self._clock() - older_than_days * DAY
         prune = Prune(before=before, source=source, end_reason=end_reason, tenant=tenant)
-        return (
-            await self._scan(count_prunable, prune)
-            if dry_run
-            else await self._repeat(prune_some, prune, self.retention.batch)
-        )
+        if dry_run:
+            return await self._scan(count_prunable, prune)
+        return await self._repeat(prune_some, prune, self.retention.batch)
 
     async def _repeat(
         self, step: Callable[Concatenate[Database, P], tuple[int, bool]], *args: P.args, **named: P.kwargs

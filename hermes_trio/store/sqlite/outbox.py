@@ -14,7 +14,7 @@ from hermes_trio.runtime.ports import OUTBOX_TOPIC, NewReply
 from hermes_trio.store.records import FIRST_PAGE, OutboxRow, OutboxState, Page
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, equalities, many, one
+from .rows import Database, Row, changed, equalities, many, one, single
 from .verbs import Verbs
 
 __all__ = ["SqliteOutbox", "add_replies"]
@@ -149,8 +149,7 @@ def to_chat(db: Database, platform: str, target: str, limit: int) -> list[Outbox
 
 def unsent(db: Database) -> int:
     """Return how many replies are neither sent nor dead."""
-    found = one(db, "SELECT count(*) FROM outbox WHERE settled_at IS NULL")
-    return found[0] if found else 0
+    return single(db, "SELECT count(*) FROM outbox WHERE settled_at IS NULL")
 
 
 class SqliteOutbox(Verbs):

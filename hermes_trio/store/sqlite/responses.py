@@ -11,7 +11,7 @@ from hermes_trio.store.errors import ConversationMoved, IdempotencyConflict, Unk
 from hermes_trio.store.records import IdempotentReply, StoredResponse
 
 from .encoding import dump, load
-from .rows import Database, Row, changed, one, write
+from .rows import Database, Row, changed, one, single, write
 from .verbs import Verbs
 
 __all__ = ["SqliteResponses", "put_reply", "put_response"]
@@ -62,8 +62,7 @@ def _advance(db: Database, now: float, response: StoredResponse) -> None:
 
 def latest_of(db: Database, tenant: str, name: str) -> str | None:
     """The response that a conversation's name points to."""
-    found = one(db, "SELECT response_id FROM conversations WHERE tenant = ? AND name = ?", (tenant, name))
-    return found[0] if found else None
+    return single(db, "SELECT response_id FROM conversations WHERE tenant = ? AND name = ?", (tenant, name))
 
 
 def get_response(db: Database, tenant: str | None, response_id: str) -> StoredResponse | None:
@@ -91,13 +90,7 @@ def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
 
 def put_reply(db: Database, now: float, reply: IdempotentReply, limit: int) -> None:
     """Keep the reply to a key. A key that is in force with another body is a conflict."""
-    found = one(
-        db,
-        "SELECT fingerprint FROM idempotency WHERE tenant = ? AND route = ? AND key = ? AND expires_at > ?",
-        (reply.tenant, reply.route, reply.key, now),
-    )
-    if found is not None and found[0] != reply.fingerprint:
-        raise IdempotencyConflict(reply.key)
+    get_reply(db, now, reply.tenant, reply.route, reply.key, reply.fingerprint)
     write(
         db,
         "INSERT INTO idempotency (tenant, route, key, fingerprint, status, headers, body, created_at, expires_at)"

@@ -6,7 +6,7 @@ from typing import Final
 
 from hermes_trio.runtime.ports import ROOT_TOPIC
 
-from .rows import Database, exists, one
+from .rows import Database, exists, one, single
 from .verbs import Verbs
 
 __all__ = ["SqliteRoots", "close_root", "session_promised"]
@@ -43,8 +43,7 @@ def close_root(db: Database, root_id: str) -> None:
 def root_wakes(db: Database, root_id: str) -> int:
     """Return how many turns have begun with notices of this root."""
     sql = "SELECT count(DISTINCT turn_id) FROM inbox WHERE root_id = ? AND root_id <> '' AND kind = 'notice' AND turn_id <> ''"
-    found = one(db, sql, (root_id,))
-    return found[0] if found else 0
+    return single(db, sql, (root_id,))
 
 
 def session_promised(db: Database, session_id: str) -> int:
@@ -53,8 +52,7 @@ def session_promised(db: Database, session_id: str) -> int:
         "SELECT (SELECT count(*) FROM jobs WHERE session_id = ?1 AND ended_at IS NULL AND inbox <> '')"
         " + (SELECT count(*) FROM inbox WHERE session_id = ?1 AND session_id <> '' AND settled_at IS NULL)"
     )
-    found = one(db, sql, (session_id,))
-    return found[0] if found else 0
+    return single(db, sql, (session_id,))
 
 
 class SqliteRoots(Verbs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Cursor", "Database", "Row", "changed", "exists", "many", "marks", "one", "write", "write_many"]
+__all__ = ["Cursor", "Database", "Row", "changed", "exists", "many", "marks", "one", "single", "write", "write_many"]
 
 Row = tuple[Any, ...]
 
@@ -47,6 +47,12 @@ def one(db: Database, sql: str, bindings: Bindings = ()) -> Row | None:
     """The first row, or None."""
     found = db.execute(sql, bindings).fetchall()
     return found[0] if found else None
+
+
+def single(db: Database, sql: str, bindings: Bindings = ()) -> Any:
+    """The first column of the first row, or None."""
+    found = db.execute(sql, bindings).fetchall()
+    return found[0][0] if found else None
 
 
 def many(db: Database, sql: str, bindings: Bindings = ()) -> list[Row]:

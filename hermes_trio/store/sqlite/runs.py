@@ -12,7 +12,7 @@ from hermes_trio.store.errors import AlreadyStarted, IdempotencyConflict
 from hermes_trio.store.records import ALL_RUNS, EVENT_PAGE_BYTES, FIRST_PAGE, LISTED_OUTPUT, Page, RunFilter, RunRow
 
 from .encoding import clean, dump, load_mapping
-from .rows import Database, Row, changed, equalities, exists, many, one, write, write_many
+from .rows import Database, Row, changed, equalities, exists, many, one, single, write, write_many
 from .verbs import Verbs
 
 __all__ = [
@@ -192,8 +192,7 @@ def events_after(db: Database, run_id: str, number: int, limit: int, most_bytes:
 
 def epoch_of(db: Database, run_id: str, number: int) -> str | None:
     """The epoch of an event."""
-    found = one(db, "SELECT epoch FROM events WHERE run_id = ? AND number = ?", (run_id, number))
-    return found[0] if found else None
+    return single(db, "SELECT epoch FROM events WHERE run_id = ? AND number = ?", (run_id, number))
 
 
 class SqliteRuns(Verbs):

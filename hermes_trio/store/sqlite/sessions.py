@@ -32,7 +32,7 @@ from hermes_trio.store.records import (
 from .encoding import MESSAGE_COLUMNS, clean, dump, message_from_row, routing_text
 from .inbox import SESSION_ENDED, abandon_waiting
 from .nodes import host_lease
-from .rows import Database, Row, changed, equalities, exists, many, one, write
+from .rows import Database, Row, changed, equalities, exists, many, one, single, write
 from .transcript import add_messages, archive_messages, first_words, history, history_page
 from .verbs import Verbs
 
@@ -226,14 +226,8 @@ def end_session(db: Database, now: float, session_id: str, reason: str) -> bool:
 
 def reopen_session(db: Database, now: float, session_id: str) -> bool:
     """Take back an end."""
-    return bool(
-        changed(
-            db,
-            "UPDATE sessions SET ended_at = NULL, end_reason = NULL, one_shot = 0, last_active = ?"
-            " WHERE id = ? AND ended_at IS NOT NULL",
-            (now, session_id),
-        )
-    )
+    change = "ended_at = NULL, end_reason = NULL, one_shot = 0, last_active = ?"
+    return bool(changed(db, f"UPDATE sessions SET {change} WHERE id = ? AND ended_at IS NOT NULL", (now, session_id)))
 
 
 def start_over(db: Database, now: float, session_key: str, source: str, reason: str, made_id: str) -> str:
@@ -361,10 +355,10 @@ def fork_session(
 
 def _number(db: Database, session_id: str) -> int:
     """The number of a session, by which its messages know it."""
-    found = one(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
+    found = single(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
-    return found[0]
+    return found
 
 
 def append_messages(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:

@@ -43,7 +43,7 @@ from .outbox import SqliteOutbox
 from .recovery import SqliteRecovery
 from .responses import SqliteResponses
 from .roots import SqliteRoots
-from .rows import Database, one, write
+from .rows import Database, single, write
 from .runs import SqliteRuns
 from .schema import check_ours, migrate, version_of
 from .sessions import SqliteSessions
@@ -228,9 +228,7 @@ def secret_of(db: Database) -> bytes:
         "INSERT INTO state_meta (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING",
         (SECRET_NAME, secrets.token_hex(32)),
     )
-    found = one(db, "SELECT value FROM state_meta WHERE key = ?", (SECRET_NAME,))
-    assert found is not None
-    return bytes.fromhex(found[0])
+    return bytes.fromhex(single(db, "SELECT value FROM state_meta WHERE key = ?", (SECRET_NAME,)))
 
 
 @asynccontextmanager

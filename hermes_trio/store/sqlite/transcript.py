@@ -8,7 +8,7 @@ from typing import Final
 from hermes_trio.runtime.ports import Message
 
 from .encoding import MESSAGE_COLUMNS, message_from_row, message_to_row
-from .rows import Database, Row, many, write, write_many
+from .rows import Database, many, single, write, write_many
 
 __all__ = ["add_messages", "archive_messages", "first_words", "history", "history_page"]
 
@@ -36,8 +36,7 @@ def first_words(messages: Sequence[Message]) -> str:
 
 
 def _number(db: Database, session_id: str) -> int | None:
-    found: list[Row] = many(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
-    return found[0][0] if found else None
+    return single(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
 
 
 def history(db: Database, session_id: str) -> list[Message]:
