@@ -98,11 +98,11 @@ class SenderHooks(Protocol):
 
 
 class _Sender(msgspec.Struct, eq=False):
-    """One platform's sender. `retries` are the times of the next attempts."""
+    """One platform's sender. `in_flight` are the replies that it holds, each with the number of its attempt; `retries` the times of the next attempts."""
 
     adapter: Adapter
     wake: trio.Event = msgspec.field(default_factory=trio.Event)
-    in_flight: set[int] = msgspec.field(default_factory=set[int])
+    in_flight: dict[int, int] = msgspec.field(default_factory=dict[int, int])
     retries: list[float] = msgspec.field(default_factory=list[float])
     sent: int = 0
     failed: int = 0
@@ -189,7 +189,7 @@ class Senders:
                 try:
                     rows = await self._claim(sender) if await self._something(sender) else []
                     for row in rows:
-                        sender.in_flight.add(row.id)
+                        sender.in_flight[row.id] = row.attempts
                         nursery.start_soon(self._deliver, sender, row)
                     if rows:
                         continue
@@ -251,7 +251,9 @@ class Senders:
         return SendResult(success=False, error=problem, error_kind=kind, retryable=True, retry_after=retry_after)
 
     def _let_go(self, sender: _Sender, row: OutboxRow) -> None:
-        sender.in_flight.discard(row.id)
+        """End an attempt in memory. The end of an earlier attempt never ends a later one."""
+        if sender.in_flight.get(row.id) == row.attempts:
+            del sender.in_flight[row.id]
         sender.wake.set()
 
     async def _end(self, sender: _Sender, row: OutboxRow, write: Callable[[], Awaitable[object]]) -> None:

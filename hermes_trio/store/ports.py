@@ -220,13 +220,13 @@ class OutboxStore(Protocol):
     async def claim_outbox(self, platform: str, *, limit: int = 16, holding: Sequence[int] = ()) -> list[OutboxRow]:
         """Claim and return the oldest unsent reply of each chat of a platform, where it is due. A claimed row is not returned again until it is retried.
 
-        `holding` names the rows that the caller is sending: for any other row that this owner has claimed, the caller never got the claim, and it is returned
-        again.
+        `holding` names the rows that the caller is sending or whose end it is writing: they are never returned. For any other row that this owner has
+        claimed, the caller never got the claim, and it is returned again.
         """
         ...
 
     async def next_outbox_due(self, platform: str, *, holding: Sequence[int] = ()) -> float | None:
-        """Return the time at which the next reply of a platform can be claimed, or None."""
+        """Return the time at which the next reply of a platform can be claimed, or None. `holding` is that of `claim_outbox`."""
         ...
 
     async def outbox_sent(self, row: OutboxRow) -> bool:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from hermes_trio.messaging.addresses import Address
-from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind
+from hermes_trio.messaging.contract import Outgoing, PlatformError, PlatformErrorKind, SendResult
 from hermes_trio.messaging.senders import DUPLICATE_LABEL, target_of
 from hermes_trio.messaging.settings import OutboxSettings
 from hermes_trio.runtime.ports import NewReply
@@ -276,6 +276,35 @@ async def test_a_write_about_a_reply_that_fails_blocks_no_chat(verb: str, after:
         assert await world.store.list_outbox(OutboxState.ATTEMPTING) == []
         assert world.senders.statistics()["memory"]["in_flight"] == 0
         assert len(world.runtime.core.ends) == 0
+
+
+async def test_a_store_that_answers_late_makes_no_reply_come_again_and_again() -> None:
+    """The end of an attempt is written late, and repeated: until the sender has heard of it, the reply is not claimed again, and then it is sent once."""
+
+    class Distant(MemoryPlatform):
+        """A message takes a moment."""
+
+        async def send(self, message: Outgoing) -> SendResult:
+            await trio.sleep(0.5)
+            return await super().send(message)
+
+    chat = Distant()
+    faults = StoreFaults()
+    chat.send_faults.append(fault(PlatformErrorKind.RATE_LIMITED, retry_after=20.0))
+    chat.send_faults.append(fault(PlatformErrorKind.TRANSIENT, ambiguous=True))
+    async with open_world(scripted(), chat, faults=faults) as world:
+        await chat.say("later", chat="b")
+        await trio.sleep(1)
+        faults.slow("outbox_retry", seconds=45)
+        await chat.say("hi", chat="a")
+        # At 20 s the reply to b is claimed, behind the slow write; the sender still holds the reply to a then.
+        await trio.sleep(300)
+        await world.idle()
+        assert faults.injected
+        assert await world.store.outbox_unsent() == 0
+        assert world.senders.statistics()["memory"]["in_flight"] == 0
+    assert chat.texts("b") == ["echo: later"]
+    assert chat.texts("a") == [f"{DUPLICATE_LABEL}\n\necho: hi"]
 
 
 @pytest.mark.one_node

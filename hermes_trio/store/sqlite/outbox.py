@@ -74,13 +74,13 @@ _HEADS: Final = (
 def _claimable(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
     """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost).
 
+    What the caller holds is never claimed, even if it waits: its attempt has ended in the store, and the caller has not heard of that yet.
     A reply that was made later than now waits for nothing: the clock was set back. The claim makes it one of now, so that its next attempt waits.
     """
     return [
         (next_at if state == "pending" and created_at <= now else 0.0, number)
         for number, state, next_at, held, created_at in many(db, _HEADS, (platform,))
-        if (state == "pending" and held in ("", owner))
-        or (state != "pending" and held == owner and number not in holding)
+        if number not in holding and (held == owner or (state == "pending" and not held))
     ]
 
 

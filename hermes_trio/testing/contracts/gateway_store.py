@@ -490,6 +490,18 @@ class OutboxStoreContract(_StoreSlice):
             assert (waiting.attempts, waiting.error) == (1, "busy")
 
     @pytest.mark.trio
+    async def test_what_its_sender_holds_is_not_claimed(self, tmp_path: Path) -> None:
+        """A failed attempt is due again, and its sender has not heard that its end was written: nobody gives it the reply a second time."""
+        async with self.open_store(tmp_path) as store:
+            await store.recover("epoch-1")
+            await store.add_outbox(self._replies("a1", "a2"))
+            (row,) = await store.claim_outbox(INBOX)
+            assert await store.outbox_retry(row, at=0.0, error="busy") is True
+            assert await store.claim_outbox(INBOX, holding=[row.id]) == []
+            assert await store.next_outbox_due(INBOX, holding=[row.id]) is None
+            assert [(one.text, one.attempts) for one in await store.claim_outbox(INBOX)] == [("a1", 2)]
+
+    @pytest.mark.trio
     async def test_the_end_of_an_attempt_stands(self, tmp_path: Path) -> None:
         """A late failure does not change what was sent; a dead letter blocks nobody and can be sent again."""
         async with self.open_store(tmp_path) as store:
