@@ -41,6 +41,8 @@ class EventWriter:
         self._core = core
         self._runs: dict[str, Run] = {}
         self._waiting: dict[str, list[EventRow]] = {}
+        self._writing: dict[str, list[EventRow]] = {}
+        """The events that are being written. The end of a run writes those of the run again."""
         self._dirty: set[Run] = set()
         self._failed: bool = False
         """Whether the last batch was refused: the next is written run by run, so that one run's events cannot delay the others'."""
@@ -82,11 +84,14 @@ class EventWriter:
             self._wake.set()
 
     def terminal(self, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
-        """Return the rows that must commit with the end of this turn: the waiting events of its run, and the terminal event."""
+        """Return the rows that must commit with the end of this turn: the events of its run that may not have been written, and the terminal event.
+
+        They include events that are being written: if the store refused those, the terminal event would be stored before them.
+        """
         run = self._run_of(turn)
         run.flush()
         self._statuses.pop(run.id, None)
-        return (*self._waiting.pop(run.id, ()), self.last(turn, outcome))
+        return (*self._writing.get(run.id, ()), *self._waiting.pop(run.id, ()), self.last(turn, outcome))
 
     def last(self, turn: Turn, outcome: Outcome) -> EventRow:
         """Return the row of the terminal event of this turn's run."""
@@ -138,16 +143,20 @@ class EventWriter:
             return
         batches = list(waiting.values()) if self._failed else [[row for rows in waiting.values() for row in rows]]
         refused: list[tuple[list[EventRow], Exception]] = []
-        for rows in batches:
-            try:
-                await self._core.store.append_events(rows)
-            except Exception as error:
-                refused.append((rows, error))
-            except BaseException:
-                # Cancelled, perhaps before the store wrote them: the write is idempotent.
-                for unknown in waiting.values():
-                    self.give_back(unknown)
-                raise
+        self._writing = waiting
+        try:
+            for rows in batches:
+                try:
+                    await self._core.store.append_events(rows)
+                except Exception as error:
+                    refused.append((rows, error))
+        except BaseException:
+            # Cancelled, perhaps before the store wrote them: the write is idempotent.
+            for unknown in waiting.values():
+                self.give_back(unknown)
+            raise
+        finally:
+            self._writing = {}
         self._failed = bool(refused)
         if not refused:
             self._refusals.clear()

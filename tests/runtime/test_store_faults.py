@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 import trio
@@ -10,7 +12,7 @@ import trio.testing
 from hermes_trio import Runtime, SessionContext
 from hermes_trio.runtime.errors import Draining, JobRefused, OutcomeUnknown
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
-from hermes_trio.runtime.ports import TurnInput
+from hermes_trio.runtime.ports import EventRow, TurnInput
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn, TurnSpec
 from hermes_trio.store import AlreadyStarted, Store, StoreError, open_store
@@ -148,6 +150,42 @@ async def test_a_refusal_that_passes_costs_no_events_while_others_are_taken():
         for run in runs:
             assert [row.event["event"] for row in await world.store.events_after(run.id)] == ["tool.started"]
         hold.set()
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_no_reader_of_the_rows_meets_the_end_of_a_run_before_what_came_first(
+    written: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The run ends while its events are on their way to a store that refuses them: its end commits with all of them, and each is kept once."""
+    arrived, refused = trio.Event(), trio.Event()
+
+    async def emits(turn: Turn) -> str:
+        turn.emit("tool.started", tool="x")
+        await arrived.wait()
+        turn.emit("tool.completed", tool="x")
+        return "done"
+
+    world = World(ScriptedAgent(emits))
+    async with world.runtime as runtime:
+        append = world.store.append_events
+
+        async def far_away(rows: Sequence[EventRow]) -> None:
+            if not arrived.is_set():
+                arrived.set()
+                await refused.wait()
+                if not written:
+                    raise StoreError("the store is away; nothing was written")
+            await append(rows)
+
+        monkeypatch.setattr(world.store, "append_events", far_away)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
+        await run.ended.wait()
+        names = ["tool.started", "tool.completed", "run.completed"]
+        assert [row.event["event"] for row in await world.store.events_after(run.id)] == names
+        refused.set()
+        await trio.sleep(5)
+        kept = [(row.number, row.event["event"]) for row in await world.store.events_after(run.id)]
+        assert kept == list(enumerate([*names, "run.settled"], 1))
 
 
 async def test_an_event_that_comes_while_the_end_is_written_has_a_number_of_its_own():

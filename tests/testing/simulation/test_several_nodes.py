@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from hermes_trio.runtime.event_writer import EventWriter
+from hermes_trio.runtime.outcome import Outcome
+from hermes_trio.runtime.ports import EventRow
+from hermes_trio.runtime.turn import Turn
 from hermes_trio.testing.simulation import Program, Step, make_program, run_program, run_seed, run_seeds
 
 from .mutants import patched
@@ -66,6 +72,34 @@ def test_a_node_that_goes_on_without_its_lease_is_convicted() -> None:
     assert run_program(CUT_OFF).violations == ()
     with patched(*patches):
         assert invariant in run_program(CUT_OFF).invariants
+
+
+CUT_OFF_AT_THE_END = Program(
+    seed=1,
+    seconds=60,
+    nodes=2,
+    steps=(
+        Step(5.0, "run", who=0, number=1, words="ponder 1"),
+        Step(5.02, "partition", who=0, words="away seconds=2.5"),
+    ),
+)
+
+
+def _ends_without_what_is_on_its_way(real: Any) -> Any:
+    """The end of a run commits with the events that wait, but not with those that the store has been asked to append."""
+
+    def terminal(self: EventWriter, turn: Turn, outcome: Outcome) -> tuple[EventRow, ...]:
+        self._writing = {}
+        return real(self, turn, outcome)
+
+    return terminal
+
+
+def test_a_run_whose_end_is_stored_before_its_first_events_is_convicted() -> None:
+    """Whoever follows the run on another node would get its last events only. Without that defect everybody gets all of them."""
+    assert run_program(CUT_OFF_AT_THE_END).violations == ()
+    with patched((EventWriter, "terminal", _ends_without_what_is_on_its_way)):
+        assert "5 events" in run_program(CUT_OFF_AT_THE_END).invariants
 
 
 @pytest.mark.slow
