@@ -1,4 +1,4 @@
-"""Fakes, contracts and checks for programs that embed the runtime. `__all__` is what is promised; names are loaded when they are first used."""
+"""Fakes, contracts and checks for programs that embed the runtime. `__all__` lists the public names; each is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No ambient identity: inside a turn nobody may change the process's directory or environment.
+"""Forbids ambient identity: code inside a turn may not change the working directory or environment of the process.
 
 An audit hook cannot be removed, so it is installed once, by the plugin only, and does nothing outside a turn.
 """
@@ -20,7 +20,7 @@ _installed = False
 
 
 class AmbientIdentity(RuntimeError):
-    """Code inside a turn tried to change something that every session in the process shares."""
+    """Raised if code inside a turn tries to change state that all sessions of the process share."""
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""Real stand-ins for the outside world: an agent that follows a script, an adapter that records what it was sent, jobs that take virtual time."""
+"""Fakes of what surrounds a runtime: a scripted agent, an adapter that records replies, and jobs that take virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScriptedAgent:
         self.turns: list[Turn] = []
 
     def then(self, *steps: Step) -> ScriptedAgent:
-        """Add steps."""
+        """Append steps to the script."""
         self.steps.extend(steps)
         return self
 
@@ -52,7 +52,7 @@ class ScriptedAgent:
 
 @attrs.frozen
 class Sent:
-    """A reply that a fake adapter would have sent: to whom, what, and the outcome behind it."""
+    """A reply that a fake adapter would have sent: its target, its text, and the outcome of its turn."""
 
     context: SessionContext
     text: str
@@ -61,7 +61,7 @@ class Sent:
 
 
 class FakeAdapter(Interface):
-    """A delivering adapter without a platform. `sent` holds one entry for each turn that ended, in order."""
+    """A delivering adapter without a platform. `sent` has one entry for each ended turn, in order."""
 
     def __init__(self, platform: str = "fake", *, one_shot: str = "", linger: float | None = None) -> None:
         self.platform = platform
@@ -80,11 +80,11 @@ class FakeAdapter(Interface):
             yield self
 
     def key(self, chat: str) -> str:
-        """The session key of a chat."""
+        """Return the session key of a chat."""
         return f"agent:main:{self.platform}:dm:{chat}"
 
     async def say(self, text: str, *, chat: str = "1", dedupe_key: str = "", **fields: Any) -> bool:
-        """A user writes: the message is durable when this returns."""
+        """Send a message of a user. It is durable when this returns."""
         context = SessionContext(platform=self.platform, chat_id=chat, session_key=self.key(chat), **fields)
         return await self.inbox.accept(
             NewMessage(
@@ -118,7 +118,7 @@ def fake_job(
     kind: str = "process",
     watches: Sequence[str] = (),
 ) -> JobSpec:
-    """A job that takes virtual time: what a process is to the runtime, without one."""
+    """Return a job that takes virtual time instead of running a process."""
 
     async def run(job: Job) -> JobState:
         job.started(job.id)

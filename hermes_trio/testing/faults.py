@@ -1,4 +1,4 @@
-"""A store that fails on purpose: wrap any store, and say which verbs fail, when, and how.
+"""Injects faults into any store: rules say which verbs fail, when, and how.
 
     faults = StoreFaults(seed=1)
     faults.fail("finish_turn", times=2)
@@ -86,25 +86,25 @@ READ_VERBS: Final[frozenset[str]] = frozenset(
         "waiting_sessions",
     }
 )
-"""The verbs that work on a full disk: they commit nothing that their caller waits for."""
+"""The verbs that work on a full disk, because their caller does not wait for a commit."""
 
 
 class StoreFaultKind(Enum):
-    """How a verb is made to fail."""
+    """The kind of an injected fault."""
 
     BEFORE = "before"
-    """It raises, and nothing was written."""
+    """The verb raises, and nothing was written."""
     AFTER = "after"
-    """It is committed, and then it raises `CommitUncertain`: the caller does not know."""
+    """The verb is committed, and then raises `CommitUncertain`."""
     SLOW = "slow"
-    """It takes long. Writes that are called later wait behind it; a caller that is cancelled leaves it to be written."""
+    """The verb takes long. Later writes wait for it; it is written even if its caller is cancelled."""
     FULL = "full"
-    """It raises `StoreFull`, and nothing was written. Reads are not concerned."""
+    """The verb raises `StoreFull`, and nothing was written. Reads do not fail."""
 
 
 @attrs.frozen
 class InjectedFault:
-    """A fault that was injected: into which verb, and how."""
+    """A fault that was injected: its verb and its kind."""
 
     verb: str
     kind: StoreFaultKind
@@ -135,9 +135,9 @@ class _Rule:
 
 
 class StoreFaults:
-    """Which verbs of a store fail, when and how. Rules may be added and taken back at any time, also while a runtime is open.
+    """The rules by which verbs of a store fail. They may be added and removed at any time, also while a runtime is open.
 
-    The rules are asked in the order in which they were added, and the first that applies to a call decides. `seed` makes the rules with
+    The rules are checked in the order in which they were added, and the first that applies to a call decides. `seed` makes the rules with
     a `chance` repeatable. `calls` counts the calls of each verb; `injected` lists the faults that were injected, in order, and `told` is called
     with each of them.
     """
@@ -159,7 +159,7 @@ class StoreFaults:
         seconds: float = math.inf,
         error: Callable[[str], Exception] | None = None,
     ) -> None:
-        """Let these verbs (all, if none is named) raise: before they write anything, or after they have committed.
+        """Make these verbs (all, if none is named) raise: before they write anything, or after they have committed.
 
         `skip` calls pass first, then `times` calls fail (None: until `heal`), each with the given `chance`. `error` makes the exception
         from the name of the verb; the default is `StoreError` before the commit, and `CommitUncertain` after it. After `seconds`, which are counted
@@ -170,26 +170,26 @@ class StoreFaults:
         self._rules.append(_Rule(kind, _known(verbs), skip, times, chance, 0.0, error, until))
 
     def slow(self, *verbs: str, seconds: float, skip: int = 0, times: int | None = 1, chance: float = 1.0) -> None:
-        """Let these verbs (all, if none is named) take `seconds` before they are written. A write that was called is written, whoever is cancelled."""
+        """Make these verbs (all, if none is named) take `seconds` before they are written. Cancelling the caller does not cancel a write."""
         self._rules.append(_Rule(StoreFaultKind.SLOW, _known(verbs), skip, times, chance, seconds, None))
 
     def full(self, *verbs: str, skip: int = 0, times: int | None = None) -> None:
-        """Let these writes (all, if none is named) raise `StoreFull`, until `heal` unless `times` is given. Reads go on."""
+        """Make these writes (all, if none is named) raise `StoreFull`, until `heal` unless `times` is given. Reads do not fail."""
         self._rules.append(_Rule(StoreFaultKind.FULL, _known(verbs) - READ_VERBS, skip, times, 1.0, 0.0, None))
 
     def heal(self) -> None:
-        """Take all rules back. A slow write that is under way still takes its time."""
+        """Remove all rules. A slow write that has begun still takes its time."""
         self._rules.clear()
 
     @asynccontextmanager
     async def around(self, opening: AbstractAsyncContextManager[RuntimeStore]) -> AsyncGenerator[Store]:
-        """Open a store with these faults, for the body of the `async with`. On the way out, slow writes are waited for, as a real store would."""
+        """Open a store with these faults for the body of the `async with`. Leaving it waits for slow writes, as a real store does."""
         async with opening as store:
             failure: Exception | None = None
             async with trio.open_nursery() as nursery:
                 try:
                     yield cast(Store, _FaultyStore(store, self, nursery))
-                except Exception as error:  # the body's own, which must not come back as a group
+                except Exception as error:  # an exception of the body, which must not be raised as a group
                     failure = error
             if failure is not None:
                 raise failure
@@ -214,7 +214,7 @@ def _known(verbs: tuple[str, ...]) -> frozenset[str]:
 
 
 class _FaultyStore:
-    """The store of `around`: its verbs ask the rules first, everything else is the wrapped store's own."""
+    """The store of `around`: its verbs check the rules first, all other attributes are those of the wrapped store."""
 
     def __init__(self, store: RuntimeStore, faults: StoreFaults, nursery: trio.Nursery) -> None:
         self._store = store
@@ -261,7 +261,7 @@ class _FaultyStore:
         return pending.result.unwrap()
 
     async def _write_slowly(self) -> None:
-        """Make the writes in the order in which they were called. Shielded: a call that was made is written."""
+        """Write in the order of the calls. Shielded: every call is written."""
         with trio.CancelScope(shield=True):
             while self._queue:
                 seconds, bound, pending = self._queue[0]

@@ -62,7 +62,7 @@ class GatewayOptions:
     """Makes ids and retry delays repeatable."""
     clock: Callable[[], float] | None = None
     ends: Callable[[Approvals], ConversationEnd] | None = None
-    """Makes what is called when a conversation starts anew."""
+    """Makes the function that is called when a conversation starts anew."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +98,7 @@ class OpenTestGateway:
 
     @property
     def jobs(self) -> int:
-        """The number of background jobs that run."""
+        """Return the number of running background jobs."""
         return sum(node.kind in JOB_KINDS for node in self.runtime.tree.root.walk())
 
 

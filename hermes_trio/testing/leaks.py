@@ -1,6 +1,6 @@
-"""What did a test on Trio leave behind? Compares tasks, the trees of open runtimes, threads, child processes and descriptors with how they were before.
+"""Finds what a test on Trio leaves behind: compares tasks, trees of open runtimes, threads, child processes and descriptors with before.
 
-Judged when the test's body has returned and before anything is cancelled, so that tearing down cannot hide a leak.
+The check runs after the test's body has returned and before anything is cancelled, so that the teardown cannot hide a leak.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .process_leaks import LeakError, ProcessWatch, blame
 __all__ = ["LeakError", "LeakWatch"]
 
 IDLE_KINDS: Final = frozenset({"runtime", "abandoned", "turns", "supervisor", "asyncio"})
-"""Nodes that an idle runtime consists of."""
+"""The nodes of an idle runtime's tree."""
 
 
 @attrs.frozen
 class LeakWatch:
-    """How things were before the body of the test."""
+    """The state before the body of the test."""
 
     tasks: frozenset[trio.lowlevel.Task]
     process: ProcessWatch
@@ -33,7 +33,7 @@ class LeakWatch:
 
     @classmethod
     def take(cls, runtimes: tuple[Runtime, ...]) -> LeakWatch:
-        """Look at everything."""
+        """Return the present state."""
         return cls(
             frozenset(_system_tasks()),
             ProcessWatch.take(),
@@ -42,7 +42,7 @@ class LeakWatch:
         )
 
     async def check(self) -> None:
-        """Raise `LeakError` with one line for each thing that is still there, and the trees."""
+        """Raise `LeakError` with one line for each leak, and the trees."""
         await trio.testing.wait_all_tasks_blocked()
         found = [f"task {task.name}" for task in _system_tasks() if task not in self.tasks]
         for runtime in self.runtimes:

@@ -1,6 +1,6 @@
-"""A chat platform in memory: people write with `say`, and what the agent sends is in `sent`. Faults can be put in the way.
+"""A chat platform in memory: `say` sends a message of a user, `sent` has the messages of the agent, and faults can be injected.
 
-It is an adapter like any other, so that a gateway with it takes the real way in and out; only the network is missing.
+It is an adapter like any other, so that a gateway uses its real code to receive and send; only the network is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Delivered:
 
 
 class MemoryPlatform(Adapter):
-    """See the module. `connect_faults` and `send_faults` are raised one by one; None lets one attempt pass."""
+    """The adapter and the controls of a test. `connect_faults` and `send_faults` are raised one by one; None lets one attempt pass."""
 
     def __init__(
         self, platform: str = "memory", *, limit: int = 4000, edits: bool = False, typing: float | None = None
@@ -54,7 +54,7 @@ class MemoryPlatform(Adapter):
         self.send_faults: deque[BaseException | None] = deque()
         self.refuses: Callable[[Outgoing], PlatformError | None] = lambda message: None
         self.gate: trio.Event | None = None
-        """While set to an event that is not set, sends wait for it after the platform has taken the message."""
+        """If not None, sends wait for this event after the platform has taken the message."""
         self._changed = trio.Event()
         self._events = 0
         self._instance = next(_instances)
@@ -63,7 +63,7 @@ class MemoryPlatform(Adapter):
 
     @property
     def connects(self) -> int:
-        """How often a connection was tried."""
+        """The number of attempts to connect."""
         return len(self.connect_times)
 
     # -- the adapter -----------------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class MemoryPlatform(Adapter):
     def source(
         self, *, chat: str = "1", user: str = "u1", name: str = "Ann", thread: str = "", kind: str = "dm", id: str = ""
     ) -> Source:
-        """Where somebody is."""
+        """Return the source of a message: platform, chat and user."""
         return Source(
             platform=self.platform,
             chat_type=kind,
@@ -151,9 +151,9 @@ class MemoryPlatform(Adapter):
         addressed: bool = True,
         **payload: Any,
     ) -> Received:
-        """Somebody writes. Each call is another event, unless it says which one it repeats."""
+        """Send a message of a user. Each call is a new event, unless it names the one that it repeats."""
         self._events += 1
-        # A platform that was restarted has other events than before.
+        # A restarted platform has new event ids.
         identity = f"{self._instance}.{self._events}" if event_id is None else event_id
         source = self.source(chat=chat, user=user, name=name, thread=thread, kind=kind, id=f"in-{self._events}")
         incoming = Incoming(source=source, text=text, event_id=identity, addressed=addressed, payload=payload)
@@ -162,18 +162,18 @@ class MemoryPlatform(Adapter):
     async def click(
         self, approval_id: str, choice: ApprovalChoice, *, chat: str = "1", user: str = "u1", kind: str = "dm"
     ) -> str:
-        """Somebody presses a button."""
+        """Press a button as a user."""
         return await self.gateway.approval_clicked(
             self, self.source(chat=chat, user=user, kind=kind), approval_id, choice
         )
 
     def disconnect(self, error: BaseException | None = None) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         self._breaks = error
         self._broken.set()
 
     def texts(self, chat: str | None = None, thread: str = "") -> list[str]:
-        """What the agent has said, in one chat or in all of them."""
+        """Return the texts of the agent, in one chat or in all of them."""
         return [one.text for one in self.sent if chat is None or (one.chat == chat and one.thread == thread)]
 
     async def wait_sent(self, count: int) -> list[Delivered]:
@@ -182,7 +182,7 @@ class MemoryPlatform(Adapter):
         return self.sent
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something that this platform sees has come true."""
+        """Wait until a condition on this platform is true."""
         while not condition():
             self._changed = trio.Event()
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""Several runtimes on one store in memory, each a node with a lease: what several hosts on one database do, in one process and on virtual time."""
+"""Opens several runtimes on one store in memory, each a node with a lease, like hosts on one database, in one process and on virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Nodes", "open_nodes"]
 
 
 class Nodes:
-    """One store, and the runtimes that were opened on it. `store` belongs to none of them: for looking."""
+    """One store and the runtimes that are opened on it. `store` belongs to none of them; tests read it."""
 
     def __init__(self, store: SqliteStore, lease_seconds: float) -> None:
         self.store = store
@@ -36,7 +36,7 @@ class Nodes:
         stages: Sequence[Stage] = (),
         clock: Callable[[], float] | None = None,
     ) -> Runtime:
-        """A runtime that is a node of its own; open it with `async with`. With `faults`, its own view of the store can be made to fail."""
+        """Make a runtime that is a separate node; open it with `async with`. `faults` are injected only into its own view of the store."""
         opening: AbstractAsyncContextManager[Any] = self.store.shared(name, lease_seconds=self._lease_seconds)
         self._seed += 1
         return Runtime(
@@ -50,14 +50,14 @@ class Nodes:
 
     @asynccontextmanager
     async def open(self, agent: AnyAgent, count: int) -> AsyncIterator[list[Runtime]]:
-        """So many runtimes with the same agent, open for the body of the `async with`; they leave one after the other."""
+        """Open this many runtimes with the same agent for the body of the `async with`; they are closed one after the other."""
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(self.make(agent, f"node-{number}")) for number in range(count)]
 
 
 @asynccontextmanager
 async def open_nodes(*, lease_seconds: float = 15.0, clock: Callable[[], float] | None = None) -> AsyncIterator[Nodes]:
-    """A store in memory for several runtimes. Its clock, which decides about leases, is the loop's unless one is given."""
+    """Open a store in memory for several runtimes. Its clock, which decides leases, is the loop's unless one is given."""
     opened = open_store(None, runner=Runner.INLINE, clock=clock or trio.current_time, maintenance=False)
     async with opened as store:
         yield Nodes(store, lease_seconds)

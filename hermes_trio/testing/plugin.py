@@ -1,4 +1,4 @@
-"""The pytest plugin: an embedded runtime on virtual time, fakes, and a check that fails the very test that left something behind.
+"""The pytest plugin: an embedded runtime on virtual time, fakes, and a leak check that fails the test that leaked.
 
 Fixtures: `virtual_clock`, `scripted_agent`, `runtime`, `fake_adapter`, `stateless`. A test that uses one of them runs on virtual time, is leak-checked and
 has a limit in real time. `--hermes-leaks=all` checks every test, of whatever kind, `off` none; the marker `hermes_leaks("all" | "ours" | "off")` says so for
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OUR_FIXTURES: Final = frozenset({"virtual_clock", "scripted_agent", "runtime", "fake_adapter", "stateless"})
 
 LIVE_FIXTURES: Final = frozenset({"runtime", "fake_adapter", "stateless"})
-"""Those that are open while the test runs, so that it must be an async one."""
+"""The fixtures that are open while the test runs, so that it must be async."""
 
 LEAK_MODES: Final = ("ours", "all", "off")
 
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what collecting has made, which stays, out of every later garbage collection: a leak check makes several."""
+    """Freeze the objects of the collection, so that the garbage collections of leak checks leave them out."""
     if session.config.getoption("--hermes-leaks") != "off" and any(map(_uses_ours, session.items)):
         gc.collect()
         gc.freeze()
@@ -125,7 +125,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _is_unittest(item: pytest.Item) -> bool:
-    """Whether a `unittest.TestCase` runs the test itself, so that its body cannot be wrapped."""
+    """Return whether a `unittest.TestCase` runs the test itself, so that its body cannot be wrapped."""
     unittest = sys.modules.get("unittest")
     cls = getattr(item, "cls", None)
     return unittest is not None and isinstance(cls, type) and issubclass(cls, unittest.TestCase)
@@ -157,7 +157,7 @@ def _limit(item: pytest.Item, ours: bool) -> float:
 
 
 def _inner(item: pytest.Item) -> tuple[Any, Callable[[Any], None]]:
-    """The function that is the test's body (hypothesis wraps it), and how to put another in its place."""
+    """Return the function of the test's body, which hypothesis wraps, and a function that replaces it."""
     function = getattr(item, "obj", None)
     inside = getattr(function, "hypothesis", None)
     if inside is not None:
@@ -183,7 +183,7 @@ def _run_virtual(
 
 
 def _wrapped(test: Callable[..., Any], *, checked: bool, seconds: float) -> Callable[..., Any]:
-    """The test with its checks, for whichever event loop it turns out to run on."""
+    """Return the test with its checks, for the event loop on which it runs."""
 
     @functools.wraps(test)
     async def run(*args: Any, **kwargs: Any) -> None:
@@ -235,7 +235,7 @@ async def _check_on_asyncio(test: Callable[[], Any], checked: bool, seconds: flo
         pytest.fail(f"the test took more than {seconds:g} s of real time", pytrace=False)
     if watch is None:
         return
-    await asyncio.sleep(0)  # a task that has just ended still counts until its loop has seen it
+    await asyncio.sleep(0)  # a task that has just ended counts until its loop has processed its end
     left = [f"task {task.get_name()}: {task.get_coro()}" for task in asyncio.all_tasks() - before if not task.done()]
     blame([*left, *watch.found()])
 

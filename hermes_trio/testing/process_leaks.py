@@ -1,4 +1,4 @@
-"""What of the process did a test leave behind: threads, child processes, descriptors. Knows no event loop, so it serves every kind of test."""
+"""Finds threads, child processes and descriptors that a test leaves behind. Uses no event loop, so it works for every kind of test."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import attrs
 __all__ = ["LeakError", "ProcessWatch"]
 
 OS_GRACE: Final = 1.0
-"""Real seconds that a thread, process or descriptor which is just ending may take to disappear."""
+"""Real seconds that an ending thread, process or descriptor may take to disappear."""
 
 POOLS: Final = ("Trio thread", "trio.", "MainThread", "execnet", "asyncio_", "AnyIO worker", "ThreadPoolExecutor-")
-"""Threads that event loops and executors keep for the next call: theirs to end, not the test's."""
+"""Threads that event loops and executors keep for the next call. They own them, not the test."""
 
 
 class LeakError(AssertionError):
-    """A test left something behind."""
+    """Raised if a test has leaked a task, thread, process or descriptor."""
 
 
 @attrs.frozen
 class ProcessWatch:
-    """How things were before the body of the test."""
+    """The threads, child processes and descriptors before the body of the test."""
 
     threads: frozenset[threading.Thread]
-    """The threads themselves: the ident of one that has ended is given to the next."""
+    """The thread objects, because idents are reused."""
     children: frozenset[int]
     descriptors: frozenset[tuple[int, str]]
 
     @classmethod
     def take(cls) -> ProcessWatch:
-        """Look at everything."""
+        """Return the present state."""
         gc.collect()
         return cls(frozenset(_threads()), frozenset(_children()), frozenset(_descriptors()))
 
     def found(self, *, threads: Set[int | None] = frozenset(), descriptors: Set[int] = frozenset()) -> list[str]:
-        """Return one line for each thing that is still there after its grace. `threads` and `descriptors` have an owner that lives on."""
+        """Return one line for each leak that remains after its grace. `threads` and `descriptors` have an owner that outlives the test."""
         deadline = time.monotonic() + OS_GRACE
         while True:
             gc.collect()
@@ -53,16 +53,16 @@ class ProcessWatch:
             ]
             if not found or time.monotonic() > deadline:
                 return found
-            # A thread of a pool or a dying process needs real time; the loop has nothing else to do now.
+            # A thread of a pool or an ending process needs real time; the loop has nothing else to do now.
             time.sleep(0.01)
 
     def check(self) -> None:
-        """Raise `LeakError` with one line for each thing that is still there."""
+        """Raise `LeakError` with one line for each leak."""
         blame(self.found())
 
 
 def blame(found: list[str], trees: str = "") -> None:
-    """Raise `LeakError` if something was found."""
+    """Raise `LeakError` if a leak was found."""
     if found:
         lines = "\n".join(f"  - {line}" for line in found)
         raise LeakError(f"the test left something behind:\n{lines}" + (f"\n\nthe tree:\n{trees}" if trees else ""))

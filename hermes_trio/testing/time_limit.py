@@ -1,4 +1,4 @@
-"""A limit in real time for one test: `trio.fail_after` is virtual on a mock clock and blind to a blocked loop.
+"""Limits the real time of one test: `trio.fail_after` is virtual on a mock clock and does not detect a blocked loop.
 
 When the time is up the test is cancelled and fails, with the trees of its runtimes as they were at that moment. If the loop does not react, because
 something blocks it, every stack is printed and an exception is raised in the thread of the loop. Other tests, and pytest's own `faulthandler_timeout`, are
@@ -21,11 +21,11 @@ from hermes_trio.runtime.runtime import Runtime
 __all__ = ["TestTooSlow", "run_limited"]
 
 DEAF_SECONDS: Final = 2.0
-"""How long the loop may take to react before it counts as blocked."""
+"""Seconds that the loop may take to react before it counts as blocked."""
 
 
 class TestTooSlow(AssertionError):
-    """A test took longer than its limit."""
+    """Raised if a test takes longer than its limit."""
 
     __test__ = False  # not a class of tests
 

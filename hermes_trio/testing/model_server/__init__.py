@@ -1,7 +1,7 @@
-"""A model provider on loopback that speaks the real wire formats, obeys a script, and can be as bad as a real one.
+"""A model provider on loopback that uses the real wire formats, follows a script, and can inject the faults of a real one.
 
 `ModelServer` answers OpenAI chat completions and Anthropic messages, streamed or whole, and refuses what the real
-APIs refuse. It keeps a record of every call, with the moment in which its client left. It runs in the caller's
+APIs refuse. It records every call, with the time at which its client disconnected. It runs in the caller's
 nursery (`server = await nursery.start(ModelServer(…).run)`) or in its own (`async with open_model_server(…) as
 server`), and ends with it. `python -m hermes_trio.testing.model_server` runs one by itself.
 """

@@ -17,7 +17,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         server = await nursery.start(ModelServer(port=arguments.port, otherwise=answer).run)
         sys.stdout.write(f"{server.port}\n")
         sys.stdout.flush()
-        # Whoever started this holds the other end of its standard input: when that is gone, nobody needs the server.
+        # The parent holds the other end of standard input: when that is closed, the server is no longer needed.
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
         server.stop()
 

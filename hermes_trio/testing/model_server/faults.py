@@ -1,4 +1,4 @@
-"""How a provider fails: each `Fault`, done to a real connection."""
+"""Injects each `Fault` of a provider into a real connection."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ INSTEAD_OF_HEADERS: Final = frozenset({Fault.SILENT, Fault.NOT_HTTP, Fault.ENDLE
 
 
 class Dropped(Exception):
-    """The connection is to be closed as it is."""
+    """Raised to close the connection at once."""
 
 
 def data(connection: h11.Connection, payload: bytes) -> bytes:
-    """A piece of a response's body, framed."""
+    """Return a piece of a response's body, framed."""
     return connection.send(h11.Data(data=payload)) or b""
 
 
 async def spoil_headers(stream: trio.abc.Stream, fault: Fault | None) -> None:
-    """Do what the fault says instead of sending headers. Never returns."""
+    """Inject a fault in the place of the headers. Never returns."""
     if fault is Fault.SILENT:
         await trio.sleep_forever()
     if fault is Fault.NOT_HTTP:
@@ -43,7 +43,7 @@ async def spoil_headers(stream: trio.abc.Stream, fault: Fault | None) -> None:
 async def spoil(
     stream: trio.abc.Stream, connection: h11.Connection, fault: Fault, format_: Format, call: ScriptedCall
 ) -> None:
-    """Do what the fault says in the middle of a streamed answer. Returns if the response is to be ended properly."""
+    """Inject a fault into a streamed answer. Returns if the response is to be ended properly."""
 
     async def send(payload: bytes) -> None:
         await stream.send_all(data(connection, payload))

@@ -1,4 +1,4 @@
-"""The two wire formats, from the provider's side: what is refused, and how an answer is written.
+"""The two wire formats, from the provider's side: checks requests and writes answers.
 
 A `Format` has no state and no sockets; the tests run the providers' own client libraries against it.
 """
@@ -21,14 +21,14 @@ Json = dict[str, Any]
 
 
 class Format(Protocol):
-    """How one provider's API looks from its server."""
+    """The server's side of one provider's API."""
 
     def key(self, headers: Mapping[str, str]) -> str:
-        """The key that came with a request."""
+        """Return the API key of a request."""
         ...
 
     def problem(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-        """What the real API would refuse about this request, in its words; empty if nothing."""
+        """Return the message with which the real API would refuse this request; empty if it would not."""
         ...
 
     def refusal(self, refusal: ScriptedRefusal) -> Json: ...
@@ -296,7 +296,7 @@ MESSAGES: Final[Format] = _MessagesFormat()
 
 
 def format_of(path: str) -> Format | None:
-    """The format that is spoken at a path, if any."""
+    """Return the format of a path; None if there is none."""
     if path.endswith("/chat/completions"):
         return CHAT
     return MESSAGES if path.endswith("/messages") else None

@@ -1,4 +1,4 @@
-"""What a scripted provider is told to do, and what it saw."""
+"""The script of a provider, and its record of calls."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Fault", "Reply", "ScriptedAnswer", "ScriptedCall", "ScriptedRefusal"
 
 
 class Fault(Enum):
-    """What goes wrong with an answer, after `fault_after` of its events."""
+    """The fault of an answer, after `fault_after` of its events."""
 
     HANG_UP = auto()
     """The connection is closed in the middle of the response."""
     RESET = auto()
     """The connection is reset in the middle of the response."""
     END_EARLY = auto()
-    """The response ends properly, the answer does not."""
+    """The response ends properly, but the answer is incomplete."""
     STALL = auto()
     """Nothing more is sent, and the connection stays open."""
     SILENT = auto()
-    """The request is read and not even the headers are sent."""
+    """The request is read, and no headers are sent."""
     GARBAGE = auto()
     """An event holds something that is not JSON."""
     NOT_HTTP = auto()
@@ -69,7 +69,7 @@ class ScriptedAnswer:
 
     @property
     def reason(self) -> str:
-        """The finish reason, in the words of the OpenAI API."""
+        """Return the finish reason of the OpenAI API."""
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
 
@@ -86,9 +86,9 @@ class ScriptedRefusal:
 
 @attrs.define(eq=False)
 class ScriptedCall:
-    """What the server saw of one call.
+    """The record of one call.
 
-    `ended` is set when it is over; `gone_at` is the time at which its client left early.
+    `ended` is set when it has ended; `gone_at` is the time at which its client disconnected early.
     """
 
     number: int
@@ -102,7 +102,7 @@ class ScriptedCall:
 
     @property
     def client_gone(self) -> bool:
-        """Whether the client left before the answer was complete."""
+        """Return whether the client disconnected before the answer was complete."""
         return self.gone_at is not None
 
 

@@ -54,20 +54,20 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """The server's address, without a path: the base URL for Anthropic clients."""
+        """Return the server's address without a path: the base URL for Anthropic clients."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def openai_url(self) -> str:
-        """The base URL for OpenAI clients."""
+        """Return the base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
     def say(self, *replies: Reply) -> None:
-        """Add to the script."""
+        """Append answers to the script."""
         self._script.extend(replies)
 
     def stop(self) -> None:
-        """End the server and every connection of it."""
+        """End the server and all its connections."""
         self._scope.cancel()
 
     async def call(self, number: int = 0) -> ScriptedCall:
@@ -101,7 +101,7 @@ class ModelServer:
             await trio.aclose_forcefully(stream)
 
     async def _exchange(self, stream: trio.abc.Stream, connection: h11.Connection) -> bool:
-        """One request and its response; whether the connection can be used for another."""
+        """Handle one request and its response. Return whether the connection can be used for another."""
         read = await _read_request(stream, connection)
         if read is None:
             return False
@@ -150,7 +150,7 @@ class ModelServer:
     def _judge(self, call: ScriptedCall, format_: Format) -> ScriptedRefusal | None:
         given = format_.key(call.headers)
         if self._key and given != self._key:
-            # As careless as some real ones: the key comes back in the error, whole and with its middle starred out.
+            # As with some real providers, the error contains the key, whole and with its middle replaced by stars.
             words = f"Incorrect API key provided: {given[:4]}****{given[-4:]}. The header was: Bearer {given}"
             return ScriptedRefusal(status=401, message=words, type="authentication_error", code="invalid_api_key")
         for field in sorted(self._rejects & call.body.keys()):
@@ -193,7 +193,7 @@ class ModelServer:
 
 @asynccontextmanager
 async def open_model_server(*script: Reply, **options: Any) -> AsyncGenerator[ModelServer]:
-    """A server with a nursery of its own, stopped at the end of the block. Errors of the block come out in a group."""
+    """Run a server in a separate nursery for the body of the `async with`. Exceptions of the body are raised in a group."""
     async with trio.open_nursery() as nursery:
         server = await nursery.start(ModelServer(*script, **options).run)
         yield server
@@ -227,7 +227,7 @@ async def _read_request(stream: trio.abc.Stream, connection: h11.Connection) -> 
 async def _watch(
     stream: trio.abc.Stream, connection: h11.Connection, call: ScriptedCall, scope: trio.CancelScope
 ) -> None:
-    """See the client leave, and end the answer that nobody reads any more."""
+    """Wait until the client disconnects, and cancel its answer."""
     try:
         while received := await stream.receive_some(4096):
             connection.receive_data(bytes(received))

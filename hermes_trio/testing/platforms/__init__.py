@@ -1,6 +1,6 @@
-"""Faithful local fakes of Telegram, Discord and Slack, speaking real HTTP and WebSocket on loopback.
+"""Fakes of Telegram, Discord and Slack that use real HTTP and WebSocket on loopback.
 
-Each `open_fake_…` is an async context manager: the fake lives in it and is gone after it, with every connection. A
+Each `open_fake_…` is an async context manager: leaving it ends the fake with all its connections. A
 client needs only the fake's base URL and token. Names of methods in `calls` and in `fail(…)` are the documented ones.
 """
 

@@ -1,4 +1,4 @@
-"""The other direction: a fake platform calling the product's own HTTP endpoint (webhooks, events)."""
+"""Calls the product's own HTTP endpoint (webhooks, events), as a platform does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Callback:
 
 
 async def post(url: str, headers: Mapping[str, str], body: bytes, *, timeout: float) -> Callback:
-    """POST once to a plain-HTTP address. Never raises for what the other side does.
+    """POST once to a plain-HTTP address. Never raises for an error of the other side.
 
     Cancelling it closes the connection.
     """

@@ -76,7 +76,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
     async def wait_for_message(
         self, *, channel_id: str | None = None, containing: str = "", timeout: float = WAIT_SECONDS
     ) -> DiscordMessage:
-        """The oldest fitting message that no earlier wait has returned. Edits count: it looks at the current text."""
+        """Wait for the oldest fitting message that no earlier wait has returned. Compares the current text, with edits."""
 
         def fits(message: DiscordMessage) -> bool:
             wanted_place = channel_id is None or message.channel_id == channel_id
@@ -88,11 +88,11 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
     # What people and the platform do.
 
     def add_channel(self, channel_id: str, name: str = "general") -> None:
-        """A text channel of the guild that the bot can see."""
+        """Add a text channel of the guild that the bot can see."""
         self._channels.setdefault(channel_id, FakeChannel(channel_id, TEXT_CHANNEL, self.guild_id, name))
 
     def forbid(self, channel_id: str) -> None:
-        """Take the bot's permission to write in a channel."""
+        """Revoke the bot's permission to write in a channel."""
         self._channels[channel_id].forbidden = True
 
     def limit(self, method: str, *, calls: int, per: float) -> None:
@@ -108,7 +108,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         mention: bool = False,
         reply_to: str | None = None,
     ) -> dict[str, Any]:
-        """A person writes; without `channel_id` in a direct message. Returns the message object."""
+        """Write as a user; without `channel_id` in a direct message. Returns the message object."""
         channel = self._dm(user_id) if channel_id is None else self._place(channel_id)
         message = self._message(channel, person(user_id), f"<@{self.bot['id']}> {content}" if mention else content)
         if mention:
@@ -120,7 +120,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         return message
 
     def start_thread(self, channel_id: str, name: str) -> str:
-        """A person starts a thread. Returns its id, which is a channel id."""
+        """Start a thread as a user. Returns its id, which is a channel id."""
         return self._thread(self._place(channel_id), name, self._snowflake()).id
 
     def use_command(
@@ -131,7 +131,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         user_id: str = "42",
         channel_id: str | None = None,
     ) -> str:
-        """A person uses a slash command. Returns the interaction's id."""
+        """Use a slash command as a user. Returns the interaction's id."""
         kinds = {str: 3, int: 4, bool: 5}
         listed = [{"name": key, "type": kinds[type(value)], "value": value} for key, value in (options or {}).items()]
         data = {"id": "1", "name": name, "type": 1, "options": listed}
@@ -139,7 +139,7 @@ class FakeDiscord(FakePlatform[DiscordMessage]):
         return self._interact(COMMAND_INTERACTION, data, user_id, channel, None)
 
     def click(self, message: DiscordMessage, button: str, *, user_id: str = "42") -> str:
-        """A person presses the button whose label or custom id is `button`. Returns the interaction's id."""
+        """Press the button whose label or custom id is `button`, as a user. Returns the interaction's id."""
         pressed = [b for b in message.buttons if button in (b.get("label"), b.get("custom_id"))]
         assert pressed, f"message {message.id} has no button {button!r}: {message.buttons}"
         data = {"custom_id": pressed[0]["custom_id"], "component_type": 2}

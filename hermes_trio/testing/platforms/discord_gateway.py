@@ -1,7 +1,7 @@
 """Discord's Gateway (v10, JSON): sessions, sequence numbers, heartbeats, resuming, and the close codes.
 
 A session outlives its connection, as on the real Gateway: what is dispatched while the client is away is replayed when it
-resumes. The fake's owner runs `serve` for each connection; nothing outlives that.
+resumes. The fake's owner runs `serve` for each connection; no task outlives it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
     async def wait_for(
         self, kind: str, *, count: int = 1, detail: int | None = None, timeout: float = WAIT_SECONDS
     ) -> GatewayEntry:
-        """The `count`th entry of this kind."""
+        """Wait for the `count`th entry of this kind and return it."""
 
         def fits(entry: GatewayEntry) -> bool:
             return entry.kind == kind and (detail is None or entry.detail == detail)
@@ -173,7 +173,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
     # The protocol.
 
     async def serve(self, request: FakeRequest, socket: WebSocket) -> None:
-        """Speak to one client until its connection ends."""
+        """Serve one client until its connection ends."""
         if self.refuse_connections:
             await socket.abort()
             return
@@ -188,7 +188,7 @@ class FakeDiscordGateway(FakeSockets[_Connection]):
             code = socket.closed.code if socket.closed else 1006
             self.log.append(GatewayEntry("closed", connection.session.id if connection.session else "", code))
             if code in (1000, 1001) and connection.session is not None:
-                # A client that says goodbye gives its session up.
+                # A client that closes with a normal close code gives up its session.
                 self._sessions.pop(connection.session.id, None)
 
     async def _converse(self, request: FakeRequest, connection: _Connection) -> None:

@@ -1,6 +1,6 @@
-"""What all fake platforms offer to a test: the calls that came in, faults for the next ones, and the messages that the bot sent.
+"""The common part of the fake platforms: the calls received, faults for the next ones, and the messages that the bot sent.
 
-A platform's own fake is a `FakePlatform` that knows how its people speak and how its API answers. Its `open_fake_…` attaches the server and ends it.
+The fake of a platform is a `FakePlatform` with the actions of its users and its API. Its `open_fake_…` attaches the server and ends it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FakePlatform(Generic[M]):
     """
 
     api_path: ClassVar[str] = ""
-    """Where the API is below the address of the server."""
+    """The path of the API below the address of the server."""
 
     def __init__(
         self,
@@ -53,18 +53,18 @@ class FakePlatform(Generic[M]):
 
     @property
     def base_url(self) -> str:
-        """What a client is configured with instead of the platform's own address."""
+        """Return the address to configure in a client instead of the platform's own."""
         return f"{self.server.url}{self.api_path}"
 
     @property
     def server(self) -> LoopbackServer:
-        """The server behind the fake, once it is attached."""
+        """Return the server of the fake, after `attach`."""
         assert self._server is not None, "this fake has no server; it is made by its open_fake_… function"
         return self._server
 
     @property
     def calls(self) -> CallLedger[RecordedCall]:
-        """Every call of the API, in order, as it was answered."""
+        """Return every call of the API with its answer, in order."""
         return self.reception.calls
 
     async def wait_for_call(
@@ -75,7 +75,7 @@ class FakePlatform(Generic[M]):
         count: int = 1,
         timeout: float | None = None,
     ) -> RecordedCall:
-        """The `count`th call of a method, now or within `timeout` seconds; else raises `NothingArrived`."""
+        """Wait for the `count`th call of a method and return it. Raises `NothingArrived` after `timeout` seconds."""
         return await self.reception.wait_for_call(method, matches, count, timeout)
 
     def fail(self, method: str, fault: Fault, *, times: int = 1) -> None:
@@ -83,11 +83,11 @@ class FakePlatform(Generic[M]):
         self.reception.faults.add(method, fault, times)
 
     def attach(self, server: LoopbackServer) -> None:
-        """Used by whoever opens the fake, once the port is known."""
+        """Set the server, once its port is known. Called by `open_fake_…`."""
         self._server = server
 
     async def _claim(self, fits: Callable[[M], bool], *, wanted: str, timeout: float) -> M:
-        """The oldest fitting message that no earlier wait has returned. Edits count: `fits` looks at the current state."""
+        """Return the oldest fitting message that no earlier wait has returned. `fits` gets the current state, with edits."""
 
         def is_it(message: M) -> bool:
             return not message.claimed and not message.deleted and fits(message)

@@ -29,7 +29,7 @@ class RateLimited:
 @final
 @attrs.frozen
 class ServerError:
-    """Answer with a 5xx status and a body that is no JSON, as a broken front end does."""
+    """Answer with a 5xx status and a body that is not JSON, as a failing reverse proxy does."""
 
     status: int = 502
 
@@ -55,7 +55,7 @@ Fault = RateLimited | ServerError | Drop | Delay
 
 @final
 class FaultScript:
-    """The faults still to come, by documented method name."""
+    """The faults that are not used yet, by documented method name."""
 
     def __init__(self) -> None:
         self._pending: dict[str, deque[Fault]] = {}
@@ -64,7 +64,7 @@ class FaultScript:
         self._pending.setdefault(method.lower(), deque()).extend([fault] * times)
 
     def take(self, method: str) -> Fault | None:
-        """The fault for this call, which is used up by it."""
+        """Return the fault for this call, and remove it."""
         for name in (method.lower(), ANY):
             pending = self._pending.get(name)
             if pending:

@@ -1,7 +1,7 @@
-"""What a fake platform has seen: every call in order, and a way to wait for the next thing of interest.
+"""Records the calls of a fake platform in order, and waits for the next one that matches.
 
-A `CallLedger` only grows. Waiting is level-triggered: whoever waits looks at everything that is already there first, so
-a test cannot miss what happened before it asked. A wait that sees nothing says what there was instead.
+A `CallLedger` only grows. Waiting is level-triggered: a wait first checks all existing entries, so
+a test cannot miss an earlier call. A wait that finds nothing reports the entries instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @final
 class NothingArrived(AssertionError):
-    """What a test waited for did not arrive; the text lists what did."""
+    """Raised if no matching entry arrived in time; the text lists those that did."""
 
 
 @final
@@ -66,11 +66,11 @@ class CallLedger(Generic[T]):
         self.touch()
 
     def touch(self) -> None:
-        """Wake everyone who waits: an entry has changed in place."""
+        """Wake all waiting tasks after an entry has changed in place."""
         self._changes.tell()
 
     async def first(self, matches: Callable[[T], bool], *, wanted: str, timeout: float = WAIT_SECONDS) -> T:
-        """The first entry that matches, now or within `timeout` seconds; else raises `NothingArrived`."""
+        """Wait for the first entry that matches and return it. Raises `NothingArrived` after `timeout` seconds."""
         with trio.move_on_after(timeout):
             while True:
                 for entry in self._entries:
@@ -82,7 +82,7 @@ class CallLedger(Generic[T]):
         raise NothingArrived(f"no {self._noun} {wanted} within {timeout:g} s; the last of {len(self)} were:\n{seen}")
 
     async def nth(self, count: int, matches: Callable[[T], bool], *, wanted: str, timeout: float = WAIT_SECONDS) -> T:
-        """The `count`th entry that matches, now or within `timeout` seconds; else raises `NothingArrived`."""
+        """Wait for the `count`th entry that matches and return it. Raises `NothingArrived` after `timeout` seconds."""
 
         def is_it(entry: T) -> bool:
             fitting = [other for other in self._entries if matches(other)]

@@ -1,4 +1,4 @@
-"""What every fake platform does with a call: apply the scripted fault, carry it out, write it down."""
+"""Handles a call of a fake platform: applies the scripted fault, carries the call out, and records it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `open_loopback_server` owns the listener and every connection; leaving it ends them all at once. A handler answers one
 request at a time on each connection. It may hold a request as long as it likes (long polling): a client that
-leaves cancels its handler. A bug in a handler ends the test that opened the server, loudly.
+disconnects cancels its handler. An exception of a handler fails the test that opened the server.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class FakeRequest:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON, or None if it is not JSON."""
+        """Return the body as JSON, or None if it is not JSON."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def form(self) -> dict[str, str]:
-        """The body as an URL-encoded form."""
+        """Return the body as a URL-encoded form."""
         return dict(parse_qsl(self.body.decode("utf-8", "replace"), keep_blank_values=True))
 
 
@@ -68,7 +68,7 @@ class FakeReply:
 
     @classmethod
     def of(cls, value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> FakeReply:
-        """An answer with a JSON body."""
+        """Return an answer with a JSON body."""
         return cls(status, msgspec.json.encode(value), {"content-type": "application/json", **(headers or {})})
 
 
@@ -216,7 +216,7 @@ async def open_loopback_server(
 ) -> AsyncGenerator[LoopbackServer, None]:
     """Serve on 127.0.0.1 until the block ends, then end every connection and close the listener.
 
-    The block's own exception leaves it as it is, so that a failed assertion reads as one.
+    An exception of the body is raised without a group, so that a failed assertion is reported as one.
     """
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = int(listeners[0].socket.getsockname()[1])

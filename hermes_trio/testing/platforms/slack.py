@@ -102,7 +102,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         thread_ts: str | None = None,
         timeout: float = WAIT_SECONDS,
     ) -> SlackMessage:
-        """The oldest fitting message that no earlier wait has returned. Edits count: it looks at the current text."""
+        """Wait for the oldest fitting message that no earlier wait has returned. Compares the current text, with edits."""
 
         def fits(message: SlackMessage) -> bool:
             return (
@@ -117,7 +117,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
     # What people and the platform do.
 
     def add_channel(self, channel: str, name: str = "general", *, member: bool = True) -> None:
-        """A public channel, which the bot is a member of or not."""
+        """Add a public channel, with or without the bot as a member."""
         self._channels.setdefault(channel, _Channel(channel, "channel", name, member=member))
 
     def archive(self, channel: str) -> None:
@@ -128,7 +128,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         self.deliveries.request_url = url
 
     async def verify_request_url(self, challenge: str = "challenge-1") -> bool:
-        """The url_verification handshake: does the app answer with the challenge?"""
+        """Perform the url_verification handshake, and return whether the app answers with the challenge."""
         body = msgspec.json.encode({"type": "url_verification", "token": "legacy", "challenge": challenge})
         callback = await self.deliveries.request(body, "application/json")
         return callback.status == 200 and challenge in callback.answer.decode("utf-8", "replace")
@@ -142,7 +142,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         thread_ts: str | None = None,
         mention: bool = False,
     ) -> str:
-        """A person writes; without `channel` in a direct message. Returns the message's ts.
+        """Write as a user; without `channel` in a direct message. Returns the message's ts.
 
         A mention in a channel arrives as two events, `message` and `app_mention`, as it does from Slack.
         """
@@ -157,7 +157,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         thread_ts: str | None = None,
         mention: bool = False,
     ) -> str:
-        """A person uploads files, with or without a text. Without `files`, Slack tells the app nothing about the one that there is."""
+        """Upload files as a user, with or without a text. Without `files`, the event does not describe the one file that was uploaded."""
         shared = {"files": list(files)} if files else {"x_files": ["F1"]}
         fields = {"subtype": "file_share", "upload": False, **shared}
         return self._say(fields, text, user, channel, thread_ts, mention)
@@ -180,7 +180,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         return str(message["ts"])
 
     def use_command(self, command: str, text: str = "", *, user: str = "U42", channel: str | None = None) -> str:
-        """A person uses a slash command. Returns its response URL."""
+        """Use a slash command as a user. Returns its response URL."""
         place = self._dm(user) if channel is None else self._place(channel)
         response_url = self._response_url(place.id, None)
         payload = {
@@ -200,7 +200,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
         return response_url
 
     def click(self, message: SlackMessage, button: str, *, user: str = "U42") -> str:
-        """A person presses the button whose label, action id or value is `button`. Returns the response URL."""
+        """Press the button whose label, action id or value is `button`, as a user. Returns the response URL."""
         pressed = [b for b in message.buttons if button in (b["text"]["text"], b.get("action_id"), b.get("value"))]
         assert pressed, f"message {message.ts} has no button {button!r}: {message.buttons}"
         response_url = self._response_url(message.channel, message.ts)
@@ -414,7 +414,7 @@ class FakeSlack(FakePlatform[SlackMessage]):
             )
         )
         if ephemeral_for is None:
-            # Slack tells an app its own messages too; it is the app's task to ignore them.
+            # Slack also sends an app its own messages, which the app must ignore.
             self._event(message | {"channel": place.id, "channel_type": place.type, "event_ts": message["ts"]})
         return {"channel": place.id, "ts": message["ts"], "message": message}
 

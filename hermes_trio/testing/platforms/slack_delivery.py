@@ -55,7 +55,7 @@ class Acknowledgement:
 
 
 def sign(secret: str, timestamp: str, body: bytes) -> str:
-    """The value of X-Slack-Signature."""
+    """Return the value of X-Slack-Signature."""
     digest = hmac.new(secret.encode(), f"v0:{timestamp}:".encode() + body, hashlib.sha256)
     return f"v0={digest.hexdigest()}"
 
@@ -75,14 +75,14 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
 
     @property
     def connections(self) -> list[WebSocket]:
-        """Those that are open now, oldest first."""
+        """Return the open connections, oldest first."""
         return self._connections
 
     def _socket_of(self, connection: WebSocket) -> WebSocket:
         return connection
 
     def ticket(self) -> str:
-        """A single-use ticket, part of the address that apps.connections.open gives out."""
+        """Return a single-use ticket, part of the address that apps.connections.open returns."""
         ticket = f"ticket-{next(self._count)}"
         self._tickets.add(ticket)
         return ticket
@@ -96,7 +96,7 @@ class FakeSlackSocket(FakeSockets[WebSocket]):
                 await socket.close(timeout=0.5)
 
     async def serve(self, request: FakeRequest, socket: WebSocket) -> None:
-        """Speak to one client until its connection ends."""
+        """Serve one client until its connection ends."""
         if self.refuse_connections or request.query.get("ticket") not in self._tickets:
             await socket.abort()
             return
@@ -168,7 +168,7 @@ class SlackDeliveries:
         self._send, self._receive = trio.open_memory_channel[SlackDelivery](MAX_QUEUED)
 
     def add(self, kind: str, payload: dict[str, Any]) -> SlackDelivery:
-        """Queue something for delivery, after everything queued before it."""
+        """Append a delivery to the queue."""
         delivery = SlackDelivery(kind, payload, f"envelope-{next(self._count)}")
         self._send.send_nowait(delivery)
         return delivery

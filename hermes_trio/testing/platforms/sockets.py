@@ -1,4 +1,4 @@
-"""The WebSocket connections of a fake platform: who is connected, and what a test may do to all of them at once."""
+"""The WebSocket connections of a fake platform, and what a test may do to all of them at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FakeSockets(Generic[C]):
 
     @contextmanager
     def _connected(self, connection: C) -> Generator[None]:
-        """The connection counts for the body of the `with`. Its beginning is told by the platform, when it has said hello."""
+        """Count the connection for the body of the `with`. The platform reports its beginning, after its hello."""
         self._connections.append(connection)
         try:
             yield

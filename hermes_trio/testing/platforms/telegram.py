@@ -101,7 +101,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
 
     @property
     def pending_update_ids(self) -> list[int]:
-        """Updates that the bot has not confirmed yet."""
+        """Return the ids of updates that the bot has not confirmed yet."""
         return [update["update_id"] for update in self._updates]
 
     @property
@@ -116,7 +116,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
         thread_id: int | None = None,
         timeout: float = WAIT_SECONDS,
     ) -> BotMessage:
-        """The oldest fitting message that no earlier wait has returned. Edits count: it looks at the current text."""
+        """Wait for the oldest fitting message that no earlier wait has returned. Compares the current text, with edits."""
 
         def fits(message: BotMessage) -> bool:
             return (
@@ -136,11 +136,11 @@ class FakeTelegram(FakePlatform[BotMessage]):
     # What people and the platform do.
 
     def add_private_chat(self, user_id: int, first_name: str = "Ada") -> None:
-        """A person who has started the bot: until then the bot cannot write to them."""
+        """Add a user who has started the bot. The bot cannot write to other users."""
         self._chats.setdefault(user_id, FakeChat(user_id, "private", first_name))
 
     def add_group(self, chat_id: int, title: str = "Group", *, forum: bool = False) -> None:
-        """A (super)group that the bot is a member of. Its id is negative."""
+        """Add a group or supergroup with the bot as a member. Its id is negative."""
         assert chat_id < 0, "Telegram's group ids are negative"
         kind = "supergroup" if forum or chat_id <= -1_000_000_000_000 else "group"
         self._chats.setdefault(chat_id, FakeChat(chat_id, kind, title, forum))
@@ -149,11 +149,11 @@ class FakeTelegram(FakePlatform[BotMessage]):
         self._chats[chat_id].topics.add(thread_id)
 
     def forbid(self, chat_id: int, reason: str = "bot was blocked by the user") -> None:
-        """The person blocked the bot, or a group removed it: sending answers 403."""
+        """Block the bot as a user, or remove it from a group: sending answers 403."""
         self._chats[chat_id].forbidden = reason
 
     def migrate(self, chat_id: int, new_chat_id: int) -> None:
-        """A group became a supergroup with another id."""
+        """Turn a group into a supergroup with another id."""
         self.add_group(new_chat_id, self._chats[chat_id].title)
         self._chats[chat_id].moved_to = new_chat_id
 
@@ -167,7 +167,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
         reply_to: int | None = None,
         first_name: str = "Ada",
     ) -> int:
-        """A person writes; without `chat_id` in the private chat. Returns the message id."""
+        """Write as a user; without `chat_id` in the private chat. Returns the message id."""
         return self._inject(
             {"text": text, **command_entities(text, "entities")}, user_id, chat_id, thread_id, reply_to, first_name
         )
@@ -181,14 +181,14 @@ class FakeTelegram(FakePlatform[BotMessage]):
         chat_id: int | None = None,
         thread_id: int | None = None,
     ) -> int:
-        """A person sends a `photo` or a `document` with a caption."""
+        """Send a `photo` or a `document` with a caption, as a user."""
         file = {"file_id": "file-1", "file_unique_id": "unique-1", "file_size": 1000}
         media: Any = [{**file, "width": 90, "height": 90}] if kind == "photo" else {**file, "file_name": "notes.txt"}
         content = {kind: media, "caption": text, **command_entities(text, "caption_entities")}
         return self._inject(content, user_id, chat_id, thread_id, None, "Ada")
 
     def click(self, message: BotMessage, button: str, *, user_id: int = 42) -> str:
-        """A person presses the button whose label or callback data is `button`. Returns the callback query's id."""
+        """Press the button whose label or callback data is `button`, as a user. Returns the callback query's id."""
         pressed = [b for row in message.buttons for b in row if button in (b["text"], b.get("callback_data"))]
         assert pressed, f"message {message.message_id} has no button {button!r}: {message.buttons}"
         query_id = str(self._next_callback)
@@ -205,7 +205,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
         return query_id
 
     def edit(self, chat_id: int, message_id: int, text: str) -> None:
-        """A person edits what they wrote."""
+        """Edit a message as its user."""
         message = self._chats[chat_id].messages[message_id] | {"text": text, "edit_date": 1_700_000_001}
         self._chats[chat_id].messages[message_id] = message
         self._add_update("edited_message", message)
@@ -500,7 +500,7 @@ class FakeTelegram(FakePlatform[BotMessage]):
         raise bad_request("message to be replied not found")
 
     async def deliver_webhooks(self) -> None:
-        """Post pending updates to the webhook, in order, again and again until each is accepted with a 2xx."""
+        """Post pending updates to the webhook, in order, and retry each until it is accepted with a 2xx."""
         while True:
             if not self._webhook.url or not self._updates:
                 await self._changes.wait()
