@@ -1,6 +1,6 @@
-"""The shell guard: reads a command before it runs and says what it would do.
+"""The shell guard: reads a command before it runs and reports what it would do.
 
-`inspect_command` is the entry; `Verdict` is its answer. Nothing here runs, opens or remembers anything. The reader itself is loaded with the first
+`inspect_command` is the entry point and returns a `Verdict`. Nothing here runs a command, opens a file or keeps state. The reader is imported with the first
 command.
 """
 

@@ -21,7 +21,7 @@ _Piece = str | Part
 
 
 def expand_braces(parts: list[Part]) -> list[list[Part]]:
-    """The words that one word stands for; a word without braces stands for itself."""
+    """Return the words that a word expands to; a word without braces expands to itself."""
     if not any(isinstance(part, Literal) and not part.quoted and "{" in part.text for part in parts):
         return [parts]
     pieces: list[_Piece] = []

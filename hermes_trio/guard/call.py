@@ -23,13 +23,13 @@ class Call(msgspec.Struct):
     arguments: list[str]
     """The arguments without origin marks."""
     raw: list[str]
-    """The arguments as they flowed here, with marks where text was downloaded or decoded."""
+    """The arguments with marks where text was downloaded or decoded."""
     stdin: str | None
     path: str
 
     @property
     def excerpt(self) -> str:
-        """The command as a person may read it."""
+        """Return the command as text for a person."""
         return excerpt_of([self.path, *self.arguments])
 
     def flag(self, category: Category, description: str) -> None:
@@ -38,17 +38,17 @@ class Call(msgspec.Struct):
 
 
 def excerpt_of(argv: list[str]) -> str:
-    """The words of a command as a person may read them, shortened. It costs the same however long the command is."""
+    """Return the words of a command as text for a person, shortened. Takes constant time for any length of the command."""
     return shown(" ".join(argv[:MAX_EXCERPT])[: 4 * MAX_EXCERPT])[:MAX_EXCERPT]
 
 
 def base_name(path: str) -> str:
-    """The program a path names, without folder and in lower case."""
+    """Return the program that a path names, without folder and in lower case."""
     name = path.rstrip("/").rpartition("/")[2] if "/" in path else path
     name = name.lower()
     return name[:-4] if name.endswith(".exe") else name
 
 
 def quoted(text: str) -> str:
-    """The text as one literal shell word."""
+    """Return the text as one literal shell word."""
     return "'" + text.replace("'", "'\\''") + "'"

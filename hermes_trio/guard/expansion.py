@@ -1,6 +1,6 @@
-"""Turns words into the fields that a command would receive, as far as that is decidable without running anything.
+"""Expands words into the fields that a command would receive, as far as that is decidable without running anything.
 
-Each word yields alternatives (one for every possible world), each a list of fields. Unknown text becomes a `HOLE`.
+Each word yields alternatives, one for every possible state, each a list of fields. Unknown text becomes a `HOLE`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Expander:
         self._feed = feed
 
     def fields(self, word: Word) -> list[list[str]]:
-        """The alternatives for one word, each a list of fields (none, one or several)."""
+        """Return the alternatives for one word, each a list of fields (none, one or several)."""
         parts = word.parts
         if len(parts) == 1:
             only = parts[0]
@@ -53,7 +53,7 @@ class Expander:
         return results
 
     def texts(self, parts: list[Part], *, assignment: bool = False) -> list[str]:
-        """The alternatives for parts that are not split into fields (assignments, here-documents, arguments)."""
+        """Return the alternatives for parts that are not split into fields (assignments, here-documents, arguments)."""
         joined = self._join(parts, assignment=assignment)
         return list(dict.fromkeys(text.replace(QUOTED, "").replace(SPLIT, " ") for text in joined))
 
@@ -190,7 +190,7 @@ def _element(value: Value, index: str) -> list[Value]:
 
 
 def _number(text: str) -> str:
-    """What arithmetic gives: the number that stands there, or one that is not computed."""
+    """Return the value of an arithmetic expansion: a literal number, or an unknown one."""
     if re.fullmatch(r"\s*\d{1,12}\s*", text):
         return text.strip()
     return SOLID if REMOTE not in text else REMOTE + SOLID

@@ -1,6 +1,6 @@
-"""What a foreground command may not be, and what a harmless exit code means.
+"""Recognises commands that must not run in the foreground, and explains benign exit codes.
 
-A foreground command belongs to the turn that waits for it. One that detaches itself or never ends by itself is
+A foreground command belongs to the turn that waits for it. A command that detaches itself or does not end by itself is
 refused with advice; `detaches` recognises it from the parsed command, so quoted text is never mistaken for one.
 """
 
@@ -87,7 +87,7 @@ _PYTHON_SERVERS = frozenset(
 
 
 def detaches(command: str) -> Reason | None:
-    """Why the command must not run in the foreground, or None; unreadable text is left to inspection."""
+    """Return why the command must not run in the foreground, or None. Unreadable text is left to inspection."""
     if over_limits(command) is not None:
         return None
     try:
@@ -170,7 +170,7 @@ _MEANINGS.update(
 
 
 def exit_code_meaning(command: str, code: int) -> str | None:
-    """What a benign exit code of the last command says, or None when it is an ordinary failure or success."""
+    """Return the meaning of a benign exit code of the last command; None for an ordinary failure or success."""
     if code == 0 or over_limits(command) is not None:
         return None
     try:

@@ -25,14 +25,14 @@ _FUNCTION_END = re.compile(r"^\}$", re.MULTILINE)
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What a session's shell brings to a command: definitions as `declare -f` and `alias -p` print them, and exported variables."""
+    """The state of a session's shell before a command: definitions as `declare -f` and `alias -p` print them, and exported variables."""
 
     definitions: str = ""
     variables: Mapping[str, str] = {}
 
     @property
     def size(self) -> int:
-        """How many characters it has."""
+        """Return its number of characters."""
         return len(self.definitions) + sum(len(name) + len(value) for name, value in self.variables.items())
 
 
@@ -46,10 +46,10 @@ def inspect_command(
     confined: bool = False,
     sudo_password_configured: bool = False,
 ) -> Verdict:
-    """Say whether a command can never run, and what a person should be asked about before it does.
+    """Return whether a command is blocked, and what a person has to approve before it runs. Never raises.
 
     `home` is the home directory of the user it runs as, `cwd` the directory it starts in (empty when unknown), `gateway_home` the gateway's own folder.
-    Where the kernel has `confined` the command, harmless inline code is not asked about.
+    If the kernel has `confined` the command, harmless inline code needs no approval.
     """
     limit = over_limits(command)
     if limit is not None:
@@ -85,7 +85,7 @@ def inspect_command(
 
 
 def _recall(walk: Shell, remembered: Remembered) -> None:
-    """Give the walk what earlier commands left behind; a definition is read when its name is used."""
+    """Add the state of earlier commands to the walk. A definition is read when its name is used."""
     walk.state.variables.update({name: [value] for name, value in remembered.variables.items()})
     text = literal(remembered.definitions)
     walk.state.remembered.update(_functions(text))
@@ -95,7 +95,7 @@ def _recall(walk: Shell, remembered: Remembered) -> None:
 
 
 def _functions(text: str) -> Iterator[tuple[str, str]]:
-    """The names and definitions of the functions in what `declare -f` printed, in one pass."""
+    """Return the names and definitions of the functions in the output of `declare -f`, in one pass."""
     position = 0
     while (begin := _FUNCTION.search(text, position)) and (end := _FUNCTION_END.search(text, begin.end())):
         position = end.end()
@@ -103,14 +103,14 @@ def _functions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _located(finding: Finding, command: str) -> Finding:
-    """A finding about text that is wholly unknown shows the command it came from."""
+    """Replace the excerpt of a finding about wholly unknown text by the command that it came from."""
     if finding.excerpt.strip("… \n"):
         return finding
     return msgspec.structs.replace(finding, excerpt=shown(literal(command))[:MAX_EXCERPT])
 
 
 def simple_command_words(command: str) -> list[str] | None:
-    """The words of a command without any shell operator, expansion or redirection; None for everything else."""
+    """Return the words of a command without any shell operator, expansion or redirection; None for every other text."""
     if over_limits(command) is not None:
         return None
     try:

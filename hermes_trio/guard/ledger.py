@@ -1,6 +1,6 @@
-"""What one inspection found so far, and how much work it may still do.
+"""The findings of one inspection so far, and its remaining budgets.
 
-The base of `Shell`: it knows nothing of commands, only how findings are kept and when an inspection has gone on for too
+The base of `Shell`: it knows nothing of commands, only how findings are recorded and when an inspection has taken too
 long. Going over a budget is a block, because what was not inspected must not run.
 """
 
@@ -16,13 +16,13 @@ from .verdict import BlockCategory, Blocked, Category, Finding
 
 MAX_STEPS: Final = 20_000
 MAX_TEXT: Final = 400_000
-"""Characters of nested text and of array items that one inspection reads in all."""
+"""The limit of characters of nested text and of array items that one inspection reads."""
 MAX_WORDS: Final = 2_000_000
 """Characters of the words of all commands that one inspection judges: a wrapper is judged with the command inside it, so that nesting multiplies them."""
 MAX_DEPTH: Final = 24
 MAX_COMMANDS: Final = 4_096
 _CONFINED_AWAY: Final = frozenset({Category.INLINE_CODE, Category.EXEC_OPTION})
-"""Asked about only where the kernel does not confine the command: what the code does is judged all the same."""
+"""Categories that need approval only if the kernel does not confine the command. The code itself is always judged."""
 
 
 class Ledger:
@@ -40,7 +40,7 @@ class Ledger:
         self._tentative = 0
 
     def flag(self, category: Category, description: str, excerpt: str) -> None:
-        """Record a finding once; what confinement makes harmless is none where the command is confined."""
+        """Record a finding once. In a confined command, findings that confinement makes harmless are dropped."""
         dropped = (self.confined and category in _CONFINED_AWAY) or (
             self._tentative and category is Category.DYNAMIC_COMMAND
         )
@@ -49,7 +49,7 @@ class Ledger:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Inside, only hard blocks count: for text that may or may not be run."""
+        """Drop findings, except hard blocks, in the body of the `with`: for text that may never be run."""
         self._muted += 1
         try:
             yield
@@ -58,7 +58,7 @@ class Ledger:
 
     @contextmanager
     def tentative(self) -> Iterator[None]:
-        """Inside, text that is no shell text, or whose command is unknown, is nothing: for strings of other languages."""
+        """Ignore text that is not shell text or has an unknown command, in the body of the `with`: for strings of other languages."""
         self._tentative += 1
         try:
             yield
@@ -66,7 +66,7 @@ class Ledger:
             self._tentative -= 1
 
     def step(self) -> None:
-        """Count one unit of work."""
+        """Count one unit of work. Raises `Blocked` when the budget is used up."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise Blocked(
@@ -74,7 +74,7 @@ class Ledger:
             )
 
     def _judge(self, words: list[str]) -> None:
-        """Count the words of one command that is about to be judged."""
+        """Count the words of one command that is about to be judged. Raises `Blocked` when there are too many."""
         self._judged += len(words) + sum(map(len, words))
         if self._judged > MAX_WORDS:
             raise Blocked(BlockCategory.OVER_LIMIT, "the command runs too many words through other commands to inspect")
@@ -91,7 +91,7 @@ class Ledger:
             raise Blocked(BlockCategory.OVER_LIMIT, f"more than {MAX_COMMANDS} different commands in one text")
 
     def _origin(self, text: str, excerpt: str) -> None:
-        """Text about to be executed: say so if it was downloaded or decoded."""
+        """Flag text that is about to be executed if it was downloaded or decoded."""
         if text.isascii():
             return
         if REMOTE in text:

@@ -1,4 +1,4 @@
-"""Private characters that stand for what static reading cannot know.
+"""Private characters that represent text which static reading cannot know.
 
 Text of unknown content is carried inside ordinary strings as one private-use character, so that it survives
 concatenation, splitting and re-parsing. Input text never contains them: `views` replaces them first.
@@ -20,7 +20,7 @@ QUOTED = "\uf8e5"
 """Zero-width: something here was quoted, so an empty field still counts."""
 
 TEMPORARY = "/tmp/tmp." + SOLID
-"""What mktemp prints: a file or folder that this command line made itself."""
+"""The output of mktemp: a file or folder that this command line made itself."""
 
 PRIVATE = "[\uf8e0-\uf8e9]"
 
@@ -28,17 +28,17 @@ _TAINTS = str.maketrans("", "", REMOTE + DECODED)
 
 
 def plain(text: str) -> str:
-    """The text without its origin marks."""
+    """Return the text without its origin marks."""
     return text.translate(_TAINTS) if not text.isascii() else text
 
 
 def is_dynamic(text: str) -> bool:
-    """Whether a part of the text is unknown."""
+    """Return whether a part of the text is unknown."""
     return HOLE in text or SOLID in text
 
 
 def shown(text: str) -> str:
-    """The text as a person may read it: unknown parts as an ellipsis."""
+    """Return the text for a person, with unknown parts as an ellipsis."""
     if text.isascii():
         return text
     return plain(text).replace(HOLE, "…").replace(SOLID, "…").replace(QUOTED, "").replace(SPLIT, " ")

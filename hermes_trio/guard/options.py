@@ -8,19 +8,19 @@ import msgspec
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The words of a text, so that tables can be written as one."""
+    """Return the words of a text, so that tables can be written as one string."""
     return tuple(text.split())
 
 
 class Options(msgspec.Struct):
-    """The flags seen, the values they took and what is left."""
+    """The flags, their values, and the operands of a command line."""
 
     flags: list[str] = msgspec.field(default_factory=list[str])
     values: dict[str, list[str]] = msgspec.field(default_factory=dict[str, list[str]])
     operands: list[str] = msgspec.field(default_factory=list[str])
 
     def has(self, *names: str) -> bool:
-        """Whether one of the flags was given; a long flag may be abbreviated."""
+        """Return whether one of the flags was given. A long flag may be abbreviated."""
         for flag in self.flags:
             if flag in names:
                 return True
@@ -29,7 +29,7 @@ class Options(msgspec.Struct):
         return False
 
     def value(self, *names: str) -> str | None:
-        """The last value given to one of the flags."""
+        """Return the last value given to one of the flags."""
         for name in names:
             if name in self.values:
                 return self.values[name][-1]
@@ -37,7 +37,7 @@ class Options(msgspec.Struct):
 
 
 def scan(arguments: Iterable[str], valued: Iterable[str] = (), *, permute: bool = True) -> Options:
-    """Split arguments into options and operands; without `permute` the first operand ends the options."""
+    """Split arguments into options and operands. Without `permute` the first operand ends the options."""
     options = Options()
     takes_value = frozenset(valued)
     waiting: str | None = None

@@ -1,4 +1,4 @@
-"""The operators of `${name…}` that everyday work uses: defaults, and cutting at an end. What the others give is not computed."""
+"""Computes the common operators of `${name…}`: defaults, and removal of a prefix or suffix. The results of others are unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SUBJECT = 1_024
 
 
 def apply_operator(operator: str, value: Value, argument: str) -> list[Value]:
-    """All values the expansion may have when the variable has `value`."""
+    """Return all values that the expansion may have if the variable has `value`."""
     bare = operator.lstrip(":")
     if bare in ("-", "=", "?", "+") and operator != ":":
         return _default(bare, value, argument, empty_counts=operator.startswith(":"))

@@ -1,7 +1,7 @@
-"""Which paths must never be lost, which are raw disks, and which are worth a question before they are written.
+"""Classifies paths: those that must never be deleted, raw disks, and those that need approval before they are read or written.
 
 Paths are compared as text, after `.`/`..`/`//` are folded; globs count as everything they may match, and unknown
-text counts as possibly empty, because an unset variable in `rm -rf "$DIR"/*` is how systems are lost.
+text counts as possibly empty, because an unset variable in `rm -rf "$DIR"/*` deletes the root.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _UNIVERSAL = re.compile(r"(?:\.{0,2}(?:[*?]|\[[^\]]*\])[*?.]*)\Z|\*[.*?]*\Z")
 
 
 def fold(path: str, cwd: str) -> tuple[str, ...]:
-    """The components of the absolute path, with `.`, `..` and empty ones resolved."""
+    """Return the components of the absolute path, with `.`, `..` and empty ones resolved."""
     parts: list[str] = []
     if not path.startswith("/"):
         parts.extend(fold(cwd, "/") if cwd else _UNKNOWN_DIRECTORY)
@@ -72,7 +72,7 @@ def fold(path: str, cwd: str) -> tuple[str, ...]:
 
 
 def precious(path: str, cwds: Iterable[str], home: str) -> str | None:
-    """Name of the root that deleting `path` would take with it, or None."""
+    """Return the name of the protected root that deleting `path` would delete, or None."""
     path = plain(path)
     spellings = [path]
     if HOLE in path:
@@ -111,7 +111,7 @@ def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def is_raw_disk(path: str) -> bool:
-    """Whether the path names, or may name, a whole disk or a partition."""
+    """Return whether the path names, or may name, a whole disk or a partition."""
     if "/" not in path and HOLE not in path:
         return False
     parts = fold(plain(path), "/")
@@ -129,7 +129,7 @@ def is_raw_disk(path: str) -> bool:
 
 
 def write_category(path: str, cwd: str) -> tuple[Category, str] | None:
-    """The kind of question that writing this file raises, with its description, or None."""
+    """Return the category of approval that writing this file needs, with its description, or None."""
     path = plain(path)
     if not path:
         return None
@@ -153,7 +153,7 @@ def write_category(path: str, cwd: str) -> tuple[Category, str] | None:
 
 
 def read_category(path: str, cwd: str, own: str) -> tuple[Category, str] | None:
-    """The kind of question that handing this file to a program raises, or None. `own` is the gateway's home; its skills may be read."""
+    """Return the category of approval that reading this file needs, or None. `own` is the gateway's home, whose skills may be read."""
     full = "/" + "/".join(fold(plain(path), cwd))
     if is_own(full, own) and "/skills" not in full:
         return Category.GATEWAY_FILES, "uses the gateway's own files"
@@ -163,7 +163,7 @@ def read_category(path: str, cwd: str, own: str) -> tuple[Category, str] | None:
 
 
 def is_own(full: str, own: str) -> bool:
-    """Whether an absolute path is the gateway's home or below it."""
+    """Return whether an absolute path is the gateway's home or below it."""
     return bool(own) and (full + "/").startswith(own.rstrip("/") + "/")
 
 

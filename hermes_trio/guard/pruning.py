@@ -23,7 +23,7 @@ _DANGEROUS = re.compile(
 
 
 def prune(values: list[T], limit: int, text_of: Callable[[T], str], unknown: T) -> list[T]:
-    """At most `limit` of the values: every dangerous one, and an unknown for the rest."""
+    """Return at most `limit` of the values: every dangerous one, and an unknown for the rest."""
     if len(values) <= limit:
         return values
     kept = [value for value in values if _DANGEROUS.search(text_of(value))]

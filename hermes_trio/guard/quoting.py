@@ -40,14 +40,14 @@ def _decode(match: re.Match[str]) -> str:
 
 
 def unescape(text: str) -> str:
-    """The text with backslash escapes replaced; NUL, which no shell keeps, is dropped."""
+    """Return the text with backslash escapes replaced, and without NUL, which no shell keeps."""
     if "\\" not in text:
         return text
     return _ESCAPE.sub(_decode, text).replace("\0", "")
 
 
 def ansi_c(text: str, start: int, end: int) -> tuple[str, int]:
-    """Decode the body of `$'…'` that begins at `start`; also the offset behind its quote, or -1 if it has none."""
+    """Decode the body of `$'…'` that begins at `start`. Return it and the offset behind its quote, or -1 if it has none."""
     match = _ANSI_END.match(text, start, end)
     if match is None:
         return "", -1

@@ -57,7 +57,7 @@ class Reader(WordReader):
         self._heredocs: list[_Heredoc] = []
 
     def read(self) -> list[Item]:
-        """The whole text as a list of commands."""
+        """Return the whole text as a list of commands."""
         items = self._script(frozenset(), "")
         self._finish_heredocs()
         return items

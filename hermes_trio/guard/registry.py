@@ -1,4 +1,4 @@
-"""Which rule judges which program."""
+"""Maps programs to the rules that judge them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ ALL_NAMES = frozenset(
 
 
 def find_rule(name: str) -> Rule | None:
-    """The rule for a program name in lower case, or None for a program nothing is known about."""
+    """Return the rule for a program name in lower case; None for an unknown program."""
     rule = _RULES.get(name)
     if rule is not None:
         return rule

@@ -1,6 +1,6 @@
-"""Walks a script without running it: follows data from assignment to use, from pipe to reader, from file to run.
+"""Walks a script without running it: follows data from assignment to use, from pipe to reader, and from file to execution.
 
-A `Shell` belongs to one inspection and dies with it. It ends early with `Blocked` at the first thing that can never
+A `Shell` is made for one inspection. It ends early with `Blocked` at the first command that can never
 be allowed; everything else is collected as findings. Work is bounded by a step budget and a nesting limit, so an
 inspection always ends.
 """
@@ -63,7 +63,7 @@ _NO_READERS = frozenset(
         "source . ssh ssh-add ssh-copy-id rm grm unlink shred true which type export alias declare readonly set read eval trap ps kill curl wget du df"
     )
 )
-"""Programs that do not print what is in the files they name, or whose own rule judges them."""
+"""Programs that do not print the contents of the files they name, or whose own rule judges them."""
 _PATTERN_FIRST = frozenset(listed("grep egrep fgrep rg ag ack sed gsed awk gawk jq yq perl"))
 _WRITE_LAST = frozenset(listed("cp gcp mv gmv install ln gln"))
 _COPIES_TREES = frozenset(listed("tar zip 7z cp rsync scp rclone"))
@@ -73,7 +73,7 @@ _WRITE_OPERATORS = frozenset({">", ">>", ">|", "&>", "&>>", "<>", ">&"})
 
 
 class Redirected(msgspec.Struct):
-    """What redirections decided: the text on standard input, and the files that standard output goes to."""
+    """The result of redirections: the text on standard input, and the files of standard output."""
 
     stdin: str | None
     targets: list[str]
@@ -100,7 +100,7 @@ class Shell(Ledger):
         self._active: list[str] = []
         self.dangerous_names = ALL_NAMES
         self.bulk = 0
-        """How many searches (`find`, `xargs`) feed the command at hand."""
+        """The number of searches (`find`, `xargs`) that feed the present command."""
 
     # -- what rules use
 
@@ -132,7 +132,7 @@ class Shell(Ledger):
                 self.state.positional = saved
 
     def run_file(self, path: str, stdin: str | None, arguments: list[str]) -> str | None:
-        """Follow a file whose text this command line wrote; None when the text is not known."""
+        """Follow a file whose text this command line wrote; return None if the text is not known."""
         text = self.file_text(path)
         if text is None:
             return None
@@ -143,13 +143,13 @@ class Shell(Ledger):
             return self.run_text(text, stdin, positional=arguments)
 
     def file_text(self, path: str) -> str | None:
-        """The text that this command line put into the file, if it did."""
+        """Return the text that this command line wrote to the file; None if it wrote none."""
         if not self.state.files:
             return None
         return self.state.files.get(self.file_key(path))
 
     def call(self, argv: list[str], stdin: str | None) -> str:
-        """Judge one command by its words; returns what it would print, as far as known."""
+        """Judge one command by its words; return what it would print, as far as known."""
         self.step()
         if not argv:
             return ""
@@ -158,7 +158,7 @@ class Shell(Ledger):
             return self._call(argv, stdin)
 
     def reads(self, path: str, excerpt: str) -> None:
-        """Ask before a file that holds credentials, or one of the gateway's own, is handed to a program."""
+        """Flag a file with credentials, or one of the gateway's own, that is handed to a program."""
         if not path or is_dynamic(path[:1]) or len(path) > 4_096:
             return
         for spelling in self.state.resolve(path) if self.state.links else [path]:
@@ -229,7 +229,7 @@ class Shell(Ledger):
     # -- scripts
 
     def script(self, items: list[Item], stdin: str | None) -> str:
-        """Follow a list of commands; returns all they would print."""
+        """Follow a list of commands; return all that they would print."""
         with self._deeper():
             return self._script(items, stdin)
 
@@ -273,7 +273,7 @@ class Shell(Ledger):
         return chain_start
 
     def _leaves(self, item: Item) -> bool:
-        """Whether nothing behind this command runs: it exits, nobody redefined exit, and it is not in the background."""
+        """Return whether no later command runs: this one exits, `exit` was not redefined, and it is not in the background."""
         if "exit" in self.state.functions or "exit" in self.state.aliases or item.operator == "&":
             return False
         return leaves(item.node, in_function=bool(self._active))
@@ -591,13 +591,13 @@ class Shell(Ledger):
             return any_of(outputs) if outputs else HOLE
         output = rule(call)
         if outputs and self.state.cwds is not before:
-            # Redefined, it may not have changed the directory at all.
+            # A redefined command may not have changed the directory at all.
             self.state.cwds = union(before, self.state.cwds)
         outputs.append(HOLE if output is None else output)
         return outputs[0] if len(outputs) == 1 else any_of(outputs)
 
     def _recall(self, name: str) -> None:
-        """Define what the session's shell remembers under this name, when it is used for the first time."""
+        """Define the session's function or alias of this name, when it is used for the first time."""
         text = self.state.remembered.pop(name, None)
         if text is None:
             return
@@ -636,7 +636,7 @@ class Shell(Ledger):
         return HOLE
 
     def _unknown(self, name: str, arguments: list[str], stdin: str | None) -> None:
-        """A program without a rule may be a wrapper: what it might run must not be something hard-blocked."""
+        """Judge a program without a rule as a possible wrapper: only a hard block of what it might run counts."""
         tried: set[str] = set()
         for position, argument in enumerate(arguments):
             base = base_name(plain(argument))
@@ -646,7 +646,7 @@ class Shell(Ledger):
                     self.call(arguments[position:], stdin)
 
     def file_key(self, path: str) -> str:
-        """The absolute name under which a file of this command line is remembered."""
+        """Return the absolute name under which a file of this command line is remembered."""
         return "/" + "/".join(fold(plain(path), self.state.cwds[-1]))
 
 

@@ -1,4 +1,4 @@
-"""What a command line has set up so far: variables, functions, files it wrote, the directory it is in.
+"""The state of a command line so far: variables, functions, files that it wrote, and its directory.
 
 Everything is a set of possibilities: an assignment that may not happen adds a value instead of replacing it, so
 that no branch can hide what another branch prepared.
@@ -20,7 +20,7 @@ from .verdict import BlockCategory, Blocked
 MAX_CANDIDATES = 256
 MAX_VALUE = 128_000
 PROCESS_SELF = SOLID + "self"
-"""What `$$`, `$PPID` and `$BASHPID` read as: some number, known to be this process or its parent."""
+"""The value of `$$`, `$PPID` and `$BASHPID`: a number of this process or its parent."""
 
 Value = str | tuple[str, ...]
 
@@ -36,7 +36,7 @@ _DEFAULTS = {
 
 
 class State(msgspec.Struct):
-    """The possible worlds a command line can be in at one point."""
+    """The possible states of a command line at one point."""
 
     home: str
     cwds: tuple[str, ...]
@@ -63,13 +63,13 @@ class State(msgspec.Struct):
     programs: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Files that are copies of, or links to, a program that has a rule."""
     stdin: str | None = None
-    """What commands read that are given nothing else, after `exec <`."""
+    """The default standard input of commands after `exec <`."""
     uncertain: int = 0
     errexit: bool = False
 
     @contextmanager
     def maybe(self) -> Iterator[None]:
-        """Inside, assignments add possibilities instead of replacing them."""
+        """Make assignments in the body of the `with` add possible values instead of replacing them."""
         self.uncertain += 1
         try:
             yield
@@ -77,7 +77,7 @@ class State(msgspec.Struct):
             self.uncertain -= 1
 
     def lookup(self, name: str) -> list[Value]:
-        """All values the variable may have; `HOLE` where the environment decides."""
+        """Return all values that the variable may have, with `HOLE` for one from the environment."""
         if name in self.references:
             name = self.references[name]
         known = self.variables.get(name)
@@ -105,7 +105,7 @@ class State(msgspec.Struct):
         return [_DEFAULTS.get(name, HOLE)]
 
     def assign(self, name: str, values: Iterable[Value], *, certain: bool = True) -> None:
-        """Give the variable these possible values, beside its old ones unless the assignment surely happens."""
+        """Assign these possible values to the variable. Its old ones stay possible unless the assignment certainly happens."""
         fresh = list(dict.fromkeys(values))
         if not certain or self.uncertain or name in self.fixed:
             fresh = list(dict.fromkeys([*self.lookup(name), *fresh]))
@@ -116,12 +116,12 @@ class State(msgspec.Struct):
         self.variables[name] = fresh
 
     def enter(self, directories: tuple[str, ...]) -> None:
-        """Change to one of these directories, remembering where the shell was."""
+        """Change to one of these directories, and remember the previous ones."""
         self.visited = tuple(dict.fromkeys((*self.visited, *self.cwds)))[-64:]
         self.cwds = directories
 
     def resolve(self, path: str) -> list[str]:
-        """The path, and where it leads through links that this command line made."""
+        """Return the path, and its targets through links that this command line made."""
         spellings = [path]
         for link, target in self.links.items():
             for cwd in self.cwds:
@@ -131,7 +131,7 @@ class State(msgspec.Struct):
         return spellings
 
     def separators(self) -> str:
-        """Every character that may split an unquoted expansion."""
+        """Return every character that may split an unquoted expansion."""
         if "IFS" not in self.variables:
             return " \t\n"
         return " \t\n" + "".join(value for value in self.variables["IFS"] if isinstance(value, str))

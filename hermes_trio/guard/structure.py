@@ -22,7 +22,7 @@ from .syntax import (
 
 
 def static_text(word: Word) -> str | None:
-    """The text of a word without expansions, or None."""
+    """Return the text of a word without expansions; None if it has some."""
     pieces: list[str] = []
     for part in word.parts:
         if not isinstance(part, Literal):
@@ -32,7 +32,7 @@ def static_text(word: Word) -> str | None:
 
 
 def literal_name(node: Simple) -> str:
-    """The first word when it is one plain literal, else nothing."""
+    """Return the first word if it is one plain literal, else an empty text."""
     if not node.words:
         return ""
     parts = node.words[0].parts
@@ -40,7 +40,7 @@ def literal_name(node: Simple) -> str:
 
 
 def leaves(node: Node, *, in_function: bool) -> bool:
-    """Whether a command surely ends the script, or the function it is in."""
+    """Return whether a command certainly ends the script, or the function it is in."""
     if isinstance(node, Group):
         if node.subshell or not node.body:
             return False
@@ -50,7 +50,7 @@ def leaves(node: Node, *, in_function: bool) -> bool:
 
 
 def inner_scripts(node: Node) -> list[list[Item]]:
-    """The scripts that a compound command holds, in reading order."""
+    """Return the scripts inside a compound command, in reading order."""
     if isinstance(node, Group | ForEach):
         return [node.body]
     if isinstance(node, Loop):
@@ -65,7 +65,7 @@ def inner_scripts(node: Node) -> list[list[Item]]:
 
 
 def started_beside(node: Node, *, beside: bool) -> Iterator[str]:
-    """Names of commands that a function body starts in a pipe or in the background, so that it lives on with them."""
+    """Yield the names of commands that a function body starts in a pipe or in the background, so that they run in parallel with it."""
     if isinstance(node, Simple):
         parts = node.words[0].parts if node.words else []
         if beside and parts:

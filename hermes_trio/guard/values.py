@@ -1,4 +1,4 @@
-"""Small operations on possible values: joining alternatives without losing one, and never without bound."""
+"""Operations on possible values: join alternatives without losing one, within bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_DIRECTORIES = 64
 
 
 def bounded(text: str) -> str:
-    """The text, or its dangerous lines and an unknown when it is too long to follow."""
+    """Return the text, or its dangerous lines and an unknown if it is too long to follow."""
     if len(text) > MAX_OUTPUT:
         lines = list(dict.fromkeys(text.split("\n")))
         text = "\n".join([HOLE, *prune(lines, min(len(lines) - 1, 1_000), str, HOLE)])
@@ -24,7 +24,7 @@ def bounded(text: str) -> str:
 
 
 def any_of(outputs: list[str]) -> str:
-    """One text for several possible ones: unknown first, so that no spelling is taken for certain."""
+    """Return one text for several possible ones. With more than one it begins with an unknown, so that none is taken as certain."""
     known = [output for output in outputs if output]
     if len(known) < 2:
         return known[0] if known else ""
@@ -32,7 +32,7 @@ def any_of(outputs: list[str]) -> str:
 
 
 def union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-    """All directories of both."""
+    """Return all directories of both. Raises `Blocked` if there are too many."""
     merged = tuple(dict.fromkeys(left + right))
     if len(merged) > _MAX_DIRECTORIES:
         raise Blocked(BlockCategory.OVER_LIMIT, "the working directory has too many possible values to inspect")
@@ -40,7 +40,7 @@ def union(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def items_of(value: Value) -> tuple[str, ...]:
-    """The value as array items; an unset one has none."""
+    """Return the value as array items; an unset one has none."""
     return value if isinstance(value, tuple) else () if value in ("", HOLE) else (value,)
 
 
@@ -52,5 +52,5 @@ def append(old: Value, new: Value) -> Value:
 
 
 def chunks(values: list[Value], size: int) -> Iterable[list[Value]]:
-    """The values in lists of at most `size`."""
+    """Return the values in lists of at most `size`."""
     return (values[start : start + size] for start in range(0, len(values), size))

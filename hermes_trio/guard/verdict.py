@@ -1,4 +1,4 @@
-"""What an inspection says: the categories a person can allow, the blocks nobody can, and the limits.
+"""The result of an inspection: the categories that a person can allow, the blocks that cannot be overridden, and the limits.
 
 Values only. A `Verdict` is made by `inspect_command` and read by the approval policy; its text is for people, its
 enum members are for code. `Category.value` is the human-readable pattern key under which a grant is remembered.
@@ -52,12 +52,12 @@ class Category(Enum):
 
     @property
     def pattern_key(self) -> str:
-        """The name under which a grant for this kind is stored and shown."""
+        """Return the name under which a grant for this kind is stored and shown."""
         return self.value
 
 
 class BlockCategory(Enum):
-    """Why a command can never run, whatever the mode or the bypass."""
+    """Why a command can never run, in any mode and with any bypass."""
 
     ROOT_DELETE = "recursive delete of a system root or the home directory"
     FILESYSTEM_CREATION = "creation of a filesystem"
@@ -86,12 +86,12 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def pattern_key(self) -> str:
-        """The key a grant for this finding is stored under."""
+        """Return the key under which a grant for this finding is stored."""
         return self.category.value
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """All that inspection learned about one command."""
+    """The result of the inspection of one command."""
 
     command: str
     blocked: Block | None = None
@@ -103,22 +103,22 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def clean(self) -> bool:
-        """Whether there is nothing to block and nothing to ask."""
+        """Return whether there is no block and no finding."""
         return self.blocked is None and not self.findings
 
     @property
     def categories(self) -> frozenset[Category]:
-        """The kinds of all findings."""
+        """Return the kinds of all findings."""
         return frozenset(finding.category for finding in self.findings)
 
     @property
     def stops_gateway(self) -> bool:
-        """Whether the command would stop, restart or replace the gateway it runs in."""
+        """Return whether the command would stop, restart or replace the gateway it runs in."""
         return Category.GATEWAY_CONTROL in self.categories
 
     @property
     def description(self) -> str:
-        """One line for a person: the block's reason, or all findings joined."""
+        """Return one line for a person: the block's reason, or all findings joined."""
         if self.blocked is not None:
             return self.blocked.reason
         return "; ".join(dict.fromkeys(finding.description for finding in self.findings))

@@ -29,7 +29,7 @@ _DASHES = str.maketrans(
 
 
 def over_limits(command: str) -> Block | None:
-    """A block when the text is too large to be inspected."""
+    """Return a block if the text is too large to be inspected, else None."""
     if len(command) > MAX_CHARACTERS:
         return _too_large(f"longer than {MAX_CHARACTERS} characters ({len(command)})")
     if len(command) <= MAX_UNBROKEN:
@@ -54,7 +54,7 @@ def _too_large(what: str) -> Block:
 
 
 def normalise(command: str) -> str:
-    """The text as a person would see it: no escape sequences, no invisible characters, compatibility forms folded."""
+    """Return the text as a person would see it: no escape sequences, no invisible characters, compatibility forms folded."""
     text = _UNUSABLE.sub("\ufffd", command.replace("\0", ""))
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     if not text.isascii():
@@ -64,14 +64,14 @@ def normalise(command: str) -> str:
 
 
 def literal(command: str) -> str:
-    """The text as the shell gets it, without the characters that no shell keeps."""
+    """Return the text as the shell gets it, without the characters that no shell keeps."""
     if command.isascii() and "\0" not in command:
         return command
     return _UNUSABLE.sub("\ufffd", command.replace("\0", ""))
 
 
 def views(command: str) -> tuple[str, ...]:
-    """Every reading to inspect, the literal one first."""
+    """Return every reading to inspect, the literal one first."""
     raw = literal(command)
     if raw.isascii() and raw.isprintable():
         return (raw,)
@@ -79,7 +79,7 @@ def views(command: str) -> tuple[str, ...]:
 
 
 def strip_comments(command: str) -> str:
-    """The command without its comments; text that cannot be read is returned as it is."""
+    """Return the command without its comments. Text that cannot be read is returned unchanged."""
     if "#" not in command:
         return command
     reader = Reader(command)

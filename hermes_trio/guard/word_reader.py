@@ -15,7 +15,7 @@ from .syntax import Arithmetic, Item, Literal, Parameter, Part, Pattern, Process
 
 MAX_NESTING = 24
 STEPS, STEPS_A_CHARACTER = 500, 8
-"""How many words and blanks are looked for in a text at most. Reading the text once takes fewer; what takes more reads parts of it again and again."""
+"""The limit of words and blanks that are read from a text. Reading it once takes fewer; more means that parts are read repeatedly."""
 
 _RUN = re.compile(r"[^ \t\n|&;()<>$`'\"\\]+")
 _QUOTED_RUN = re.compile(r"[^$`\"\\]+")
@@ -33,23 +33,23 @@ _LITERAL_QUOTE_OPERATORS = frozenset({"-", "=", "?", "+", ":-", ":=", ":?", ":+"
 
 
 class Unreadable(Exception):
-    """The text is no shell script that the reader understands."""
+    """Raised if the text is not a shell script that the reader understands."""
 
 
 class TooDeep(Unreadable):
-    """The text nests deeper than the reader follows."""
+    """Raised if the text nests deeper than the reader follows, or takes too many steps."""
 
 
 class StepsLeft(msgspec.Struct):
-    """What is left of the steps in which a text must be read, the texts inside it included."""
+    """The remaining steps in which a text must be read, including the texts inside it."""
 
     count: int
 
 
 class WordReader(ABC):
-    """A position in a text, and the reading of words from there; `comments` is filled as a side product.
+    """Reads words from a position in a text; also collects `comments`.
 
-    However the text is made, reading it ends: each step is counted, and `TooDeep` is raised when there are too many. A text inside a text has the `steps`
+    Reading ends for every text: each step is counted, and `TooDeep` is raised when there are too many. A text inside a text has the `steps`
     of the outer one.
     """
 

@@ -1,4 +1,4 @@
-"""Contracts as test suites: subclass one in a test module, say how to open what is under test, and pytest runs all of its promises.
+"""Contracts as test suites: subclass one in a test module, implement how to open the object under test, and pytest runs its tests.
 
 `AdapterContract` is for adapters of chat platforms, `StoreContract` for stores of a runtime, `GatewayStoreContract` for stores of a whole gateway (the
 classes of its slices are in `gateway_store`). All of them need pytest-trio (`pip install hermes-trio[pytest]`).

@@ -1,4 +1,4 @@
-"""What every adapter of a chat platform promises, as tests."""
+"""The contract of adapters of chat platforms, as tests."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class AdapterBench(ABC):
 
     @abstractmethod
     async def write(self, text: str) -> None:
-        """A person writes a message to the agent on the platform. It may be called while the adapter does not run."""
+        """Send a message of a user to the agent on the platform. It may be called while the adapter does not run."""
 
     @abstractmethod
     async def shown(self) -> Sequence[str]:
-        """The texts of the agent that the platform shows, oldest first."""
+        """Return the texts of the agent that the platform shows, oldest first."""
 
 
 class RecordingHub:
@@ -48,12 +48,12 @@ class RecordingHub:
         self.attempts: list[Incoming] = []
         self.cursor: str | None = None
         self.cursors: list[tuple[str, int]] = []
-        """Every cursor that was set, and how many messages had been taken by then."""
+        """Every cursor that was set, with the number of messages taken by then."""
         self.failures = 0
-        """How many of the next messages are not taken: `receive` raises `StoreError`."""
+        """The number of next messages for which `receive` raises `StoreError`."""
 
     async def receive(self, adapter: Adapter, incoming: Incoming) -> Received:
-        """Take a message, or fail."""
+        """Record a message. Raises `StoreError` while `failures` is above 0."""
         await trio.lowlevel.checkpoint()
         self.attempts.append(incoming)
         if self.failures:
@@ -63,36 +63,36 @@ class RecordingHub:
         return Received(disposition=Disposition.ACCEPTED)
 
     async def approval_clicked(self, adapter: Adapter, source: Source, approval_id: str, choice: ApprovalChoice) -> str:
-        """There are no approvals here."""
+        """Report that no approval is pending."""
         await trio.lowlevel.checkpoint()
         return "unknown"
 
     async def get_cursor(self, adapter: Adapter) -> str | None:
-        """What was set last."""
+        """Return the last cursor."""
         await trio.lowlevel.checkpoint()
         return self.cursor
 
     async def set_cursor(self, adapter: Adapter, value: str) -> None:
-        """Keep it."""
+        """Record the cursor."""
         await trio.lowlevel.checkpoint()
         self.cursor = value
         self.cursors.append((value, len(self.received)))
 
 
 class AdapterContract(ABC):
-    """Subclass it as `class TestMine(AdapterContract)` and say how the adapter is opened. `seconds` is how long each wait may take."""
+    """Subclass it as `class TestMine(AdapterContract)` and implement `open_bench`. `seconds` limits each wait."""
 
     seconds: float = 10.0
     keeps_messages: bool = True
-    """Whether the platform keeps what is written while the adapter does not run."""
+    """Whether the platform keeps messages that are written while the adapter does not run."""
 
     @abstractmethod
     def open_bench(self, tmp_path: Path) -> AbstractAsyncContextManager[AdapterBench]:
-        """The adapter and its platform, new for each test, for the body of the `async with`."""
+        """Open a new adapter and its platform for each test, for the body of the `async with`."""
 
     @asynccontextmanager
     async def _running(self, bench: AdapterBench, hub: RecordingHub) -> AsyncIterator[None]:
-        """Run the adapter for the body of the `async with`, and start it again when it fails, as the gateway does."""
+        """Run the adapter for the body of the `async with`, and restart it when it fails, as the gateway does."""
         adapter = bench.adapter
         adapter.gateway = hub
         connected = trio.Event()
@@ -247,7 +247,7 @@ class AdapterContract(ABC):
         assert await self._ask_once(tmp_path, faults, until=lambda: bool(faults.injected)) == ["the only answer"]
 
     async def _ask_once(self, tmp_path: Path, faults: StoreFaults, until: Callable[[], bool]) -> list[str]:
-        """What is shown when a person asks a question, after the answer is there and `until` is true."""
+        """Ask a question as a user, wait for the answer and until `until` is true, and return the texts that are shown."""
         async with self.open_bench(tmp_path) as bench:
             assembly = AdapterAssembly([Platform(bench.adapter, PlatformSettings(allow_all=True))])
             agent = ScriptedAgent("the only answer")

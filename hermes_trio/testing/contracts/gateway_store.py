@@ -1,4 +1,4 @@
-"""What a gateway's store promises beyond that of a runtime, as tests: one class for each slice of the port, and `GatewayStoreContract` for all of it.
+"""The contract of a gateway's store beyond that of a runtime, as tests: a class for each slice of the port, and `GatewayStoreContract` for all.
 
 A store that has one slice only runs the class of that slice; its tests prepare what they need with the verbs of `RuntimeStore` and `SessionStore`.
 """

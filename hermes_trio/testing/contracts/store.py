@@ -1,4 +1,4 @@
-"""What every store of a runtime promises (`hermes_trio.RuntimeStore`), as tests."""
+"""The contract of stores of a runtime (`hermes_trio.RuntimeStore`), as tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def _waiting(store: RuntimeStore) -> list[tuple[int, str]]:
 
 
 class StoreContract(ABC):
-    """Subclass it as `class TestMine(StoreContract)` and say how the store is opened."""
+    """Subclass it as `class TestMine(StoreContract)` and implement `open_store`."""
 
     durable: bool = True
     """Whether a store that is opened again at the same path has what was written before."""
@@ -173,7 +173,7 @@ class StoreContract(ABC):
             with pytest.raises(MailboxFull):
                 await store.accept_message(_message("two", dedupe="2"), limit=1)
             assert [text for _, text in await _waiting(store)] == ["one"]
-            # What was refused was not accepted: it may come again.
+            # A refused message was not accepted: it may be sent again.
             assert await store.accept_message(_message("two", dedupe="2"), limit=2) is not None
 
     @pytest.mark.trio
