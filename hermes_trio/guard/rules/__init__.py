@@ -1,1 +1,1 @@
-"""What each program does with its words: one module a kind of risk, one function a program."""
+"""The rules that judge a program by its words: one module for each kind of risk, one function for each program."""

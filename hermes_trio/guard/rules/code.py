@@ -79,7 +79,7 @@ _SHELL_VALUED = ("-o", "-O", "--rcfile", "--init-file", "+o", "+O")
 
 
 def shell(call: Call) -> str | None:
-    """sh and its kin: -c text, standard input, or a script whose text may be known."""
+    """Judge sh and other shells: -c text, standard input, or a script whose text may be known."""
     for position, word in enumerate(call.arguments[:-1]):
         if word in ("--rcfile", "--init-file"):
             call.shell.run_file(call.arguments[position + 1], call.stdin, [])
@@ -104,7 +104,7 @@ def _run_stdin(call: Call, operands: list[str]) -> str | None:
 
 
 def _flag_inline(call: Call, text: str, description: str) -> None:
-    """Downloaded and decoded text has a kind of its own, so that one grant is enough for it."""
+    """Flag inline code, unless it was downloaded or decoded: that has a separate category, so that one grant is enough."""
     if REMOTE not in text and DECODED not in text:
         call.flag(Category.INLINE_CODE, description)
 
@@ -194,7 +194,7 @@ def interpreter(call: Call) -> str | None:
 
 
 def _maybe_prints(code: str) -> str:
-    """What code may print is unknown, but its own strings are the likeliest."""
+    """Return what code may print: unknown text and its own strings, which are the most likely."""
     return "\n".join([HOLE, *_literals(plain(code))[:256]])[:64_000]
 
 
@@ -281,7 +281,7 @@ def _judge_code(shell_walk: Shell, code: str, literals: list[str], excerpt: str)
 
 
 def _literals(code: str) -> list[str]:
-    """String literals in order, adjacent or concatenated ones joined, escapes decoded."""
+    """Return the string literals in order, with adjacent or concatenated ones joined and escapes decoded."""
     literals: list[str] = []
     end = -1
     for match in _STRING.finditer(code):
@@ -298,7 +298,7 @@ def _literals(code: str) -> list[str]:
 
 
 def _filled(literals: list[str]) -> list[str]:
-    """Templates with each of the other strings in the place of their blank."""
+    """Return the templates with each of the other strings in their placeholder."""
     templates = [text for text in literals[:32] if re.search(r"%s|\{\w*\}", text)]
     blanks = [re.split(r"%s|\{\w*\}", text) for text in templates[:8]]
     return [other.join(pieces) for pieces in blanks for other in literals[:16]]
@@ -364,7 +364,7 @@ def sed(call: Call) -> str | None:
 
 
 def _sed_commands(script: str) -> list[str]:
-    """The texts that a sed script hands to a shell: after its `e` command, and substitutions with the `e` flag."""
+    """Return the texts that a sed script hands to a shell: after its `e` command, and substitutions with the `e` flag."""
     texts = re.findall(r"(?:^|[;{}\n]|\d|\$|/)[ \t]*e[ \t]+(\S.*)", script)
     for match in re.finditer(r"s([^\w\s\\])(?:(?!\1)[^\\]|\\.)*\1((?:(?!\1)[^\\]|\\.)*)\1[gpimI0-9]*e", script):
         texts.append(re.sub(r"\\(.)", r"\1", match.group(2)))

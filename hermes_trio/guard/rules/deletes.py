@@ -1,4 +1,4 @@
-"""Deleting: rm and its kin, searches that delete, mirrors that delete."""
+"""Deletion: rm and similar programs, searches that delete, mirrors that delete."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuse_precious(call: Call, target: str) -> None:
 
 
 def rm(call: Call) -> str:
-    """Recursive or absolute deletes are asked about; roots are never deleted; one relative file is everyday work."""
+    """Block the deletion of roots, and flag recursive or absolute deletions. One relative file is not flagged."""
     options = scan(call.arguments)
     unknown = any(is_dynamic(flag) for flag in options.flags) or any(
         operand.startswith((HOLE, SOLID)) and "/" not in operand for operand in options.operands
@@ -76,7 +76,7 @@ def find(call: Call) -> str:
     narrow = _is_narrow(rest)
     shell = call.shell
     found = [_below(start) if narrow else start for start in starts]
-    # A path pattern that names a root is as wide as that root.
+    # A path pattern that names a root covers that root.
     found += [
         pattern
         for option, pattern in pairwise(rest)
@@ -109,7 +109,7 @@ def _find_starts(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_narrow(rest: list[str]) -> bool:
-    """Whether a search names something specific; alternatives and negations make it general again."""
+    """Return whether a search is specific. Alternatives and negations make it general."""
     if any(word in ("-o", "-or", ",", "!", "-not") for word in rest):
         return False
     for position, word in enumerate(rest[:-1]):
@@ -234,7 +234,7 @@ def move(call: Call) -> str:
 
 
 def remember_program(call: Call, sources: list[str], target: str) -> None:
-    """A copy of rm under another name is still rm."""
+    """Remember a copy of a dangerous program, such as rm, under its new name."""
     for source in sources[:32]:
         program = source.rstrip("/").rpartition("/")[2].lower()
         if program in call.shell.dangerous_names:

@@ -20,7 +20,7 @@ _WORLD_WRITE = re.compile(r"(?:^|,)(?:[ug]*[oa][ugoa]*)[+=][rxXst]*w")
 
 
 def chmod(call: Call) -> str:
-    """World-writable modes are asked about."""
+    """Flag world-writable modes."""
     operands = [word for word in call.arguments if not re.match(r"-[RvcfHLP]+\Z|--", word)]
     if not operands:
         return ""
@@ -36,7 +36,7 @@ def chmod(call: Call) -> str:
 
 
 def chown(call: Call) -> str:
-    """Recursive changes to root, or of a root, are asked about."""
+    """Flag recursive changes to root, or of a root."""
     options = scan(call.arguments, ("--from", "--reference"))
     if not options.has("-R", "--recursive") or not options.operands:
         return ""
@@ -78,7 +78,7 @@ def link(call: Call) -> str:
 
 
 def mount(call: Call) -> str | None:
-    """A bind mount does the same."""
+    """Follow a bind mount, which makes one path lead to another, like a link."""
     options = scan(call.arguments, ("-o", "--options", "-t", "--types"))
     binds = options.has("--bind", "-B", "--rbind", "-R") or "bind" in (options.value("-o", "--options") or "")
     if binds and len(options.operands) > 1:
@@ -154,7 +154,7 @@ def _judge_upload(call: Call, options: Options) -> None:
 
 
 def netcat(call: Call) -> str:
-    """nc and its kin: a program behind a port, or text that leaves."""
+    """Flag nc and similar programs: a program behind a port, or text that is sent away."""
     options = scan(call.arguments, ("-p", "-w", "-s", "-i", "-q", "-X", "-x", "-e", "-c", "--exec", "--sh-exec"))
     if options.has("-e", "-c", "--exec", "--sh-exec"):
         call.flag(Category.REMOTE_CODE, "connects a program to the network")
@@ -164,7 +164,7 @@ def netcat(call: Call) -> str:
 
 
 def crontab(call: Call) -> str | None:
-    """A crontab from standard input is a script for later."""
+    """Judge a crontab from standard input, which is a script that runs later."""
     for line in (call.stdin or "").splitlines()[:512]:
         fields = line.strip().split(None, 1 if line.lstrip().startswith("@") else 5)
         if fields and not line.lstrip().startswith("#"):

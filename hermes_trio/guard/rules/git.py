@@ -1,4 +1,4 @@
-"""git, and the SQL clients: tools whose one word can undo a day's work."""
+"""git and the SQL clients: tools that can discard work with one command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMMENTED_SQL = re.compile(r"--[^\n]*|/\*.{0,500}?\*/", re.DOTALL)
 
 
 def git(call: Call) -> str | None:
-    """Every way git runs something else; what discards work is told by its words."""
+    """Follow every way in which git runs another program. Its words decide what discards work."""
     options = scan(call.raw, _GLOBAL_VALUED, permute=False)
     for setting in options.values.get("-c", []):
         key, _, value = setting.partition("=")
@@ -85,7 +85,7 @@ def sql_client(call: Call) -> str | None:
 
 
 def destructive_sql(text: str) -> str | None:
-    """What a statement would lose, or None."""
+    """Return what a statement would delete, or None."""
     bare = _COMMENTED_SQL.sub(" ", _QUOTED_SQL.sub("''", text))
     if _DROP.search(bare):
         return "SQL drops a database object"

@@ -32,7 +32,7 @@ _HELP = frozenset({"--help", "--version", "-h", "-V"})
 
 
 def make_filesystem(call: Call) -> str:
-    """mkfs and its kin."""
+    """Block mkfs and similar programs."""
     if call.arguments in (["--help"], ["--version"]):
         return ""
     raise Blocked(BlockCategory.FILESYSTEM_CREATION, f"{call.name} would erase a filesystem to create a new one")
@@ -112,7 +112,7 @@ def login_manager(call: Call) -> str | None:
 
 
 def message_bus(call: Call) -> str | None:
-    """A power request over the message bus is a power request."""
+    """Block a power request over the message bus, like any other."""
     text = " ".join(call.arguments)
     if re.search(r"PowerOff|Reboot|Halt\b|KExec", text):
         raise Blocked(BlockCategory.SHUTDOWN, f"{call.name} would stop the machine through the message bus")
@@ -120,7 +120,7 @@ def message_bus(call: Call) -> str | None:
 
 
 def kill(call: Call) -> str:
-    """kill: process -1 is everybody, found processes and the agent itself are asked about."""
+    """Judge kill: process -1 means all processes; found processes and the agent itself need approval."""
     arguments = list(call.arguments)
     if arguments and arguments[0] in ("-l", "-L", "--list", "--table", "--help", "--version"):
         return ""

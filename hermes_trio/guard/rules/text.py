@@ -1,6 +1,6 @@
 """Programs that only print or transform text: what they print is computed where that is cheap and certain.
 
-Obfuscation lives here: `echo cm0gLXJmIC8= | base64 -d | sh` is read all the way to `rm -rf /`.
+This resolves obfuscation: `echo cm0gLXJmIC8= | base64 -d | sh` is read as `rm -rf /`.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def cat(call: Call) -> str:
 
 
 def transform(call: Call) -> str:
-    """Filters whose result is not computed: unknown text, and the input for whoever runs it unchanged."""
+    """Return unknown text and the unchanged input for filters whose output is not computed."""
     if call.stdin is None:
         return HOLE
     return (HOLE + "\n" + call.stdin)[:_MAX_DECODED]
 
 
 def scramble(call: Call) -> str:
-    """rev, tr and their kin make another text of their input, which is not computed."""
+    """Return unknown text for rev, tr and similar programs, whose output is not computed."""
     return DECODED + HOLE
 
 
@@ -136,7 +136,7 @@ def decode(call: Call) -> str:
 
 
 def decode_text(text: str, kind: str) -> str | None:
-    """The text behind an encoding, or None if there is none."""
+    """Return the decoded text, or None if it is not encoded."""
     compact = re.sub(r"\s+", "", text)
     if len(compact) > _MAX_DECODED:
         return None

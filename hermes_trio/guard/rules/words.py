@@ -1,4 +1,4 @@
-"""Programs judged by their words alone: one row says which words of which programs are worth a question, and as what.
+"""Programs judged by their words alone: each row says which words of which programs need approval, and in which category.
 
 A pattern is searched in the arguments joined by blanks, and in the arguments behind the global options, so that `^push` finds `git -C . push`.
 `^< ` finds those of a program that is given something to read.

@@ -1,4 +1,4 @@
-"""Programs that run another program: each is peeled off and what it runs is judged in its place."""
+"""Programs that run another program: the wrapper is skipped, and the program that it runs is judged instead."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def env(call: Call) -> str | None:
 
 
 def sudo(call: Call) -> str | None:
-    """sudo itself is everyday; a password from standard input is a guess, a shell or askpass is asked about."""
+    """Judge what sudo runs. Block a password from standard input unless one is configured; flag a shell or askpass."""
     valued = "-u -g -h -p -C -T -U -R -D -r -t -c -a --user --group --host --prompt --close-from --chdir --chroot --role --type"
     options = scan(call.raw, valued.split(), permute=False)
     if options.has("-S", "--stdin"):
@@ -222,7 +222,7 @@ def text_arguments(call: Call) -> str | None:
 
 
 def package_run(call: Call) -> str | None:
-    """npx, npm exec, yarn dlx and their kin run a program; their scripts are files of the project."""
+    """Judge the program that npx, npm exec, yarn dlx and similar ones run; their scripts are files of the project."""
     words = [word for word in call.raw if word != "--"]
     if call.name in ("npx", "bunx") or (words and words[0] in ("exec", "x", "dlx")):
         words = words if call.name not in ("npx", "bunx") else ["exec", *words]
