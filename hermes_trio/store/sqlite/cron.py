@@ -110,8 +110,8 @@ def claim_slot(
 def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
     """A slot begins to run: whoever runs it has it from now on, also if another node has claimed it, or could not begin it."""
     sql = (
-        "UPDATE cron_executions SET state = 'running', started_at = ?, session_id = ?, owner = ?"
-        f" WHERE job_id = ? AND slot = ? AND (state = 'claimed' OR (state = 'running' AND {_NEIGHBOURS}))"
+        "UPDATE cron_executions SET state = 'running', started_at = ?1, session_id = ?2, owner = ?3 WHERE job_id = ?4"
+        f" AND slot = ?5 AND (state = 'claimed' OR (state = 'running' AND owner <> ?3 AND {_NEIGHBOURS}))"
     )
     return bool(changed(db, sql, (now, session_id, owner, job_id, slot)))
 

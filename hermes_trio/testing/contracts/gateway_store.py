@@ -937,6 +937,7 @@ class NodeStoreContract(ABC):
             assert await one.claim_cron_slot("j", 2.0)
             assert await one.start_cron_slot("j", 2.0, session_id="s")
             assert await two.start_cron_slot("j", 2.0, session_id="s")
+            assert not await two.start_cron_slot("j", 2.0, session_id="s"), "the slot was begun twice by one node"
             await one.leave_node("epoch-1")
             assert await two.finish_cron_slot("j", 2.0, CronState.COMPLETED)
             states = [row.state for row in await two.list_cron_executions("j")]
