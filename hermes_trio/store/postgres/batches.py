@@ -40,16 +40,16 @@ from .database import PostgresDatabase, run_together
 __all__ = ["BATCHES", "Batch", "Refusal", "json_rows", "records"]
 
 Batch = Callable[[PostgresDatabase, Sequence[tuple[Any, ...]]], list[Any]]
-"""Runs all calls, given by their arguments behind the connection; returns what each of them returns."""
+"""Runs all calls, given by their arguments after the connection; returns the value of each."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 _TYPES: Final = {"str": "text", "int": "bigint", "float": "double precision", "Any": "json"}
-"""The types of columns by the annotations of fields."""
+"""The column types by the annotations of fields."""
 
 
 class Refusal:
-    """In the place of a call's value: its error. Nothing of the call was written."""
+    """The error of a refused call, in place of its value. Nothing of the call was written."""
 
     __slots__ = ("error",)
 
@@ -58,7 +58,7 @@ class Refusal:
 
 
 def json_rows(rows: Sequence[object]) -> bytes:
-    """Rows as a JSON parameter. Text holds no NUL and no half of a surrogate pair: both are replaced, as in any other parameter."""
+    """Return rows as a JSON parameter. A NUL and a lone surrogate in a text are replaced, as in any other parameter."""
     try:
         data = _encode(rows)
     except UnicodeEncodeError:
@@ -77,12 +77,12 @@ def _without_nul(value: object) -> object:
 
 
 def _text(column: str) -> str:
-    """The text of a column that holds JSON, as it was written."""
+    """Return SQL for the text of a column that holds JSON, as it was written."""
     return f"{column} #>> '{{}}'"
 
 
 def records(kind: type[msgspec.Struct], parameter: int = 1) -> str:
-    """The rows of a parameter as a table: the columns are the fields of `kind`, and `place` numbers the rows."""
+    """Return SQL for the rows of a parameter as a table: the columns are the fields of `kind`, and `place` numbers the rows."""
     types = {name: _TYPES[hint.removesuffix(" | None")] for name, hint in kind.__annotations__.items()}
     columns = ", ".join(f"{name} {kind_of}" for name, kind_of in types.items())
     names = ", ".join(types)
@@ -208,7 +208,7 @@ def _new_run(now: float, owner: str, start: TurnStart, run: NewRun) -> _NewRun:
 
 
 def _known_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStart]]) -> dict[int, Exception]:
-    """The calls, by their place, whose idempotency key leads to another run, with the error of each."""
+    """Return the error of each call, by its place, whose idempotency key belongs to another run."""
     keyed = [
         (place, _new_run(now, owner, start, start.run))
         for place, (now, owner, start) in enumerate(calls)
@@ -226,7 +226,7 @@ def _known_runs(db: PostgresDatabase, calls: Sequence[tuple[float, str, TurnStar
 
 
 def begin_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Write down that turns have begun; see `begin_turn`."""
+    """Write the beginnings of turns; see `begin_turn`."""
     asked = cast("Sequence[tuple[float, str, TurnStart]]", calls)
     refused = _known_runs(db, asked)
     places = [place for place in range(len(asked)) if place not in refused]
@@ -315,14 +315,14 @@ UPDATE runs r SET last_event = g.name, updated_at = g.now FROM {records(_Last)} 
 
 
 def _add_events(db: PostgresDatabase, events: Sequence[EventRow]) -> None:
-    """Append to run logs; an event that is there already is left alone. A run that was removed has no log."""
+    """Append to run logs. Idempotent: an event that exists is not changed. Events of a removed run are ignored."""
     if events:
         db.execute(_ADD_EVENTS, (json_rows(events),))
         db.signals.extend([(RUN_TOPIC, run_id) for run_id in {event.run_id for event in events}])
 
 
 def append_events(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Append to the logs of live runs, and follow them in `last_event`; see `append_events`."""
+    """Append to the logs of live runs, and update their `last_event`; see `append_events`."""
     asked = cast("Sequence[tuple[float, Sequence[EventRow]]]", calls)
     _add_events(db, [event for _, events in asked for event in events])
     last = {run_id: (name, now) for now, events in asked for run_id, name in runs.last_events(events).items()}
@@ -332,7 +332,7 @@ def append_events(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> lis
 
 
 def update_statuses(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Move live runs to other live statuses; see `update_status`."""
+    """Set the statuses of live runs to other live ones; see `update_status`."""
     db.execute(_MOVE_RUNS, (json_rows([_Moved(run_id, status, now) for now, run_id, status in calls]),))
     db.signals.extend([(RUN_TOPIC, run_id) for _, run_id, _ in calls])
     return [None] * len(calls)
@@ -538,7 +538,7 @@ WHERE NOT EXISTS (SELECT 1 FROM jobs j WHERE j.root_id = g.name AND j.ended_at I
 
 
 class _End:
-    """One end that is to be written, on its way through the statements."""
+    """One end of a turn that is to be written, with its state between the statements."""
 
     __slots__ = ("finish", "limit", "mark", "now", "owner", "place", "reason")
 
@@ -553,7 +553,7 @@ class _End:
         self.reason = finish.end_session
 
     def session(self) -> _Ended:
-        """What becomes of the session."""
+        """Return the new values of the session's row."""
         finish = self.finish
         start, usage, messages = finish.start, finish.usage, finish.messages
         context = start.context
@@ -584,7 +584,7 @@ class _End:
         )
 
     def run(self, run: NewRun) -> _EndedRun:
-        """What becomes of the run."""
+        """Return the new values of the run's row."""
         finish = self.finish
         return _EndedRun(
             run.run_id,
@@ -605,7 +605,7 @@ class _End:
         )
 
     def rows(self, ids: Iterable[int]) -> list[_Held]:
-        """Rows of the inbox that the turn held."""
+        """Return the inbox rows of these ids, held by the turn."""
         start = self.finish.start
         return [_Held(number, start.turn_id, self.owner, start.context.session_id, self.now) for number in ids]
 
@@ -645,7 +645,7 @@ def finish_turns(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list
 
 
 def _settle_rows(db: PostgresDatabase, ends: Sequence[_End]) -> set[int]:
-    """Settle what these turns took and told; return the places of those whose end is there already."""
+    """Settle the inbox rows of these turns; return the places of those whose end is written already."""
     if not ends:
         return set()
     marks = [
@@ -680,14 +680,14 @@ def _settle_rows(db: PostgresDatabase, ends: Sequence[_End]) -> set[int]:
 
 
 def _close_roots(db: PostgresDatabase, roots: Iterable[str]) -> None:
-    """Something of these roots has ended: signal those of which that was the last."""
+    """Signal the roots among these of which nothing is open any more."""
     names = [_Name(root) for root in dict.fromkeys(roots) if root]
     if names:
         db.signals.extend([(ROOT_TOPIC, root) for (root,) in many(db, _CLOSED_ROOTS, (json_rows(names),))])
 
 
 def _keep_promised(db: PostgresDatabase, ends: Sequence[_End]) -> None:
-    """A session that still has to be told something is not ended yet."""
+    """Keep sessions open that still have pending completions."""
     if ends:
         names = [_Name(end.finish.start.context.session_id) for end in ends]
         promised = {name for (name,) in many(db, _PROMISED, (json_rows(names),))}
@@ -697,7 +697,7 @@ def _keep_promised(db: PostgresDatabase, ends: Sequence[_End]) -> None:
 
 
 def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
-    """Write sessions, messages, runs and events; return the ends that were not there already. Raises `ForeignSession` and `Fenced`."""
+    """Write sessions, messages, runs and events; return the ends that were not written before. Raises `ForeignSession` and `Fenced`."""
     if not ends:
         return ends
     sessions = json_rows([end.session() for end in ends])
@@ -705,7 +705,7 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
         _said(end.finish.start.context.session_id, message, end.now) for end in ends for message in end.finish.messages
     ]
     asked = db.execute(_FINISH, (sessions, json_rows(said)))
-    # An end that is there already has ended its run, too: what is sent for it here changes nothing.
+    # An end that was written before has ended its run, too: the statements for it change nothing.
     ended = {run.run_id: end.run(run) for end in ends if (run := end.finish.start.run) is not None}
     closed = db.execute(_FINISH_RUNS, (json_rows([*ended.values()]),)) if ended else None
     written = {name for (name,) in asked.fetchall()}
@@ -720,7 +720,7 @@ def _write_ends(db: PostgresDatabase, ends: list[_End]) -> list[_End]:
 
 
 def _new_ends(db: PostgresDatabase, ends: list[_End], written: set[str]) -> list[_End]:
-    """The ends whose sessions were written just now; the others must be there already, else `ForeignSession` is raised."""
+    """Return the ends whose sessions were written just now. Raises `ForeignSession` unless the others were written before."""
     marks = [_Mark(end.finish.start.context.session_id, end.mark, "") for end in ends]
     known = {place - 1 for (place,) in many(db, _WRITTEN, (json_rows(marks),))}
     for place, end in enumerate(ends):
@@ -731,7 +731,7 @@ def _new_ends(db: PostgresDatabase, ends: list[_End], written: set[str]) -> list
 
 
 def _write_others(db: PostgresDatabase, ends: Sequence[_End]) -> None:
-    """Write what only some turns leave behind, and the signals of all."""
+    """Write the records that only some turns leave behind, and the signals of all."""
     replies: list[_Reply] = []
     events: list[EventRow] = []
     others: list[Callable[[PostgresDatabase], None]] = []
@@ -829,7 +829,7 @@ SELECT g.place, c.* FROM {records(_Lane)} CROSS JOIN LATERAL (
 WHERE g.alone = 0 OR NOT EXISTS ({_ELSEWHERE})
 ORDER BY g.place, c.id
 """
-"""What lanes may claim. With `alone`, a lane that another node has is left to it."""
+"""The rows that lanes may claim. With `alone`, a lane that another node has is not claimed."""
 
 _CLAIM: Final = f"""
 UPDATE inbox i SET state = 'taken', owner = g.owner, attempts = i.attempts + 1 FROM {records(_Claimed)}
@@ -895,4 +895,4 @@ BATCHES: Final[dict[Callable[..., Any], Batch]] = {
     inbox.claim_rows: partial(_claim, alone=False),
     inbox.claim_lane: partial(_claim, alone=True),
 }
-"""The verbs that this backend runs in its own way, many calls at a time."""
+"""The verbs of which this backend runs many calls at a time."""

@@ -1,6 +1,6 @@
-"""A PostgreSQL connection in the shape in which the verbs know one: the protocol `Database` of the store's SQL.
+"""A PostgreSQL connection that implements `Database`, the protocol that the verbs use.
 
-A statement is sent at once and its answer waited for only where a verb looks at it, so that statements whose rows nobody wants cost no round trip:
+A statement is sent at once and its answer waited for only where a verb reads it, so that statements whose rows are not read cost no round trip:
 an error of one is raised at the next wait, at the latest by the commit.
 """
 
@@ -28,7 +28,7 @@ _texts: dict[str, str] = {}
 
 
 def translated(sql: str) -> str:
-    """SQL as PostgreSQL numbers its parameters, and with its word for no limit."""
+    """Return SQL with PostgreSQL's parameter numbers and its keyword for no limit."""
     known = _texts.get(sql)
     if known is None:
         count = 0
@@ -45,7 +45,7 @@ def translated(sql: str) -> str:
 
 
 def encode(value: object) -> bytes | None:
-    """A parameter in PostgreSQL's text form. Text cannot hold NUL, nor half of a surrogate pair: both become the replacement character."""
+    """Return a parameter in PostgreSQL's text form. A NUL and a lone surrogate become the replacement character."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -62,7 +62,7 @@ def encode(value: object) -> bytes | None:
 
 
 class _Cursor:
-    """The rows of a statement, waited for when they are wanted."""
+    """The rows of a statement; reading them waits for the answer."""
 
     __slots__ = ("_answer", "_database")
 
@@ -90,7 +90,7 @@ class PostgresDatabase:
         self.signals: list[tuple[str, str]] = []
 
     def beside(self, pause: Callable[[], object]) -> PostgresDatabase:
-        """The same link and the same signals, for a piece of code that waits by `pause`."""
+        """Return a database on the same link with the same signals, for code that waits by `pause`."""
         beside = PostgresDatabase(self._link, pause)
         beside.signals = self.signals
         return beside
@@ -124,7 +124,7 @@ class PostgresDatabase:
         return self._link.send(sql, parameters, formats)
 
     def changes(self) -> int:
-        """How many rows the last statement changed."""
+        """Return how many rows the last statement changed."""
         assert self._last is not None
         self.settle(self._last)
         return self._last.changed()
@@ -138,26 +138,26 @@ class PostgresDatabase:
         wait_here(self._link.over(self._link.sync()))
 
     def settle_anyhow(self) -> None:
-        """The same, whatever became of it: for what is rolled back."""
+        """Do the same and ignore errors, before a rollback."""
         with suppress(SqlError):
             self.settle()
 
     def pragma(self, name: str, value: Any = None, /) -> NoReturn:
-        """PostgreSQL has none."""
+        """Raise: PostgreSQL has no pragmas."""
         raise NotImplementedError(f"pragma {name}")
 
     def set_busy_timeout(self, milliseconds: int, /) -> None:
-        """The session's own timeouts hold."""
+        """Do nothing: the session's own time-outs apply."""
 
     def interrupt(self) -> None:
-        """A statement ends by the session's own timeouts."""
+        """Do nothing: a statement ends by the session's own time-outs."""
 
     def close(self) -> None:
-        """The link belongs to the store."""
+        """Do nothing: the link belongs to the store."""
 
 
 def run_together(db: PostgresDatabase, works: Sequence[Callable[[PostgresDatabase], T]]) -> list[T]:
-    """Run several pieces of code on one link, side by side: each goes on until it needs an answer, then all wait for one round trip.
+    """Run several functions on one link concurrently: each runs until it needs an answer, then all wait for one round trip.
 
     Their statements mix, so they must not look at each other's rows. An error of one, or of a statement, ends all of them. What
     they signal is signalled. Runs under `run_waiting`, or as one of such pieces itself.

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean to the store."""
+"""PostgreSQL's errors and their translation to the store's."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ ALREADY: Final = "HT002"
 """Raised by `begin_unit`: the unit of this number was committed before."""
 
 REPEATABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03", "26000"})
-"""Errors of two writers who met: the same verb, run again, sees what the other one wrote."""
+"""Errors of a conflict between two writers: the verb can be repeated, and then sees what the other wrote."""
 
 _PASSWORD: Final = re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)|(://[^:@/\s]*:)[^@\s]*(@)")
 
 
 def without_secrets(text: str) -> str:
-    """`text` with the passwords of connection strings and addresses replaced."""
+    """Return `text` with the passwords of connection strings and addresses replaced."""
     return _PASSWORD.sub(lambda match: f"{match[1]}…" if match[1] else f"{match[3]}…{match[4]}", text)
 
 
 def where_of(options: dict[str, Any]) -> str:
-    """How a database is named in errors and logs: host, port and name, never the password."""
+    """Return the name of a database for errors and logs: host, port and name, never the password."""
     host = options.get("host") or options.get("hostaddr") or "localhost"
     port = options.get("port") or "5432"
     return f"{options.get('dbname') or options.get('user') or 'postgres'} at {host}:{port}"
 
 
 class LinkBroken(Exception):
-    """The connection is gone. What was sent on it may have been done."""
+    """Raised when the connection is gone. Statements that were sent on it may have run."""
 
 
 class SqlError(Exception):
-    """A statement failed. `state` is PostgreSQL's code."""
+    """Raised when a statement failed. `state` is PostgreSQL's code."""
 
     def __init__(self, state: str, message: str, fatal: bool = False) -> None:
         super().__init__(f"{message} ({state})")
@@ -52,7 +52,7 @@ class SqlError(Exception):
 
     @classmethod
     def of(cls, result: Any) -> SqlError:
-        """The error of a result."""
+        """Return the error of a result."""
         state: bytes = result.error_field(DiagnosticField.SQLSTATE) or b""
         primary: bytes = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
         severity: bytes = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) or b""
@@ -64,7 +64,7 @@ class SqlError(Exception):
 
 
 def translate_sql(error: Exception, where: str) -> Exception:
-    """The store's own error for one of PostgreSQL's. A mistake in a verb stays what it is."""
+    """Return the store's error for an error of PostgreSQL; any other error is returned unchanged."""
     if isinstance(error, LinkBroken):
         return StoreUnavailable(f"the connection to the database {where} broke: {error}")
     if not isinstance(error, SqlError):

@@ -1,4 +1,4 @@
-"""Signals between nodes: LISTEN and NOTIFY, and a look at the rows behind them.
+"""Signals between nodes: LISTEN and NOTIFY, and a poll of the rows.
 
 A unit's signals are sent after its commit, in a statement of their own, so that no commit waits for the queue of notifications. Notifications are lost
 while a connection is away, and a node may die before it sends them: whoever waits is also told by what the rows say, read after every LISTEN and
@@ -58,7 +58,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def array_text(values: Sequence[str]) -> str:
-    """The literal of an array of texts."""
+    """Return the literal of an array of texts."""
     escaped = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return "{" + ",".join(f'"{value}"' for value in escaped) + "}"
 
@@ -77,17 +77,17 @@ class Hearing:
         self._runs: dict[str, str] = {}
         self._place: int = 0
         self.heard: int = 0
-        """Notifications of other nodes."""
+        """The number of notifications from other nodes."""
 
     def tell(self, signals: Sequence[Signal]) -> None:
-        """A commit concerned these: call whoever waits here, and send them to the other nodes. What cannot be sent, the others read."""
+        """Announce the signals of a commit: call the subscribers here and notify the other nodes. What cannot be sent is found by their polls."""
         unique = list(dict.fromkeys(signals))
         self._signals.announce(unique)
         link = self._line.up
         if link is None:
             return
         try:
-            # A key that is too long is found by the next look at the rows.
+            # A key that is too long is found by the next poll of the rows.
             for payload in self._payloads(
                 [signal for signal in unique if len(signal[0]) + len(signal[1]) <= KEY_LENGTH]
             ):
@@ -97,7 +97,7 @@ class Hearing:
             return
 
     def _payloads(self, signals: Sequence[Signal]) -> list[bytes]:
-        """The signals in as few notifications as they fit into."""
+        """Return the signals in as few notifications as possible."""
         payload = _encode((self._node(), signals))
         if len(payload) <= PAYLOAD_BYTES:
             return [payload] if signals else []
@@ -115,7 +115,7 @@ class Hearing:
             self._signals.announce(signals)
 
     async def run(self, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, and look at the rows every so many seconds, until cancelled. Started once it listens, or could not at the first attempt."""
+        """Listen, and poll the rows every `seconds`, until cancelled. Started once it listens, or once the first attempt has failed."""
         listening: PostgresLink | None = None
         started = False
         while True:
@@ -141,7 +141,7 @@ class Hearing:
                 await link.gone.wait()
 
     async def look(self, link: PostgresLink) -> None:
-        """Announce what has waited since the last look, and the followed runs that have moved on since: `MOST_KEYS` of them at a look."""
+        """Announce rows that have waited since the last poll, and followed runs that have changed since: at most `MOST_KEYS` per poll."""
         found = set(await self._rows(link))
         both, self._seen = found & self._seen, found
         self._signals.announce(both)

@@ -1,4 +1,4 @@
-"""Connections that come back: a line keeps one link open for as long as the store is, and says when there is none."""
+"""Reconnecting connections: a line keeps one link open for as long as the store is, and reports when there is none."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class PostgresLine:
 
     @property
     def up(self) -> PostgresLink | None:
-        """The link, if there is one."""
+        """Return the link, or None."""
         link = self._link
         return link if link is not None and link.broken is None else None
 
     async def link(self, patience: float) -> PostgresLink:
-        """The link; waits up to `patience` seconds for one, then raises `StoreUnavailable`."""
+        """Return the link; wait up to `patience` seconds for one, then raise `StoreUnavailable`."""
         if (link := self.up) is not None:
             return link
         with trio.move_on_after(patience):
@@ -54,7 +54,7 @@ class PostgresLine:
         raise StoreUnavailable(f"the database {self._where} cannot be reached: {self._problem}")
 
     def close(self) -> None:
-        """End `keep`: nothing else does once it has started, so that what is written at the very end still has a connection."""
+        """End `keep`. Nothing else ends it once it has started, so that the last writes still have a connection."""
         self._scope.cancel()
 
     async def keep(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: ASYNC128

@@ -1,7 +1,7 @@
 """One PostgreSQL connection for many Trio tasks, in libpq's pipeline mode, without threads.
 
 Statements are sent without waiting; a segment of them ends with a Sync, and segments are answered in the order in which they were sent. Cancelling
-a task abandons its wait, never the segment: its answers are read and dropped, so the connection cannot get out of step. When the connection
+a task abandons its wait, never the segment: its answers are read and dropped, so the connection stays in sync. When the connection
 breaks, everything that was sent raises `LinkBroken`.
 """
 
@@ -48,7 +48,7 @@ Row = tuple[Any, ...]
 
 
 class StatementAnswer:
-    """What a statement answers, once its segment is over."""
+    """The answer to a statement, available when its segment is over."""
 
     __slots__ = ("_result", "prepares", "segment")
 
@@ -63,7 +63,7 @@ class StatementAnswer:
         self._result = result
 
     def rows(self) -> list[Row]:
-        """The rows, decoded."""
+        """Return the rows, decoded."""
         result = self._result
         if result is None or not result.ntuples:
             return []
@@ -72,12 +72,12 @@ class StatementAnswer:
         return list(transformer.load_rows(0, result.ntuples, tuple))
 
     def changed(self) -> int:
-        """How many rows the statement changed or returned."""
+        """Return how many rows the statement changed or returned."""
         return 0 if self._result is None else int(self._result.command_tuples or 0)
 
 
 class Segment:
-    """Statements up to a Sync. Over when the Sync was answered; `error` is the first one's that failed, and those after it were skipped."""
+    """Statements up to a Sync. Over when the Sync was answered; `error` is of the first failed statement, and later ones were skipped."""
 
     __slots__ = ("answers", "at", "error", "over", "task")
 
@@ -109,7 +109,7 @@ class PostgresLink:
 
     @property
     def backend(self) -> int:
-        """The process id of the server's side, as the connection was told."""
+        """The process id of the server's side, as the server reported it."""
         return int(self._connection.backend_pid)
 
     @property
@@ -120,7 +120,7 @@ class PostgresLink:
     def send(
         self, sql: str, parameters: Sequence[bytes | None] = (), formats: Sequence[int] | None = None
     ) -> StatementAnswer:
-        """Send a statement in the open segment; nothing waits here. Raises `LinkBroken` if the connection is known to be gone."""
+        """Send a statement in the open segment without waiting. Raises `LinkBroken` if the connection is known to be gone."""
         if self.broken is not None:
             raise LinkBroken(str(self.broken))
         segment = self._open
@@ -154,7 +154,7 @@ class PostgresLink:
         return segment
 
     async def over(self, segment: Segment) -> None:
-        """Wait until a segment is over; raise its error. A caller that is cancelled leaves, and its answers are dropped."""
+        """Wait until a segment is over; raise its error. Cancelling abandons the wait, and the answers are dropped."""
         if not segment.over:
             if self.broken is not None:
                 raise LinkBroken(str(self.broken))
@@ -169,13 +169,13 @@ class PostgresLink:
             raise segment.error
 
     async def run(self, sql: str, parameters: Sequence[bytes | None] = ()) -> list[Row]:
-        """One statement in a segment of its own."""
+        """Run one statement in a segment of its own; return its rows."""
         answer = self.send(sql, parameters)
         await self.over(self.sync())
         return answer.rows()
 
     def fail(self, error: BaseException) -> None:
-        """The connection is gone: everybody who waits is told, once."""
+        """Mark the connection as broken: every waiting caller gets `LinkBroken`, once."""
         if self.broken is not None:
             return
         self.broken = LinkBroken(without_secrets(str(error)).strip() or type(error).__name__)
@@ -208,7 +208,7 @@ class PostgresLink:
             self.fail(psycopg.OperationalError("the connection was closed"))
 
     async def _flush(self) -> None:
-        """Send on what the socket did not take at once."""
+        """Send the data that the socket did not accept at once."""
         with suppress(psycopg.Error, OSError, trio.ClosedResourceError):
             while True:
                 await self._full.wait()
@@ -238,7 +238,7 @@ class PostgresLink:
             self._settle(segment)
             return
         if segment.at == len(segment.answers):
-            # Where the Sync should be answered stands an error: the server is ending this connection.
+            # An error instead of the answer to the Sync: the server is ending this connection.
             self.fail(SqlError.of(result) if status == _FAILED else psycopg.OperationalError("answers out of step"))
             return
         answer = segment.answers[segment.at]
@@ -256,13 +256,13 @@ class PostgresLink:
             answer.put(result)
 
     def _forget(self, answer: StatementAnswer) -> None:
-        """A preparation behind a failure was skipped: the next who needs it prepares it again, under a new name."""
+        """Forget a preparation that was skipped after a failure: the next use prepares it again, under a new name."""
         if answer.prepares:
             self._prepared.pop(answer.prepares, None)
 
 
 async def _addresses(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """One set of options for each address to try: names are looked up here, because libpq would block while it does so."""
+    """Return one set of options for each address to try. Names are resolved here, because libpq would block."""
     hosts = str(options.get("host") or "").split(",")
     ports = str(options.get("port") or "").split(",")
     if options.get("hostaddr") or not options.get("host"):
@@ -334,7 +334,7 @@ async def _connect_any(url: str, where: str) -> Any:
 async def open_link(url: str, where: str) -> AsyncIterator[PostgresLink]:
     """Connect for the body of the `async with`; raises `StoreUnavailable`. `where` names the database in errors, without its password.
 
-    When the connection breaks meanwhile, the body is told by whatever it waits for; it is not cancelled.
+    When the connection breaks, the calls in the body raise `LinkBroken`; the body is not cancelled.
     """
     link = PostgresLink(await _connect_any(url, where), where)
     failure: Exception | None = None

@@ -1,8 +1,8 @@
-"""What each verb serialises on, where several nodes write: the names that it locks for the length of its transaction.
+"""The locks of each verb, where several nodes write: the names that it locks for the duration of its transaction.
 
-The conditional updates of the verbs hold by themselves. A lock is needed where a verb decides by rows that it reads: who waits in a lane, which session a
-key leads to, whether a session has ended, which response is the newest. All locks of a unit are taken before any of its verbs runs, in one order, so
-that two units never wait for each other in a circle.
+The conditional updates of the verbs need no lock. A lock is needed where a verb decides by rows that it reads: which rows wait in a lane, which session a
+key points to, whether a session has ended, which response is the newest. All locks of a unit are taken before any of its verbs runs, in a fixed order, so
+that two units never deadlock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NODES: Final = "nodes"
 
 
 def lock_number(name: str) -> int:
-    """The number by which PostgreSQL knows a lock."""
+    """Return the number of a lock in PostgreSQL."""
     return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True)
 
 
@@ -94,7 +94,7 @@ Names = Callable[..., list[str]]
 
 
 def _first(name: Callable[[Any], list[str]], place: int) -> Names:
-    """The names by one argument of a verb, counted behind the connection."""
+    """Return a function for the names by one argument of a verb, counted after the connection."""
     return lambda *args: name(args[place])
 
 
@@ -152,22 +152,22 @@ _RUNS: Final[dict[Callable[..., Any], Names]] = {
 
 
 def note_locks(verb: Callable[..., Any], names: Names) -> None:
-    """Say what a verb of this backend alone locks."""
+    """Register the locks of a verb that only this backend has."""
     _NAMES[verb] = names
 
 
 def locks_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[int]:
-    """The locks of a verb that is called with these arguments."""
+    """Return the locks of a verb that is called with these arguments."""
     names = _NAMES.get(verb)
     return frozenset() if names is None else frozenset(map(lock_number, names(*args)))
 
 
 def runs_of(verb: Callable[..., Any], args: tuple[Any, ...]) -> frozenset[str]:
-    """The runs that a verb with these arguments writes. A run has one owner, so nobody locks it; the calls of one unit write it one after the other."""
+    """Return the runs that a verb with these arguments writes. A run has one owner, so it needs no lock; calls of one unit write it in sequence."""
     names = _RUNS.get(verb)
     return frozenset() if names is None else frozenset(names(*args))
 
 
 def lock_numbers(calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[int]:
-    """The locks of these verbs, in the one order in which everybody takes them."""
+    """Return the locks of these verbs, in the fixed order in which every unit takes them."""
     return sorted(frozenset[int]().union(*(locks_of(verb, args) for verb, args in calls)))

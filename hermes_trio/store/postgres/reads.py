@@ -1,6 +1,6 @@
-"""Reads on links that many tasks share: each statement is a snapshot of its own, and none waits for a write.
+"""Reads on links that many tasks share: each statement is a separate snapshot, and none waits for a write.
 
-The reads that every turn and every reader of events makes are gathered: while one statement is under way, those who come wait for the next one, which
+The reads that every turn and every reader of events makes are batched: while one statement runs, new reads wait for the next one, which
 reads the rows of all of them.
 """
 
@@ -32,10 +32,10 @@ __all__ = ["READ_BATCHES", "GatheredReads", "PostgresReads"]
 T = TypeVar("T")
 
 PATIENCE: Final = 2.0
-"""How long a read waits for a database that is away."""
+"""How long a read waits for a database that cannot be reached."""
 
 GATHER_LIMIT: Final = 256
-"""Reads in one statement."""
+"""The most reads in one statement."""
 
 
 class PostgresReads:
@@ -51,17 +51,17 @@ class PostgresReads:
         return await read_rows(self._near, self._where, read)
 
     async def scan(self, read: Callable[[Any], T], /) -> T:
-        """Read more, beside the others."""
+        """Read more rows, on the connection for scans."""
         return await read_rows(self._far, self._where, read)
 
     def close(self) -> None:
-        """The lines belong to the store."""
+        """Do nothing: the lines belong to the store."""
 
 
 async def read_rows(
     line: PostgresLine, where: str, read: Callable[[PostgresDatabase], T], until: float | None = None
 ) -> T:
-    """Run `read(database)`, again on the next link if one breaks, `until` a time at most. Raises the store's errors."""
+    """Run `read(database)`; repeat it on the next link if one breaks, at most `until` a time. Raises the store's errors."""
     until = perf_counter() + PATIENCE if until is None else until
     while True:
         link = await line.link(max(0.0, until - perf_counter()))
@@ -82,7 +82,7 @@ class _Read(msgspec.Struct, eq=False):
 
 
 class GatheredReads:
-    """The task that reads for everybody. `run` ends after `close`."""
+    """The task that batches reads. `run` ends after `close`."""
 
     def __init__(self, line: PostgresLine, where: str) -> None:
         self._line: PostgresLine = line
@@ -93,10 +93,10 @@ class GatheredReads:
         self.reads: int = 0
         """Reads that were answered."""
         self.statements: int = 0
-        """Rounds in which they were read."""
+        """Statements that answered them."""
 
     async def read(self, read: Callable[..., T], args: tuple[object, ...]) -> T:
-        """What `read(database, *args)` returns, for a read of `READ_BATCHES`. Cancelling abandons the wait."""
+        """Return the result of `read(database, *args)`, for a read of `READ_BATCHES`. Cancelling abandons the wait."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreClosed(f"the store {self._where} is closed")
@@ -111,13 +111,13 @@ class GatheredReads:
         return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
 
     def close(self) -> None:
-        """Let `run` end; whoever waits gets `StoreClosed`."""
+        """Let `run` end; waiting callers get `StoreClosed`."""
         self._closed = True
         self._wanted.set()
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Read until closed. Shielded: a runtime that is cancelled still reads what its end needs."""
+        """Read until closed. Shielded: a cancelled runtime can still read what its shutdown needs."""
         with trio.CancelScope(shield=True):
             while not self._closed:
                 if not self._queue:
@@ -135,7 +135,7 @@ class GatheredReads:
             self._settle(call, outcome.Error(StoreClosed(f"the store {self._where} is closed")))
 
     async def _answer(self, calls: Sequence[_Read]) -> None:
-        """Read for calls of one kind. If that fails, each is read alone, and has its own error."""
+        """Answer calls of one kind with one read. If that fails, read for each alone, so that each gets its own error."""
         batch = READ_BATCHES[calls[0].read]
         self.statements += 1
         try:
@@ -199,7 +199,7 @@ WHERE l.owner IS NOT NULL OR j.owner IS NOT NULL
 
 
 def events_after(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Pages of events of runs; see `events_after`."""
+    """Return pages of events of runs; see `events_after`."""
     found: list[list[EventRow]] = [[] for _ in calls]
     asked = [_After(*args) for args in calls]
     for place, epoch, number, event in many(db, _EVENTS, (json_rows(asked),)):
@@ -209,7 +209,7 @@ def events_after(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list
 
 
 def get_runs(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Runs by their ids; see `get_run`."""
+    """Return runs by their ids; see `get_run`."""
     found: list[Any] = [None] * len(calls)
     for place, *row in many(db, _RUNS, (json_rows([_Named(*args) for args in calls]),)):
         found[int(place) - 1] = runs.run_from_row(tuple(row))
@@ -217,7 +217,7 @@ def get_runs(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any
 
 
 def session_hosts(db: PostgresDatabase, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The nodes to which sessions are bound; see `session_host`."""
+    """Return the nodes to which sessions are bound; see `session_host`."""
     found: list[Any] = [None] * len(calls)
     for place, bound, alive, working in many(db, _HOSTS, (json_rows([_Named(*args) for args in calls]),)):
         node = alive or working
@@ -232,4 +232,4 @@ READ_BATCHES: Final[dict[Callable[..., Any], Batch]] = {
     runs.get_run: get_runs,
     nodes.session_host: session_hosts,
 }
-"""The reads that are gathered, and how many of each are made at once."""
+"""The reads that are batched, each with the function that makes many at once."""

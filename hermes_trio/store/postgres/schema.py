@@ -1,6 +1,6 @@
-"""The schema of a PostgreSQL database: made, brought up to date, and checked before anything else is done with it.
+"""The schema of a PostgreSQL database: made, migrated, and checked before any other use.
 
-Everything lies in the schema `hermes_trio`. Its version is a row; a server starts only on the version that it knows, and says which command to run on any
+Everything is in the schema `hermes_trio`. Its version is a row; a server starts only on the version that it knows, and names the command to run on any
 other. A change of the schema is one transaction, and two programs that make it at once wait for each other.
 """
 
@@ -65,7 +65,7 @@ async def _shares_backends(link: PostgresLink, backend: int, url: str, where: st
 
 
 async def version_of(link: PostgresLink) -> int:
-    """The version of the schema; 0 if there is none."""
+    """Return the version of the schema; 0 if there is none."""
     (found,) = (await link.run("SELECT to_regclass('hermes_trio.schema_version') IS NOT NULL"))[0]
     if not found:
         return 0
@@ -95,9 +95,9 @@ def check_found(found: int, where: str) -> None:
 
 
 async def migrate_schema(link: PostgresLink, where: str, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> int:
-    """Bring the database to the newest version, from nothing if need be, in one transaction; return the version that it had.
+    """Migrate the database to the newest version, also from an empty one, in one transaction; return the version that it had.
 
-    The link is of no use after an error: closing it rolls the transaction back.
+    The link cannot be used after an error: closing it rolls the transaction back.
     Raises `NewerSchema` for a newer one, and `StoreError` while nodes work on the database.
     """
     try:

@@ -16,12 +16,12 @@ INDEX_BATCH: Final = 200
 
 
 def unindexed(db: Database) -> bool:
-    """Whether a message is not indexed yet."""
+    """Return whether there is a message that is not indexed yet."""
     return exists(db, "SELECT 1 FROM messages WHERE words IS NULL LIMIT 1")
 
 
 def index_next(db: Database, limit: int) -> int:
-    """Index some messages that are not. One that another node is indexing is waited for: whoever searches finds everything that was written."""
+    """Index some unindexed messages. Waits for messages that another node is indexing, so that a search finds everything that was written."""
     found = many(
         db,
         "SELECT id, content, tool_name, tool_calls FROM messages WHERE words IS NULL ORDER BY id LIMIT ?"
@@ -37,7 +37,7 @@ def index_next(db: Database, limit: int) -> int:
 
 
 def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
-    """The messages that a query finds."""
+    """Return the messages that a query finds."""
     query, terms = text_query(wanted.text)
     if not query:
         return []

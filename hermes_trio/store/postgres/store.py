@@ -1,7 +1,7 @@
 """The store on PostgreSQL: opened once per process, closed last.
 
 `open_postgres` is the only way to get one. It owns six connections (units, upkeep, reads, scans, leases, signals), the tasks that keep them open, and the
-row that says that this node lives, and ends all of them, in this order: upkeep stops, the writers empty their queues, the node's row goes, the
+row of this node, and ends all of them in this order: upkeep stops, the writers empty their queues, the node's row is removed, the
 connections close.
 """
 
@@ -63,7 +63,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LEASE_SECONDS: Final = 15.0
-"""How long a node that says nothing counts as alive."""
+"""The default duration of a node's lease."""
 
 _SESSION: Final = {
     "search_path": SCHEMA,
@@ -85,10 +85,10 @@ _SIGNALLING: Final = {**_SESSION, "synchronous_commit": "off"}
 _PATIENT: Final[frozenset[Callable[..., object]]] = frozenset(
     {turns.finish_turn, jobs.finish_job, runs.append_events, outbox.end_attempt, inbox.release_rows, inbox.acknowledge}
 )
-"""Verbs that end something: what they write down cannot be made again."""
+"""Verbs that write an end, which would be lost: they wait longer for the database."""
 
 CLOCK_SLACK: Final = 0.25
-"""So far the clocks of a host and the database may differ, in seconds, without being corrected."""
+"""The difference between the clocks of a host and the database, in seconds, that is not corrected."""
 
 DEFAULT_RETENTION: Final = Retention()
 
@@ -96,7 +96,7 @@ log: Final = logging.getLogger(__name__)
 
 
 def parse_address(url: str) -> tuple[dict[str, Any], str]:
-    """The options of a database's address, and its name for errors; raises `StoreError` without repeating the address, which may hold a password."""
+    """Return the options of an address, and its name for errors. Raises `StoreError` without the address, which may hold a password."""
     try:
         options: dict[str, Any] = dict(conninfo_to_dict(url))
     except psycopg.Error:
@@ -117,7 +117,7 @@ def join(db: Database, store_now: Callable[[Database], float], owner: str, name:
 def begin(
     db: Database, store_now: Callable[[Database], float], last: str, owner: str, member: tuple[str, float], epoch: str
 ) -> Recovery:
-    """A node begins a new incarnation, in one transaction. No other node joins or is reaped meanwhile."""
+    """Begin a new incarnation of a node, in one transaction. No other node joins or is reaped meanwhile."""
     write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
     _name_session(db, owner)
     now = store_now(db)
@@ -134,21 +134,21 @@ def renew(
 
 
 def reap(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> Recovery:
-    """End the sessions of the nodes whose lease is over, then reap them."""
+    """End the database sessions of the nodes whose lease is over, then reap them."""
     now = store_now(db)
     _end_sessions(db, now)
     return recovery.reap(db, now, owner, (), epoch)
 
 
 def leave(db: Database, store_now: Callable[[Database], float], owner: str, epoch: str) -> None:
-    """A node ends as planned."""
+    """End a node in order."""
     now = store_now(db)
     _end_sessions(db, now)
     recovery.leave(db, now, owner, epoch)
 
 
 def _name_session(db: Database, owner: str) -> None:
-    """Name this session after its node, as units do: whoever takes over ends it by that name."""
+    """Name this database session after its node, as units do: the reaper ends it by that name."""
     name = f"hermes-trio {owner}"
     write(
         db,
@@ -158,7 +158,7 @@ def _name_session(db: Database, owner: str) -> None:
 
 
 def _end_sessions(db: Database, now: float) -> None:
-    """End the sessions of the nodes whose lease is over: one that was stopped in the middle of a transaction holds its row."""
+    """End the database sessions of the nodes whose lease is over: one that was suspended in a transaction holds its row lock."""
     write(
         db,
         "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a JOIN nodes n ON a.application_name = 'hermes-trio ' || n.incarnation"
@@ -168,22 +168,22 @@ def _end_sessions(db: Database, now: float) -> None:
 
 
 def remove(db: Database, owner: str) -> None:
-    """Remove the row of a node that is closed: the next reaper finds what it held at once."""
+    """Remove the row of a node that is closed: the next reaper need not wait for its lease."""
     write(db, "SELECT pg_advisory_xact_lock(?)", (lock_number(NODES),))
     nodes.remove_node(db, owner)
 
 
 def database_now(db: Database) -> float:
-    """The database's clock."""
+    """Return the time of the database's clock."""
     found = one(db, "SELECT extract(epoch FROM clock_timestamp())::double precision")
     assert found is not None
     return float(found[0])
 
 
 class CorrectedClock:
-    """The host's clock, set right by the database's: what one node writes as due is due for all, whatever their own clocks say.
+    """The host's clock, corrected by the database's, so that due times mean the same on all nodes.
 
-    Small differences are left alone, so that the clock does not step back and forth with the time that an answer takes.
+    Small differences are not corrected, so that the clock does not jump with the latency of an answer.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -195,7 +195,7 @@ class CorrectedClock:
         return self._clock() + self.offset
 
     def ask(self, db: Database) -> float:
-        """The database's clock; the host's is corrected if it differs by more than can be known."""
+        """Return the time of the database's clock; correct the host's if the difference is larger than the slack."""
         sent = self._clock()
         now = database_now(db)
         received = self._clock()
@@ -248,7 +248,7 @@ class PostgresStore(
         lease_seconds: float,
     ) -> None:
         self.path: str = where
-        """How the database is named, without its password."""
+        """The name of the database for errors and logs, without its password."""
         self.node_name = node_name
         self.lease_seconds = lease_seconds
         self._leasing: trio.Lock = trio.Lock()
@@ -273,7 +273,7 @@ class PostgresStore(
         self.gathered: GatheredReads = GatheredReads(lines["reads"], where)
         self._response_limit = retention.response_count
         self.secret = b""
-        """See `SessionStore.secret`; put there by `open_postgres`."""
+        """See `SessionStore.secret`; set by `open_postgres`."""
 
     @asynccontextmanager
     async def shared(self, name: str = "", *, lease_seconds: float = LEASE_SECONDS) -> AsyncIterator[PostgresStore]:
@@ -290,7 +290,7 @@ class PostgresStore(
             yield store
 
     def subscribe(self, topic: str, wake: Wake, key: str | None = None) -> AbstractContextManager[None]:
-        """Call `wake(key)` after each commit, on whatever node, that concerns `topic` and `key` (any key for None), for the body of the `with`."""
+        """Call `wake(key)` after each commit of any node that concerns `topic` and `key` (any key for None), for the body of the `with`."""
         return self._signals.subscribe(topic, wake, key)
 
     @contextmanager
@@ -303,7 +303,7 @@ class PostgresStore(
             self._writer.around = before
 
     def statistics(self) -> WriterStatistics:
-        """What the writer has done since the store was opened."""
+        """Return the counters of the writer since the store was opened."""
         return self._writer.statistics()
 
     async def _write(self, verb: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
@@ -321,11 +321,11 @@ class PostgresStore(
         return await self.upkeep.submit(verb, *args)
 
     def _now(self, db: Database) -> float:
-        """The clock that decides about leases: the database's, unless the store was given another one. Corrects the host's by it."""
+        """Return the time for leases: the database's, unless the store was given another clock. Corrects the host's clock by it."""
         return self._corrected.ask(db) if self._corrected is not None else self._clock()
 
     async def recover(self, epoch: str) -> Recovery:
-        """Begin a new incarnation of this node, and reap what belongs to owners that are gone, its own last incarnation among them."""
+        """Begin a new incarnation of this node, and reap the work of owners that are gone, its own last incarnation included."""
         last, owner = self.owner, secrets.token_hex(16)
         found = await self._transact(begin, self._now, last, owner, (self.node_name, self.lease_seconds), epoch)
         self.owner = owner
@@ -340,7 +340,7 @@ class PostgresStore(
         await self._write_heavily(leave, self._now, self.owner, epoch)
 
     async def renew_node(self, info: Mapping[str, Any]) -> Any:
-        """Renew the lease of this node; see `NodeStore`. On a connection of its own: a lease is renewed however many units wait."""
+        """Renew the lease of this node; see `NodeStore`. Uses a connection of its own, so that waiting units do not delay it."""
         return await self._transact(renew, self._now, self.owner, self.lease_seconds, info)
 
     async def join(self) -> None:
@@ -348,14 +348,14 @@ class PostgresStore(
         self.secret = await self._transact(join, self._now, self.owner, self.node_name, self.lease_seconds)
 
     async def close(self) -> None:
-        """Remove the row of this node, as well as that can be done."""
+        """Remove the row of this node, if the database can be reached."""
         try:
             await self._transact(remove, self.owner)
         except StoreError as error:
             log.warning("the row of this node could not be removed: %s; its lease ends by itself", error)
 
     async def _transact(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work(database, *args)` in a transaction without the fence: for what makes and removes the row of this node. May run twice."""
+        """Run `work(database, *args)` in a transaction without the fence, to make or remove the row of this node. `work` may run twice."""
         line = self._lines["leases"]
         attempts = 0
         while True:
@@ -374,10 +374,10 @@ class PostgresStore(
             return value
 
     async def optimize_search(self) -> None:
-        """PostgreSQL looks after its indexes itself."""
+        """Do nothing: PostgreSQL maintains its indexes itself."""
 
     async def give_space_back(self) -> int:
-        """PostgreSQL uses the space of removed rows again (autovacuum)."""
+        """Do nothing: PostgreSQL reuses the space of removed rows (autovacuum)."""
         return 0
 
 
@@ -413,8 +413,8 @@ async def open_postgres(
     """Open the store in the PostgreSQL database at `url`, for the body of the `async with`.
 
     Raises `StoreUnavailable` if it cannot be reached, and `StoreError` or `NewerSchema` with what to do for a server or a schema that does not fit. On
-    the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached. Whoever keeps the store
-    open for longer than `lease_seconds` renews the lease (`renew_node`), as a runtime does.
+    the way out everything that was enqueued is written, also when the body was cancelled, as long as the database can be reached. A caller that keeps the store
+    open for longer than `lease_seconds` must renew the lease (`renew_node`), as a runtime does.
     """
     _, where = parse_address(url)
     async with open_link(url, where) as link:
@@ -426,7 +426,7 @@ async def open_postgres(
         "upkeep": _HEAVY,
         "reads": _SESSION,
         "scans": _SCANNING,
-        # A node that is stopped while it joins has no name yet by which others could end its session, and holds the lock that joining takes.
+        # A node that is suspended while it joins has no name by which others could end its database session, and holds the lock for joining.
         "leases": {**_WRITING, "idle_in_transaction_session_timeout": f"{max(1, int(lease_seconds * 1000))}ms"},
         "signals": _SIGNALLING,
     }

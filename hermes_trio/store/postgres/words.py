@@ -1,7 +1,7 @@
 """The words of a text, and a query for them, as PostgreSQL's search types: made here, so that they depend on no locale, parser or extension.
 
 Letters are folded and lose their accents. A script without spaces between words gives overlapping pairs of characters, and its last character alone,
-so that any part of a run is found as a phrase. Any string is a query: what means nothing is an empty one.
+so that any part of a run is found as a phrase. Any string is a valid query: one without a usable term is empty.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _token() -> re.Pattern[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` folded, without accents."""
+    """Return `text` case-folded, without accents."""
     decomposed = unicodedata.normalize("NFD", text).casefold()
     return unicodedata.normalize("NFC", _LATIN_MARKS.sub("", decomposed))
 
 
 def _lexemes(text: str, *, query: bool = False) -> list[tuple[str, int]]:
-    """Words and their positions. In a query, a character that is a whole run is a beginning: it ends with `*`."""
+    """Return words and their positions. In a query, a run of one character is a prefix: it ends with `*`."""
     if text.isascii():
         return [(word, place) for place, word in enumerate(_ASCII_WORD.findall(text.lower()), 1)]
     found: list[tuple[str, int]] = []
@@ -71,7 +71,7 @@ def _quoted(word: str) -> str:
 
 
 def text_words(text: str) -> str:
-    """The literal of a `tsvector`."""
+    """Return the literal of a `tsvector`."""
     found: dict[str, list[int]] = {}
     size = 0
     for word, place in _lexemes(text):
@@ -85,7 +85,7 @@ def text_words(text: str) -> str:
 
 
 def _piece(term: str, *, prefix: bool) -> str:
-    """One term: its words as a phrase."""
+    """Return one term: its words as a phrase."""
     piece = ""
     last = 0
     words = _lexemes(term, query=True)
@@ -98,7 +98,7 @@ def _piece(term: str, *, prefix: bool) -> str:
 
 
 def text_query(text: str) -> tuple[str, tuple[str, ...]]:
-    """The literal of a `tsquery`, empty for what means nothing, and the terms that were asked for."""
+    """Return the literal of a `tsquery`, empty without a usable term, and the terms of the query."""
     parts: list[str] = []
     terms: list[str] = []
     either = False

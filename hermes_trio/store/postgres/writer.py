@@ -1,9 +1,9 @@
-"""Group commit on PostgreSQL: the verbs that wait are one unit, and a unit is one transaction.
+"""Group commit on PostgreSQL: the waiting verbs form one unit, and a unit is one transaction.
 
-A unit begins with the fence and its marker, takes the locks of all its verbs in one order, runs the verbs and commits. Verbs that lock different names
-run side by side, and those of a turn many calls at a time (`batches`), so that a unit of many costs few round trips. While one unit is under way the next
-gathers. A verb that fails takes the whole attempt with it, and the unit is run again with a savepoint around each verb. When the connection breaks, the
-unit is run again on the next one: if its commit was under way, the marker says whether it happened, and then its answers hold.
+A unit begins with the fence and its marker, takes the locks of all its verbs in a fixed order, runs the verbs and commits. Verbs that lock different names
+run concurrently, and those of a turn many calls at a time (`batches`), so that a large unit costs few round trips. While one unit runs, the next
+collects. A failing verb fails the whole attempt, and the unit is run again with a savepoint around each verb. When the connection breaks, the
+unit is run again on the next one: if its commit had been sent, the marker shows whether it happened; if so, the earlier results are returned.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = ["Unit", "UnitWriter"]
 T = TypeVar("T")
 
 QUEUE_LIMIT: Final = 4096
-"""Callers that find this many verbs waiting wait before they enqueue."""
+"""The most verbs in the queue; further callers wait before they enqueue."""
 
 UNIT_LIMIT: Final = 128
-"""Verbs in one unit. More gain little, and their locks are held until its commit."""
+"""The most verbs in one unit. A higher limit gains little, and their locks are held until its commit."""
 
 PATIENCE: Final = 2.0
-"""How long a verb waits for a database that is away."""
+"""How long a verb waits for a database that cannot be reached."""
 
 LONG_PATIENCE: Final = 60.0
-"""How long the end of something waits: its work is done, and would be lost."""
+"""The same for a verb that writes an end: its work is done, and would be lost."""
 
 ATTEMPTS: Final = 12
-"""How often a unit that meets other writers is run again."""
+"""Attempts for a unit that conflicts with other writers."""
 
 LOOK_SECONDS: Final = 0.2
 
@@ -75,18 +75,18 @@ class Unit:
         self.calls = calls
         self.number = number
         self.careful = False
-        """Each verb gets a savepoint."""
+        """Whether each verb gets a savepoint."""
         self.isolated = False
-        """A verb that meets another writer again and again fails alone."""
+        """Whether a verb that keeps conflicting with another writer fails alone."""
         self.results: list[outcome.Value[Any] | outcome.Error] = []
         """What the verbs returned or raised in the attempt whose commit was sent last."""
         self.signals: list[Signal] = []
         self.sent = False
-        """A commit was sent, and its answer is not known."""
+        """Whether a commit was sent whose answer is not known."""
 
 
 class _VerbFailed(Exception):
-    """A verb failed in an attempt without savepoints."""
+    """Raised when a verb failed in an attempt without savepoints."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -94,7 +94,7 @@ class _VerbFailed(Exception):
 
 
 class UnitWriter:
-    """The task that writes. `run` ends when `close` was called and the queue is empty, or nobody has patience any more."""
+    """The writer's task. `run` ends when `close` was called and the queue is empty, or every waiting call has timed out."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class UnitWriter:
         self.around: Callable[[str], AbstractContextManager[object]] | None = None
         """Entered, with the verb's name, around every write that a caller waits for."""
         self.heavy: UnitWriter | None = None
-        """Where verbs that scan or delete much are written."""
+        """The writer for verbs that scan or delete many rows."""
         self._line: PostgresLine = line
         self._slot: str = slot
         self._where: str = where
@@ -128,13 +128,13 @@ class UnitWriter:
         self._units: int = 0
         self._largest: int = 0
         self.repeated: int = 0
-        """Attempts that met another writer, and were made again."""
+        """Attempts that conflicted with another writer, and were repeated."""
         self.resent: int = 0
         """Units that were sent again because the answer to their commit was lost."""
         self.deadlocks: int = 0
 
     def statistics(self) -> WriterStatistics:
-        """A snapshot of the counters."""
+        """Return a snapshot of the counters."""
         return WriterStatistics(
             verbs=self._verbs, commits=self._units, waiting=len(self._queue), largest_batch=self._largest
         )
@@ -142,7 +142,7 @@ class UnitWriter:
     async def submit(self, verb: Callable[..., T], *args: object, weight: Weight = Weight.LIGHT) -> T:
         """Run `verb(database, *args)` in the next unit; return when it is durable, or raise its error.
 
-        Cancelled before the verb is in the queue: it never runs. Cancelled later: it runs, and nobody waits for it.
+        If cancelled before the verb is in the queue, the verb never runs. If cancelled later, it runs without a waiting caller.
         """
         if weight is not Weight.LIGHT and self.heavy is not None:
             return await self.heavy.submit(verb, *args)
@@ -165,12 +165,12 @@ class UnitWriter:
         return cast(T, await trio.lowlevel.wait_task_rescheduled(abandon))
 
     def post(self, verb: Callable[..., object], *args: object) -> None:
-        """Enqueue a verb whose end nobody waits for (a bookkeeping detail). Dropped when the queue is full or the writer has ended."""
+        """Enqueue a verb without waiting for it (bookkeeping). It is dropped if the queue is full or the writer has ended."""
         if len(self._queue) < QUEUE_LIMIT and not self._ended:
             self._enqueue(verb, args)
 
     def check_file(self) -> None:
-        """A server has no file that could be replaced."""
+        """Do nothing: a server has no file that could be replaced."""
 
     def _enqueue(self, verb: Callable[..., object], args: tuple[object, ...]) -> _Call:
         if self._ended:
@@ -188,7 +188,7 @@ class UnitWriter:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Write until closed. Shielded, and safe from Ctrl-C: a cancelled runtime still gets what it has enqueued written down."""
+        """Write until closed. Shielded, also against Ctrl-C: the queued verbs of a cancelled runtime are still written."""
         try:
             with trio.CancelScope(shield=True):
                 while True:
@@ -229,7 +229,7 @@ class UnitWriter:
             trio.lowlevel.reschedule(call.task, call.result)
 
     def _give_up(self, calls: Sequence[_Call], *, sent: bool = False) -> list[_Call]:
-        """Fail the calls that have waited long enough for a database that is away; return the others."""
+        """Fail the calls whose wait for the database has timed out; return the others."""
         now = perf_counter()
         kept: list[_Call] = []
         for call in calls:
@@ -248,12 +248,12 @@ class UnitWriter:
         return kept
 
     async def _await_link(self, unit: Unit) -> PostgresLink | None:
-        """The link, waited for as long as somebody of the unit, or behind it, has patience; None if nobody of the unit has."""
+        """Return the link. While there is none, fail the calls whose wait has timed out; return None once no call of the unit is left."""
         while True:
             with suppress(StoreUnavailable):
                 return await self._line.link(LOOK_SECONDS)
             if unit.sent:
-                # Whether it was written is not known: nobody of it may be dropped alone.
+                # Whether the unit was written is not known: no call of it may be dropped alone.
                 if max(call.until for call in unit.calls) <= perf_counter():
                     self._give_up(unit.calls, sent=True)
                     return None
@@ -357,7 +357,7 @@ class UnitWriter:
         return outcome.Value(value)
 
     def _roll_back(self, link: PostgresLink) -> None:
-        """End the transaction of a failed attempt. What is still in the open segment is skipped or undone with it."""
+        """Roll back the transaction of a failed attempt. Statements in the open segment are skipped or rolled back with it."""
         with suppress(SqlError):
             wait_here(link.over(link.sync()))
         link.send("ROLLBACK")
@@ -376,7 +376,7 @@ def _alone(call: _Call, db: PostgresDatabase) -> Any:
 
 
 def _together(db: PostgresDatabase, wave: Sequence[_Call]) -> list[outcome.Value[Any] | outcome.Error]:
-    """Run the calls of a wave side by side, those of one verb in one batch where the verb has one."""
+    """Run the calls of a wave concurrently, those of one verb in one batch where the verb has one."""
     groups: dict[object, list[int]] = {}
     for place, call in enumerate(wave):
         groups.setdefault(call.verb if call.verb in BATCHES else place, []).append(place)
@@ -389,7 +389,7 @@ def _together(db: PostgresDatabase, wave: Sequence[_Call]) -> list[outcome.Value
 
 
 def _run(calls: Sequence[_Call], db: PostgresDatabase) -> list[Any]:
-    """The values of calls of one verb."""
+    """Run calls of one verb; return their values."""
     verb = calls[0].verb
     batch = BATCHES.get(verb)
     try:
@@ -401,7 +401,7 @@ def _run(calls: Sequence[_Call], db: PostgresDatabase) -> list[Any]:
 
 
 def _waves(unit: Unit) -> list[list[_Call]]:
-    """The calls of a unit in their order, cut wherever one locks, or writes the run, that another of its wave does."""
+    """Split the calls of a unit, in their order, into waves in which no two calls take the same lock or write the same run."""
     waves: list[list[_Call]] = [[]]
     taken: set[int | str] = set()
     for call in unit.calls:

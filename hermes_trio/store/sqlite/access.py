@@ -1,4 +1,4 @@
-"""Who may talk to the agent on a platform: allow-lists, and the pairing codes by which people get on them."""
+"""The users who may talk to the agent on a platform: allow-lists, and the pairing codes by which users get on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _hash(platform: str, code: str) -> str:
 def offer(
     db: Database, now: float, platform: str, hashed: str, user_id: str, user_name: str, expires_at: float
 ) -> bool:
-    """Note a code for a user who has none."""
+    """Store a code for a user who has none; return whether it was stored."""
     write(db, "DELETE FROM pairing_codes WHERE platform = ? AND expires_at <= ?", (platform, now))
     if exists(db, "SELECT 1 FROM pairing_codes WHERE platform = ? AND user_id = ?", (platform, user_id)):
         return False
@@ -39,7 +39,7 @@ def offer(
 
 
 def redeem(db: Database, now: float, platform: str, hashed: str) -> AllowedUser | None:
-    """A code was approved: it is used up, and its user is let in."""
+    """Approve a code: delete it and put its user on the allow-list. Returns None if there is no such valid code."""
     found = one(
         db,
         "DELETE FROM pairing_codes WHERE platform = ? AND code_hash = ? AND expires_at > ? RETURNING user_id, user_name",
@@ -49,7 +49,7 @@ def redeem(db: Database, now: float, platform: str, hashed: str) -> AllowedUser 
 
 
 def allow(db: Database, now: float, platform: str, user_id: str, user_name: str) -> AllowedUser:
-    """Let somebody in."""
+    """Put a user on a platform's allow-list."""
     found = one(
         db,
         "INSERT INTO allowed_users (platform, user_id, user_name, added_at) VALUES (?, ?, ?, ?)"
@@ -69,19 +69,19 @@ def disallow(db: Database, platform: str, user_id: str) -> bool:
 
 
 def is_allowed(db: Database, platform: str, user_id: str) -> bool:
-    """Whether somebody may come in."""
+    """Return whether a user is on a platform's allow-list."""
     return exists(db, "SELECT 1 FROM allowed_users WHERE platform = ? AND user_id = ?", (platform, user_id))
 
 
 def allowed(db: Database, platform: str | None) -> list[AllowedUser]:
-    """Everybody who may come in."""
+    """Return the users on the allow-lists."""
     where = "" if platform is None else "WHERE platform = ?"
     sql = f"SELECT platform, user_id, user_name, added_at FROM allowed_users {where} ORDER BY platform, user_id"
     return [AllowedUser(*row) for row in many(db, sql, () if platform is None else (platform,))]
 
 
 def waiting(db: Database, now: float, platform: str | None) -> list[PairingRequest]:
-    """Everybody who waits at the door."""
+    """Return the users who have an open code."""
     where = "" if platform is None else "AND platform = ?"
     sql = (
         "SELECT platform, user_id, user_name, created_at, expires_at FROM pairing_codes"

@@ -1,8 +1,8 @@
-"""Approvals: requests that wait for a human, and what has been allowed beforehand.
+"""Approvals: requests that wait for a person, and grants.
 
 A request is pending until it is approved, denied or expired, once. An answer of `session` or `always` also grants the categories of the
 request: to its scope, or for good to the grantee that the request names (a tenant, or a platform). Only the configuration grants to all.
-Silence is never consent: what nobody answers expires.
+A request without an answer expires; it is never approved.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _approval(row: Row) -> ApprovalRow:
 
 
 def create(db: Database, now: float, owner: str, new: NewApproval) -> ApprovalRow:
-    """Write a request down."""
+    """Write a request."""
     found = one(
         db,
         f"INSERT INTO approvals ({_COLUMNS}, owner)"
@@ -107,7 +107,7 @@ def answer_scope(
 
 
 def expire(db: Database, now: float, approval_id: str, reason: str, asked: bool) -> bool:
-    """Nobody answered a request."""
+    """Expire a pending request; return whether it was pending."""
     sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ?, asked = ? WHERE id = ? AND state = 'pending'"
     expired = changed(db, sql, (clean(reason), now, asked, approval_id))
     if expired:
@@ -118,7 +118,7 @@ def expire(db: Database, now: float, approval_id: str, reason: str, asked: bool)
 def listed(
     db: Database, state: str | None, scope: str | None, tenant: str | None, newest: bool, page: Page
 ) -> list[ApprovalRow]:
-    """Requests, oldest first, or newest first."""
+    """Return requests, oldest first, or newest first."""
     where, bindings = equalities({"state": state, "scope": scope, "tenant": tenant})
     order = "created_at DESC, rowid DESC" if newest else "created_at, rowid"
     sql = f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ? OFFSET ?"
@@ -126,7 +126,7 @@ def listed(
 
 
 def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> None:
-    """Allow categories beforehand."""
+    """Grant categories to a scope."""
     write_many(
         db,
         "INSERT INTO grants (scope, category, granted_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -135,12 +135,12 @@ def grant(db: Database, now: float, scope: str, categories: tuple[str, ...]) -> 
 
 
 def revoke(db: Database, scope: str, category: str) -> bool:
-    """Take back one grant."""
+    """Revoke one grant; return whether there was one."""
     return bool(changed(db, "DELETE FROM grants WHERE scope = ? AND category = ?", (scope, category)))
 
 
 def forget_grants(db: Database, before: float) -> int:
-    """Take back what was granted until then to runs and conversations that are gone. What was granted for good, to a tenant or a platform, stays."""
+    """Remove older grants of runs and conversations that are gone. Permanent grants, of a tenant or a platform, stay."""
     return changed(
         db,
         "DELETE FROM grants WHERE granted_at <= ? AND scope NOT LIKE 'tenant %' AND scope NOT LIKE 'platform %' AND scope"
@@ -150,20 +150,20 @@ def forget_grants(db: Database, before: float) -> int:
 
 
 def granted(db: Database, scope: str, grantee: str) -> frozenset[str]:
-    """What is allowed in a scope: its own grants and its grantee's."""
+    """Return the categories that are allowed in a scope: its own grants and its grantee's."""
     found = many(db, "SELECT category FROM grants WHERE scope IN (?, ?) AND scope <> ''", (scope, grantee))
     return frozenset(category for (category,) in found)
 
 
 def list_grants(db: Database, scope: str | None) -> list[Grant]:
-    """What is allowed in a scope, or in all."""
+    """Return the grants of a scope, or of all."""
     where, bindings = equalities({"scope": scope})
     sql = f"SELECT scope, category, granted_at FROM grants WHERE {' AND '.join(where)} ORDER BY scope, category"
     return [Grant(*row) for row in many(db, sql, bindings)]
 
 
 def end_scope(db: Database, now: float, scope: str, reason: str) -> int:
-    """A run or a session key starts over: what waits expires, what was granted to it is taken back."""
+    """Expire the pending requests of a run or session key and remove its grants; return how many requests expired."""
     sql = "UPDATE approvals SET state = 'expired', reason = ?, answered_at = ? WHERE scope = ? AND state = 'pending' RETURNING id"
     expired = many(db, sql, (reason, now, scope))
     db.signals.extend([(APPROVAL_TOPIC, approval_id) for (approval_id,) in expired])

@@ -1,4 +1,4 @@
-"""A copy of a live database: consistent, taken while the server goes on, and complete or not there at all."""
+"""Backup of a live database: a consistent copy, made while the server runs; an incomplete copy never gets its name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["back_up"]
 
 
 def back_up(source: str, target: Path) -> int:
-    """Copy the database at `source` to the new file `target`, readable for its owner alone; return its size in bytes.
+    """Copy the database at `source` to the new file `target`, readable only by its owner; return its size in bytes.
 
-    The copy shows one moment, and passes an integrity check before it gets its name. It is a single file without a log beside it.
+    The copy is one snapshot, and passes an integrity check before it gets its name. It is a single file without a log.
     """
     if target.exists():
         raise StoreError(f"{target} exists already; name a file that does not")

@@ -65,7 +65,7 @@ class BlockingWrites:
 
 
 def beside_database(db: Database, path: str, *, read_only: bool = False) -> OpenDatabase:
-    """Put the parts of a store around a connection that blocks."""
+    """Return an open database on a connection that blocks."""
     return OpenDatabase(
         path=path,
         writer=BlockingWrites(db, path, read_only=read_only),
@@ -97,7 +97,7 @@ class _ReadOnlyStore(SqliteStore):
 def open_beside(path: str, *, read_only: bool = False, alone: bool = False) -> Iterator[SqliteStore]:
     """Open the existing database at `path` for the body of the `with`.
 
-    With `read_only`, never wait for a server or make it wait. With `alone`, hold the owner's lock, and raise `StoreInUse` if a server has it. Raises
+    With `read_only`, neither wait for a server nor block it. With `alone`, hold the owner's lock, and raise `StoreInUse` if a server has it. Raises
     `StoreError` for another schema version.
     """
     with ExitStack() as stack:

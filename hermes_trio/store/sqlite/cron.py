@@ -1,4 +1,4 @@
-"""Cron jobs and their executions. A slot (job, time) is claimed by inserting its row, so it runs at most once, whoever asks."""
+"""Cron jobs and their executions. A slot (job, time) is claimed by inserting its row, so it runs at most once, on all nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _execution(row: Row) -> CronExecution:
 
 
 def put_job(db: Database, now: float, job: CronJob) -> CronJob:
-    """Make or change a job."""
+    """Make or update a job."""
     found = one(
         db,
         f"INSERT INTO cron_jobs ({_JOB}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
@@ -78,13 +78,13 @@ def list_jobs(db: Database, tenant: str | None) -> list[CronJob]:
 
 
 def delete_job(db: Database, job_id: str) -> bool:
-    """Forget a job; its executions stay until retention takes them."""
+    """Delete a job; its executions stay until retention removes them."""
     db.signals.append((CRON_TOPIC, job_id))
     return bool(changed(db, "DELETE FROM cron_jobs WHERE id = ?", (job_id,)))
 
 
 def set_next(db: Database, job_id: str, when: float | None) -> None:
-    """When a job is due."""
+    """Set the time at which a job is due next."""
     write(db, "UPDATE cron_jobs SET next_at = ? WHERE id = ?", (when, job_id))
 
 
@@ -95,7 +95,7 @@ _NEIGHBOURS: Final = "owner IN (SELECT incarnation FROM nodes)"
 def claim_slot(
     db: Database, now: float, owner: str, job_id: str, slot: float, state: str, error: str, next_at: float | None
 ) -> bool:
-    """Make the row of a slot, unless there is one; and say when the job is due next."""
+    """Insert the row of a slot, unless there is one, and set the time at which the job is due next; return whether it was inserted."""
     ended = None if state in ("claimed", "running") else now
     claimed = changed(
         db,
@@ -108,7 +108,7 @@ def claim_slot(
 
 
 def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, session_id: str) -> bool:
-    """A slot begins to run: whoever runs it has it from now on, also if another node has claimed it, or could not begin it."""
+    """Record that a slot begins to run. Its runner owns it from now on, also if another node has claimed it, or could not begin it."""
     sql = (
         "UPDATE cron_executions SET state = 'running', started_at = ?1, session_id = ?2, owner = ?3 WHERE job_id = ?4"
         f" AND slot = ?5 AND (state = 'claimed' OR (state = 'running' AND owner <> ?3 AND {_NEIGHBOURS}))"
@@ -119,7 +119,7 @@ def start_slot(db: Database, now: float, owner: str, job_id: str, slot: float, s
 def finish_slot(
     db: Database, now: float, owner: str, job_id: str, slot: float, state: str, output: str, error: str
 ) -> bool:
-    """A slot is over; the first end wins. `Fenced` if another owner has the slot, or has ended it.
+    """Record the end of a slot; the first end wins. Raises `Fenced` if another owner has the slot, or has ended it.
 
     Where nodes share the store, a slot is ended by the node that has run it: the one that has claimed it runs the clock, and may be another one.
     """
@@ -176,7 +176,7 @@ class SqliteCron(Verbs):
     ) -> bool:
         """Claim a slot (or record it as skipped or missed) and set the job's next time to `next_at`, in one transaction.
 
-        Returns False if the slot has a row already: then it is somebody else's, and nothing but `next_at` changed.
+        Returns False if the slot has a row already: then it was claimed before, and only `next_at` changed.
         """
         return await self._write(claim_slot, self._clock(), self.owner, job_id, slot, state.value, error, next_at)
 

@@ -1,4 +1,4 @@
-"""Small facts that outlive the process: how far an adapter has read (a cursor), and single values by name."""
+"""Small durable values: the read position of an adapter (a cursor), and single values by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SqliteCursors", "get_meta", "set_meta"]
 
 
 def get_cursor(db: Database, adapter: str) -> str | None:
-    """How far an adapter has read."""
+    """Return the read position of an adapter, or None."""
     return single(db, "SELECT value FROM cursors WHERE adapter = ?", (adapter,))
 
 
@@ -29,7 +29,7 @@ def get_meta(db: Database, key: str) -> str | None:
 
 
 def set_meta(db: Database, key: str, value: str | None) -> None:
-    """Keep a value, or forget it."""
+    """Store a value, or delete it if it is None."""
     if value is None:
         write(db, "DELETE FROM state_meta WHERE key = ?", (key,))
     else:

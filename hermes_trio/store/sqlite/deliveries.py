@@ -1,6 +1,6 @@
-"""Webhook deliveries: each id is accepted once a route, and only together with the message that it brings (SC-5).
+"""Webhook deliveries: each id is accepted once per route, and only together with its message (SC-5).
 
-A delivery that was refused, or whose work failed before anything was promised, leaves no trace: the sender's next attempt is welcome.
+A delivery that was refused, or that failed before it was accepted, leaves no row: the sender may deliver it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def record(db: Database, now: float, route: str, delivery_id: str) -> bool:
 
 
 def known(db: Database, route: str, delivery_id: str) -> bool:
-    """Whether a route has accepted an id."""
+    """Return whether a route has accepted an id."""
     sql = "SELECT 1 FROM webhook_deliveries WHERE route = ? AND delivery_id = ?"
     return exists(db, sql, (route, delivery_id))
 

@@ -1,6 +1,6 @@
-"""A look at a database from outside: is it sound, how large is what, what is stuck, and what will retention remove.
+"""Diagnosis of a database: whether it is sound, the sizes of its tables, what is stuck, and what retention will remove.
 
-Reads only, on a connection of its own, so it can be asked beside a running server.
+Reads only, on a connection of its own, so it can run beside a server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STUCK: Final[Mapping[str, str]] = {
     "approvals pending": "SELECT count(*) FROM approvals WHERE state = 'pending'",
     "cron slots under way": "SELECT count(*) FROM cron_executions WHERE ended_at IS NULL",
 }
-"""Legal while a server runs; without one they are what its next boot puts right."""
+"""Rows that are legal while a server runs; without one, its next start ends or requeues them."""
 
 WAITING: Final[Mapping[str, str]] = {
     "inbox rows waiting for more than a day": "SELECT count(*) FROM inbox WHERE state = 'pending' AND created_at < ?",
@@ -92,7 +92,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _table_bytes(db: Database) -> dict[str, int]:
-    """Bytes by table, each with its indexes; the tables of a search index count as one."""
+    """Return the bytes by table, each with its indexes; the tables of a search index count as one."""
     owner: dict[str, str] = dict(many(db, "SELECT name, tbl_name FROM sqlite_schema"))
     sizes: dict[str, int] = {}
     for row in many(db, "SELECT name, sum(pgsize) FROM dbstat GROUP BY name"):
@@ -107,7 +107,7 @@ def _table_bytes(db: Database) -> dict[str, int]:
 
 
 def diagnose(db: Database, path: str, now: float, retention: Retention | None = None) -> Diagnosis:
-    """Look at an open database."""
+    """Examine an open database."""
     log = f"{path}-wal"
     return Diagnosis(
         path=path,

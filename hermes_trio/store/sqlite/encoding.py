@@ -1,4 +1,4 @@
-"""How values become columns: JSON text, scrubbed strings, routing, messages. The one place that knows both sides."""
+"""Conversion of values to columns and back: JSON text, cleaned strings, routing, messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def clean(text: str) -> str:
-    """`text` without lone surrogates, which no database can hold (a model or a terminal may emit them)."""
+    """Return `text` without lone surrogates, which no database can store (a model or a terminal may emit them)."""
     if text.isascii():
         return text
     try:
@@ -46,7 +46,7 @@ def clean(text: str) -> str:
 
 
 def dump(value: object) -> str:
-    """JSON text of plain values, mappings and sequences."""
+    """Return the JSON text of plain values, mappings and sequences."""
     try:
         return _encode(value).decode()
     except UnicodeEncodeError:
@@ -54,17 +54,17 @@ def dump(value: object) -> str:
 
 
 def load(text: str) -> Any:
-    """The value of a JSON text that `dump` wrote."""
+    """Return the value of a JSON text that `dump` wrote."""
     return _decode(text)
 
 
 def load_mapping(text: str | None) -> dict[str, Any]:
-    """The mapping of a JSON text; empty for no text."""
+    """Return the mapping of a JSON text; empty for no text."""
     return _decode(text) if text else {}
 
 
 def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping with the changes of another (RFC 7396): None removes a member, mappings are merged, everything else is replaced."""
+    """Return a mapping with the changes of another (RFC 7396): None removes a member, mappings are merged, everything else is replaced."""
     merged = dict(value)
     for name, change in patch.items():
         if change is None:
@@ -79,7 +79,7 @@ def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str,
 
 
 def cleaned(value: object) -> object:
-    """A value whose texts are all `clean`."""
+    """Return a value with all of its texts passed through `clean`."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
@@ -91,17 +91,17 @@ def cleaned(value: object) -> object:
 
 
 def routing_text(context: SessionContext) -> str:
-    """A routing context as the JSON of its non-empty fields."""
+    """Return a routing context as the JSON of its non-empty fields."""
     return dump(context)
 
 
 def load_routing(text: str) -> SessionContext:
-    """The inverse of `routing_text`."""
+    """Return the context of a text that `routing_text` wrote."""
     return SessionContext.from_dict(_decode(text)) if text else SessionContext()
 
 
 def message_to_row(message: Message, now: float) -> tuple[object, ...]:
-    """The columns of a message. Structured content keeps its parts, and its text beside them for the search."""
+    """Return the columns of a message. Structured content is stored as its parts, and as text for the search."""
     content = message.content
     if isinstance(content, str):
         text, parts = content, None
@@ -125,7 +125,7 @@ def message_to_row(message: Message, now: float) -> tuple[object, ...]:
 
 
 def message_from_row(row: tuple[Any, ...]) -> Message:
-    """The inverse of `message_to_row`."""
+    """Return the message of a row that `message_to_row` made."""
     role, text, parts, calls, call_id, name, finish, reasoning, tokens, platform_id, timestamp = row
     return Message(
         role=role,

@@ -1,13 +1,13 @@
-"""The inbox: what waits for a session. A row is pending until exactly one of these happens to it.
+"""The inbox: rows that wait for a session. A row is pending until it reaches exactly one of these states.
 
 | state | meaning |
 | --- | --- |
 | `taken` | claimed by its `owner`; once `turn_id` is set, the turn that handles it has begun |
-| `delivered` | told, in a turn that was committed |
-| `superseded` | the agent had already seen it by itself |
-| `abandoned` | nobody is left to tell; `reason` says why |
+| `delivered` | delivered in a turn that was committed |
+| `superseded` | the agent had already seen it |
+| `abandoned` | there is no session left to deliver to; `reason` says why |
 | `interrupted` | a message whose turn died with the server |
-| `dead` | could not be handled, as often as it was tried; `reason` says why, and it can be queued again |
+| `dead` | failed in every attempt; `reason` says why, and it can be queued again |
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def row_of(row: Row) -> InboxRow:
 
 
 def session_has_ended(db: Database, session_id: str) -> bool:
-    """Whether a session is known and has ended."""
+    """Return whether a session is known and has ended."""
     return bool(session_id) and exists(
         db, "SELECT 1 FROM sessions WHERE id = ? AND ended_at IS NOT NULL", (session_id,)
     )
 
 
 def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pending", reason: str = "") -> int | None:
-    """Write a notice in the state given; one for a session that has ended is abandoned, it never revives the session.
+    """Write a notice in the state given. A notice for an ended session is written as abandoned; it does not reopen the session.
 
     Returns its id if it now waits.
     """
@@ -125,7 +125,7 @@ def insert_notice(db: Database, now: float, notice: NewNotice, state: str = "pen
 
 
 def accept_message(db: Database, now: float, message: NewMessage, limit: int | None = None) -> int | None:
-    """Write a message, unless its dedupe key is known to this inbox; raise `MailboxFull` if so many wait for its session already."""
+    """Write a message, unless its dedupe key is known to this inbox. Raises `MailboxFull` if `limit` messages wait for its session already."""
     sql = "SELECT count(*) FROM inbox WHERE settled_at IS NULL AND session_key = ? AND inbox = ? AND kind = 'message' AND state = 'pending'"
     if limit is not None and (found := one(db, sql, (message.session_key, message.inbox))) and found[0] >= limit:
         raise MailboxFull(
@@ -153,7 +153,7 @@ def accept_message(db: Database, now: float, message: NewMessage, limit: int | N
 
 
 def take_rows(db: Database, owner: str, turn_id: str, session_id: str, ids: Sequence[int]) -> None:
-    """A turn begins with exactly these rows, or not at all: `Fenced` if one of them is neither waiting nor claimed by this owner."""
+    """Assign exactly these rows to a turn that begins. Raises `Fenced` if one of them is neither waiting nor claimed by this owner."""
     taken = 0
     for number in ids:
         taken += changed(
@@ -170,9 +170,9 @@ def take_rows(db: Database, owner: str, turn_id: str, session_id: str, ids: Sequ
 
 
 def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Sequence[int], told: Sequence[int]) -> None:
-    """A turn ends: what it told is delivered, and so are the messages that it took, however it ended. Notices that it did not tell wait again.
+    """Settle the rows of a turn that ends: acknowledged notices and all messages that it took become delivered; its other notices wait again.
 
-    A notice that was superseded or abandoned while the turn was telling it has been told: that is what its row says. `Fenced` if another owner
+    A notice that was superseded or abandoned while the turn delivered it becomes delivered, too. Raises `Fenced` if another owner
     holds a row that the turn took.
     """
     for number in taken:
@@ -201,7 +201,7 @@ def settle_rows(db: Database, now: float, owner: str, turn_id: str, taken: Seque
 
 
 def release_rows(db: Database, owner: str, rows: Sequence[InboxRow]) -> None:
-    """Give up a claim: the rows wait again, for whoever takes them next. A turn that began with them, and nobody knew, has not begun."""
+    """Release a claim: the rows wait for the next claim. A begin of these rows whose outcome was unknown is undone."""
     ids = _unbegin(db, owner, rows)
     _wait_again(db, owner, ids)
 
@@ -217,7 +217,7 @@ def _wait_again(db: Database, owner: str, ids: Sequence[int]) -> None:
 
 
 def _unbegin(db: Database, owner: str, rows: Sequence[InboxRow]) -> list[int]:
-    """The turn that took these rows is not open: no agent has seen them. Return those that are still held by the claim that gave them.
+    """Close the turn that took these rows, since no agent has seen them. Return the rows that are still held by the claim that returned them.
 
     Each claim counts as one more attempt: a row that was claimed again belongs to that claim, and to the turn that began with it.
     """
@@ -235,7 +235,7 @@ def _unbegin(db: Database, owner: str, rows: Sequence[InboxRow]) -> list[int]:
 def bury_rows(
     db: Database, now: float, owner: str, claimed: Sequence[InboxRow], reason: str, told: Sequence[NewReply]
 ) -> None:
-    """Rows that cannot be handled become dead letters, and their senders are told; rows that are not held any more are left alone."""
+    """Make dead letters of claimed rows and queue the replies to their senders. Rows that are not held any more are not changed."""
     ids = _unbegin(db, owner, claimed)
     sql = "UPDATE inbox SET state = 'dead', reason = ?, settled_at = ? WHERE id = ? AND state = 'taken' AND owner = ?"
     sql += " RETURNING root_id, inbox, session_key"
@@ -255,7 +255,7 @@ def forsake_waiting(db: Database, reason: str, now: float, before: float, limit:
 
 
 def revive_row(db: Database, now: float, number: int) -> bool:
-    """Let a dead letter wait again, from now on."""
+    """Queue a dead letter again, from now on."""
     found = one(
         db,
         "UPDATE inbox SET state = 'pending', reason = '', owner = '', turn_id = '', attempts = 0, settled_at = NULL,"
@@ -273,7 +273,7 @@ def acknowledge(db: Database, now: float, owner: str, ids: Sequence[int]) -> Non
 
 
 def supersede(db: Database, now: float, job_id: str) -> int:
-    """The pending notices of a job have been seen."""
+    """Mark the pending notices of a job as superseded; return their number."""
     sql = (
         "UPDATE inbox SET state = 'superseded', settled_at = ? WHERE job_id = ? AND job_id <> '' AND state = 'pending'"
         " RETURNING root_id, inbox, session_key"
@@ -282,7 +282,7 @@ def supersede(db: Database, now: float, job_id: str) -> int:
 
 
 def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> int:
-    """Nobody is left to tell what waits for a session. What is claimed is being told."""
+    """Mark the pending rows of a session as abandoned; return their number. Claimed rows are in a turn and are not changed."""
     sql = (
         "UPDATE inbox SET state = 'abandoned', reason = ?, settled_at = ? WHERE session_id = ? AND session_id <> '' AND settled_at IS NULL"
         " AND state = 'pending' RETURNING root_id, inbox, session_key"
@@ -291,7 +291,7 @@ def abandon_waiting(db: Database, now: float, session_id: str, reason: str) -> i
 
 
 def _close(db: Database, rows: Sequence[Row]) -> int:
-    """Rows do not wait any more: those who wait for their roots, or for their sessions, look again."""
+    """Signal the roots and sessions of rows that no longer wait; return the number of rows."""
     for root_id, inbox, key in rows:
         db.signals.append((inbox_topic(inbox), key))
         close_root(db, root_id)
@@ -299,16 +299,16 @@ def _close(db: Database, rows: Sequence[Row]) -> int:
 
 
 def claim_lane(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
-    """Claim as `claim_rows` does, unless another node has the lane of the session: the end of what it does there is signalled."""
+    """Claim as `claim_rows` does, unless another node has the lane of the session: the end of its work is signalled."""
     if exists(db, ELSEWHERE, (session_key, inbox, owner)):
         return []
     return claim_rows(db, owner, inbox, session_key, limit)
 
 
 def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: int) -> list[InboxRow]:
-    """Claim what the next turn of a session is about: its oldest message, or all notices before that message that have one destination.
+    """Claim the rows of the next turn of a session: its oldest message, or all notices before that message that have one destination.
 
-    What this owner has claimed and not begun is claimed again: a claim whose answer was lost is not lost itself.
+    Rows that this owner has claimed and not begun are claimed again, so that a claim whose answer was lost is repeated.
     """
     sql = f"SELECT {COLUMNS} FROM inbox WHERE {_CLAIMABLE} ORDER BY id LIMIT ?"
     found = [row_of(row) for row in many(db, sql, (session_key, inbox, owner, limit))]
@@ -328,7 +328,7 @@ def claim_rows(db: Database, owner: str, inbox: str, session_key: str, limit: in
 
 
 def first_of(found: Sequence[InboxRow]) -> list[InboxRow]:
-    """What one turn is about, of what waits for a session: its oldest message, or all notices before that message that have one destination."""
+    """Return the rows of one turn among those that wait: the oldest message, or all notices before that message that have one destination."""
     rows = list(found[:1])
     if rows and rows[0].kind is InboxKind.NOTICE:
         for row in found[1:]:
@@ -339,7 +339,7 @@ def first_of(found: Sequence[InboxRow]) -> list[InboxRow]:
 
 
 def claimed_again(rows: Sequence[InboxRow]) -> list[InboxRow]:
-    """These rows, claimed once more."""
+    """Return these rows with one more attempt."""
     return [msgspec.structs.replace(row, attempts=row.attempts + 1) for row in rows]
 
 
@@ -348,18 +348,18 @@ def _destination(row: InboxRow) -> tuple[str, SessionContext]:
 
 
 def listed(db: Database, state: str, page: Page) -> list[tuple[InboxRow, str]]:
-    """Rows in a state with their reasons, oldest first."""
+    """Return rows in a state with their reasons, oldest first."""
     sql = f"SELECT {COLUMNS}, reason FROM inbox WHERE state = ? ORDER BY id LIMIT ? OFFSET ?"
     return [(row_of(row[:-1]), row[-1]) for row in many(db, sql, (state, page.limit, page.offset))]
 
 
 def waits(db: Database, inbox: str, session_key: str, owner: str) -> bool:
-    """Whether there is something to claim: what is only looked at costs no transaction."""
+    """Return whether there is a row to claim, without a transaction."""
     return exists(db, f"SELECT 1 FROM inbox WHERE {_CLAIMABLE} LIMIT 1", (session_key, inbox, owner))
 
 
 def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
-    """The session keys for which something waits, or was claimed by this owner and not begun, the longest waiting first."""
+    """Return the session keys with rows that wait, or that this owner claimed and did not begin, the longest waiting first."""
     sql = (
         "SELECT session_key FROM (SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'pending' AND inbox = ?1 UNION ALL"
         " SELECT session_key, id FROM inbox WHERE settled_at IS NULL AND state = 'taken' AND turn_id = '' AND inbox = ?1 AND owner = ?2) AS waiting"
@@ -369,7 +369,7 @@ def waiting_keys(db: Database, inbox: str, owner: str) -> list[str]:
 
 
 def waiting_count(db: Database, inbox: str | None = None, session_key: str | None = None, taken: bool = False) -> int:
-    """How many rows wait, in all inboxes or for one session; with `taken`, those that a turn has taken, too."""
+    """Return how many rows wait, in all inboxes or for one session; with `taken`, rows that a turn has taken count, too."""
     only = {"inbox = ?": inbox, "session_key = ?": session_key}
     given = {part: value for part, value in only.items() if value is not None}
     states = "('pending', 'taken')" if taken else "('pending')"

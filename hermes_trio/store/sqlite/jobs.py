@@ -18,7 +18,7 @@ from .verbs import Verbs
 __all__ = ["JOB_COLUMNS", "SqliteJobs", "job_from_row"]
 
 TAIL_LENGTH: Final = 4_000
-"""How much of a job's last output is kept for the notice after a crash."""
+"""Characters of a job's last output that are stored for the notice after a crash."""
 
 JOB_COLUMNS: Final = (
     "job_id, kind, title, session_id, session_key, root_id, turn_id, routing, inbox, details, state, summary,"
@@ -60,9 +60,9 @@ def start_job(db: Database, now: float, owner: str, job: JobStart) -> None:
 
 
 def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | None:
-    """Write a job's end and its notice; return the notice's id if it now waits. Writing it twice changes nothing.
+    """Write a job's end and its notice; return the notice's id if it now waits. Idempotent.
 
-    `Fenced` if another owner has the job, or has ended it.
+    Raises `Fenced` if another owner has the job, or has ended it.
     """
     known = one(db, "SELECT details FROM jobs WHERE job_id = ?", (job.job_id,)) if job.details else None
     details = None if known is None else dump(merge_patch(load_mapping(known[0]), job.details))
@@ -87,7 +87,7 @@ def finish_job(db: Database, now: float, owner: str, job: JobFinish) -> int | No
 
 
 def note_output(db: Database, job_id: str, tail: str) -> None:
-    """Keep the last output of a live job, for whoever is told that it was lost."""
+    """Store the last output of a live job, for the notice that it was lost."""
     sql = "UPDATE jobs SET output_tail = ? WHERE job_id = ? AND ended_at IS NULL"
     write(db, sql, (clean(tail[-TAIL_LENGTH:]), job_id))
 

@@ -1,4 +1,4 @@
-"""API keys. A key is random, is shown once, and is kept as a hash: who reads the database cannot use it.
+"""API keys. A key is random, is shown once, and is stored as a hash: a reader of the database cannot use it.
 
 The keys carry 256 bits of randomness, so a plain SHA-256 is enough; a slow hash only protects secrets that can be guessed.
 """
@@ -20,13 +20,13 @@ __all__ = ["SqliteKeys", "hash_key"]
 
 PREFIX: Final = "htk_"
 USE_RESOLUTION: Final = 60.0
-"""How exactly, in seconds, the last use of a key is known; a write a request would be too much."""
+"""The resolution of a key's last use, in seconds; it avoids a write per request."""
 
 _COLUMNS: Final = "id, name, tenant, scopes, created_at, last_used_at, expires_at, revoked_at"
 
 
 def hash_key(secret: str) -> str:
-    """What is kept of a key."""
+    """Return the hash of a key, which is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -36,7 +36,7 @@ def _key(row: Row) -> ApiKey:
 
 
 def insert(db: Database, now: float, key: ApiKey, hashed: str) -> None:
-    """Write a key down."""
+    """Write the row of a key."""
     write(
         db,
         f"INSERT INTO api_keys (hash, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL)",
@@ -45,7 +45,7 @@ def insert(db: Database, now: float, key: ApiKey, hashed: str) -> None:
 
 
 def find(db: Database, now: float, hashed: str) -> ApiKey | None:
-    """The key with this hash, if it is in force."""
+    """Return the valid key with this hash, or None."""
     sql = (
         f"SELECT {_COLUMNS} FROM api_keys WHERE hash = ? AND revoked_at IS NULL"
         " AND (expires_at IS NULL OR expires_at > ?)"
@@ -55,12 +55,12 @@ def find(db: Database, now: float, hashed: str) -> ApiKey | None:
 
 
 def used(db: Database, now: float, key_id: str) -> None:
-    """Note a use."""
+    """Record a use of a key."""
     write(db, "UPDATE api_keys SET last_used_at = ? WHERE id = ?", (now, key_id))
 
 
 def revoke(db: Database, now: float, key_id: str) -> bool:
-    """A key is no longer in force."""
+    """Revoke a key; return whether it was valid."""
     revoked = changed(db, "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now, key_id))
     if revoked:
         db.signals.append((KEY_TOPIC, key_id))

@@ -1,6 +1,6 @@
-"""Maintenance: every session ends, what has ended goes after a while, and the space is given back.
+"""Maintenance: end idle sessions, remove ended rows after their retention, and free the space.
 
-Only ended rows are touched. Each step is one small transaction in the writer's queue, so a turn's commit waits for one step at most.
+Only ended rows are removed. Each step is one small transaction in the writer's queue, so a turn's commit waits for one step at most.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def count_prunable(db: Database, prune: Prune) -> int:
 def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
     """Remove a few ended sessions; return how many, and whether there may be more.
 
-    A long transcript goes in parts: its session last, so that an interruption leaves an ended session, never a message without one.
+    A long transcript is removed in parts, its session last, so that an interruption leaves an ended session, never a message without one.
     """
     where, bindings = prune.where()
     sql = f"SELECT n, id FROM sessions WHERE {where} ORDER BY ended_at LIMIT ?"
@@ -82,7 +82,7 @@ def prune_some(db: Database, prune: Prune, batch: int) -> tuple[int, bool]:
 
 
 def end_idle(db: Database, now: float, retention: Retention, batch: int) -> tuple[int, bool]:
-    """End a few sessions in which nothing happens: none with a turn, a live job or something that waits for it. As `prune_some`."""
+    """End a few idle sessions: without a turn, a live job or a waiting row. Returns what `prune_some` does."""
     derived = "(source = 'api_server' AND substr(id, 1, 4) IN ('api-', 'run_'))"
     cutoffs = (
         (f"one_shot = 0 AND NOT {derived}", retention.session_idle, IDLE),
@@ -122,7 +122,7 @@ class _Rule(msgspec.Struct, frozen=True):
 
 
 _RUN_SETTLED: Final = "NOT EXISTS (SELECT 1 FROM jobs j WHERE j.root_id = runs.run_id AND j.ended_at IS NULL)"
-"""A run whose jobs are alive has events to come."""
+"""The run has no live job: one with live jobs may get further events."""
 
 _RULES: Final = (
     _Rule("runs", "ended_at", lambda r: r.runs, lambda r: r.run_count, _RUN_SETTLED, "run_id", "events"),
@@ -205,7 +205,7 @@ def give_up_waiting(db: Database, now: float, retention: Retention) -> tuple[int
 
 
 def expired_counts(db: Database, now: float, retention: Retention) -> dict[str, int]:
-    """How many rows the next round of maintenance would remove, by table."""
+    """Return how many rows the next round of maintenance would remove, by table."""
     counts: dict[str, int] = {}
     age = age_limit(retention.sessions)
     if age is not None:
@@ -226,14 +226,14 @@ def merge_index(db: Database, table: str, pages: int) -> bool:
 
 
 def give_back(db: Database, pages: int) -> int:
-    """Cut unused pages off the end of the file; return how many."""
+    """Remove unused pages from the end of the file; return how many."""
     before = int(db.pragma("freelist_count"))
     many(db, f"PRAGMA incremental_vacuum({pages})")
     return before - int(db.pragma("freelist_count"))
 
 
 def checkpoint(db: Database) -> None:
-    """Move the log into the file and cut the log to nothing. While a reader (a backup, `doctor`) uses the log, that is left to the next round."""
+    """Checkpoint the log into the file and truncate it. While a reader (a backup, `doctor`) uses the log, the next round does it."""
     db.set_busy_timeout(0)
     try:
         many(db, "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -268,7 +268,7 @@ class SqliteMaintenance(SqliteSearch, Verbs):
     async def _repeat(
         self, step: Callable[Concatenate[Database, P], tuple[int, bool]], *args: P.args, **named: P.kwargs
     ) -> int:
-        """Take small steps until there is nothing more to do; returns how much was done."""
+        """Run small steps until nothing is left to do; return the total."""
         done, more = 0, True
         while more:
             count, more = await self._write_heavily(step, *args, **named)
@@ -276,9 +276,9 @@ class SqliteMaintenance(SqliteSearch, Verbs):
         return done
 
     async def maintain(self, now: float | None = None) -> MaintenanceReport:
-        """One round: end what is idle, remove what is old, index, and give the space back.
+        """Run one round: end idle sessions, remove expired rows, index, and free space.
 
-        When cancelled, it stops between two steps; the next round goes on.
+        When cancelled, it stops between two steps; the next round continues.
         """
         began = perf_counter()
         when = self._clock() if now is None else now
@@ -314,7 +314,7 @@ class SqliteMaintenance(SqliteSearch, Verbs):
                 more = await self._write_heavily(merge_index, table, MERGE_PAGES)
 
     async def give_space_back(self) -> int:
-        """Cut unused pages off the file and empty its log; returns how many pages."""
+        """Remove unused pages from the file and truncate its log; return how many pages."""
         total = 0
         while freed := await self._writer.submit(give_back, PAGES_A_STEP, weight=Weight.BARE):
             total += freed

@@ -1,7 +1,7 @@
-"""The nodes that share a store: rows with an expiry, the singletons that each runs, and what they ask of each other.
+"""The nodes that share a store: rows with an expiry, the singletons that each runs, and their requests to each other.
 
-A SQLite file has one owner and no rows here. In memory, `SqliteStore.shared` opens one database for several runtimes, each a node: that is how what
-holds between hosts is tested in one process, on virtual time.
+A SQLite file has one owner and no rows here. In memory, `SqliteStore.shared` opens one database for several runtimes, each a node: so the behaviour
+between hosts is tested in one process, on virtual time.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .verbs import Verbs
 __all__ = ["HOSTED", "SqliteNodes", "host_lease", "insert_node", "remove_gone", "remove_node"]
 
 KEPT_SECONDS: Final = 3600.0
-"""How long a request is kept that nobody has come back for."""
+"""The time for which a request is kept."""
 
 HOSTED: Final = "host "
 """What the leases begin with that say on which node the shell and the files of a session are. They outlive their node: the next turn says what was lost."""
 
 NAMED_JOBS: Final = 20
-"""So many lost jobs of a session are named."""
+"""The most lost jobs of a session that are named."""
 
 
 def host_lease(session_id: str) -> str:
-    """The lease of the node that has the shell of a session."""
+    """Return the name of the lease of the node that has the shell of a session."""
     return f"{HOSTED}{session_id}"
 
 
 def is_member(db: Database, incarnation: str) -> bool:
-    """Whether a node has not been taken over."""
+    """Return whether a node has not been reaped."""
     return exists(db, "SELECT 1 FROM nodes WHERE incarnation = ?", (incarnation,))
 
 
 def insert_node(db: Database, now: float, incarnation: str, name: str, seconds: float) -> None:
-    """Make a node's row. Written twice, it is one."""
+    """Write a node's row. Idempotent."""
     write(
         db,
         "INSERT INTO nodes (incarnation, name, started_at, expires_at) VALUES (?, ?, ?, ?)"
@@ -69,14 +69,14 @@ def renew(db: Database, now: float, incarnation: str, seconds: float, info: Mapp
 
 
 def remove_node(db: Database, incarnation: str) -> None:
-    """A node is gone: nothing that it writes from now on is written. Its singletons are free, and who waits for an answer of it is told."""
+    """Remove a node: its later writes are fenced, its singletons are released, and its open requests are answered as `gone`."""
     write(db, "DELETE FROM nodes WHERE incarnation = ?", (incarnation,))
     db.signals.append((NODE_TOPIC, incarnation))
     sql = "DELETE FROM leases WHERE owner = ? AND substr(name, 1, 5) <> ? RETURNING name"
     for (name,) in many(db, sql, (incarnation, HOSTED)):
         db.signals.append((LEASE_TOPIC, name))
     if exists(db, "SELECT 1 FROM leases WHERE owner = ? LIMIT 1", (incarnation,)):
-        # What waited for a session that was bound to this node waits for any of them now.
+        # Rows of sessions that were bound to this node can be claimed by any node now.
         sql = "SELECT DISTINCT inbox, session_key FROM inbox WHERE settled_at IS NULL AND state = 'pending'"
         for inbox, key in many(db, sql):
             db.signals.append((inbox_topic(inbox), key))
@@ -117,7 +117,7 @@ def list_nodes(db: Database) -> list[NodeRow]:
 
 
 def claim_lease(db: Database, now: float, owner: str, name: str) -> bool:
-    """Take a singleton that nobody has."""
+    """Claim a singleton that no other node has."""
     write(
         db, "INSERT INTO leases (name, owner, claimed_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, owner, now)
     )
@@ -140,7 +140,7 @@ def claim_host(db: Database, now: float, owner: str, session_id: str) -> bool:
 
 
 def session_host(db: Database, session_id: str) -> SessionHost | None:
-    """Where the shell and the files of a session are, else where its jobs run."""
+    """Return the node with the shell and the files of a session, else the one with its jobs, or None."""
     sql = (
         "SELECT l.owner, l.claimed_at, n.incarnation FROM leases l LEFT JOIN nodes n ON n.incarnation = l.owner"
         " WHERE l.name = ?"
@@ -163,12 +163,12 @@ def session_host(db: Database, session_id: str) -> SessionHost | None:
 
 
 def release_host(db: Database, session_id: str, owner: str) -> None:
-    """A session is not bound to this node any more."""
+    """Remove the binding of a session to a node."""
     release_lease(db, owner, host_lease(session_id))
 
 
 def ask(db: Database, now: float, request: NodeRequest) -> bool:
-    """Write a request to a node that is there. Written twice, it is one."""
+    """Write a request to a live node; return False if there is none. Idempotent."""
     write(db, "DELETE FROM node_requests WHERE created_at < ?", (now - KEPT_SECONDS,))
     if not is_member(db, request.node):
         return False
@@ -195,7 +195,7 @@ def take(db: Database, node: str) -> list[NodeRequest]:
 
 
 def has_requests(db: Database, node: str) -> bool:
-    """Whether there is something to take."""
+    """Return whether a node has requests that it has not taken."""
     return exists(db, "SELECT 1 FROM node_requests WHERE node = ? AND state = 'open' LIMIT 1", (node,))
 
 
@@ -207,7 +207,7 @@ def answer(db: Database, request_id: str, value: Mapping[str, Any]) -> None:
 
 
 def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
-    """The answer to a request."""
+    """Return the answer to a request, or None while there is none."""
     found = one(db, "SELECT state, answer FROM node_requests WHERE id = ?", (request_id,))
     if found is None or found[0] in ("open", "taken"):
         return None
@@ -215,7 +215,7 @@ def get_answer(db: Database, request_id: str) -> NodeAnswer | None:
 
 
 def session_owners(db: Database, session_id: str) -> list[str]:
-    """Who has something of a session."""
+    """Return the nodes that have an open turn, a live run or a live job of a session."""
     sql = (
         "SELECT owner FROM sessions WHERE id = ?1 AND open_turn <> ''"
         " UNION SELECT owner FROM runs WHERE session_id = ?1 AND ended_at IS NULL"
@@ -225,7 +225,7 @@ def session_owners(db: Database, session_id: str) -> list[str]:
 
 
 def lane_owner(db: Database, inbox: str, session_key: str) -> str:
-    """Who works on a row of a key."""
+    """Return the node that works on a row of a key; empty if none does."""
     sql = (
         "SELECT owner FROM inbox WHERE settled_at IS NULL AND session_key = ? AND inbox = ? AND state = 'taken' LIMIT 1"
     )

@@ -32,14 +32,14 @@ def _row(row: Row) -> OutboxRow:
 
 
 def _target(target: Mapping[str, object]) -> str:
-    """A target as it is written: equal targets are equal texts."""
+    """Return a target as text: equal targets give equal texts."""
     return dump(dict(sorted(target.items())))
 
 
 def add_replies(
     db: Database, now: float, session_id: str, turn_id: str, entries: Sequence[NewReply], node: str = ""
 ) -> list[int]:
-    """Queue replies, in order; return their ids. With `node`, that one sends them for as long as it is there: it knows what they replace."""
+    """Queue replies, in order; return their ids. With `node`, that node sends them while it is alive: it knows which messages they replace."""
     ids: list[int] = []
     for entry in entries:
         made = one(
@@ -72,10 +72,10 @@ _HEADS: Final = (
 
 
 def _claimable(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> list[tuple[float, int]]:
-    """When each head can be claimed: those that wait, and at once those of this owner that nobody sends (their claim's answer was lost).
+    """Return when each head can be claimed: waiting ones when they are due, and at once those of this owner whose claim's answer was lost.
 
     What the caller holds is never claimed, even if it waits: its attempt has ended in the store, and the caller has not heard of that yet.
-    A reply that was made later than now waits for nothing: the clock was set back. The claim makes it one of now, so that its next attempt waits.
+    A reply with a creation time after now is due at once, because the clock was set back. Its claim sets that time to now, so that its next attempt waits.
     """
     return [
         (next_at if state == "pending" and created_at <= now else 0.0, number)
@@ -85,7 +85,7 @@ def _claimable(db: Database, now: float, owner: str, platform: str, holding: Seq
 
 
 def claim(db: Database, now: float, owner: str, platform: str, limit: int, holding: Sequence[int]) -> list[OutboxRow]:
-    """The oldest unsent reply of each chat, where it is due; all of them are now being attempted by this owner."""
+    """Claim for this owner and return the oldest unsent reply of each chat, where it is due."""
     ids = sorted(number for due, number in _claimable(db, now, owner, platform, holding) if due <= now)[:limit]
     claimed: list[OutboxRow] = []
     for number in ids:
@@ -102,12 +102,12 @@ def claim(db: Database, now: float, owner: str, platform: str, limit: int, holdi
 
 
 def next_due(db: Database, now: float, owner: str, platform: str, holding: Sequence[int]) -> float | None:
-    """When the next reply of a platform can be claimed; one that waits behind another counts with that one."""
+    """Return when the next reply of a platform can be claimed. Only the oldest unsent reply of each chat counts."""
     return min((due for due, _ in _claimable(db, now, owner, platform, holding)), default=None)
 
 
 def end_attempt(db: Database, owner: str, row: OutboxRow, change: str, bindings: Sequence[object]) -> bool:
-    """Write the end of one attempt, once: `change` says what becomes of the row."""
+    """Write the end of one attempt, once: `change` is the SQL that updates the row."""
     mine = "id = ? AND settled_at IS NULL AND state = 'attempting' AND owner = ? AND attempts = ?"
     if changed(db, f"UPDATE outbox SET {change} WHERE {mine}", (*bindings, row.id, owner, row.attempts)):
         db.signals.append((OUTBOX_TOPIC, row.platform))
@@ -119,7 +119,7 @@ def end_attempt(db: Database, owner: str, row: OutboxRow, change: str, bindings:
 
 
 def revive(db: Database, now: float, number: int) -> bool:
-    """Try a dead reply again."""
+    """Queue a dead reply again."""
     found = one(
         db,
         "UPDATE outbox SET state = 'pending', settled_at = NULL, attempts = 0, next_at = ?1, created_at = ?1"
@@ -139,7 +139,7 @@ def listed(db: Database, state: str, platform: str | None, page: Page) -> list[O
 
 
 def to_chat(db: Database, platform: str, target: str, limit: int) -> list[OutboxRow]:
-    """The newest replies to one chat, newest first. Each half has an index of its own."""
+    """Return the newest replies to one chat, newest first. Each half of the query has an index of its own."""
     found: list[Row] = []
     for state in ("settled_at IS NULL", "settled_at IS NOT NULL"):
         sql = f"SELECT {_COLUMNS} FROM outbox WHERE platform = ? AND target = ? AND {state} ORDER BY id DESC LIMIT ?"

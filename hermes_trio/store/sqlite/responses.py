@@ -18,7 +18,7 @@ __all__ = ["SqliteResponses", "put_reply", "put_response"]
 
 
 def put_response(db: Database, now: float, response: StoredResponse, limit: int) -> None:
-    """Keep a response (again: a snapshot is replaced by the final one) and advance its conversation."""
+    """Store a response (the final one replaces a snapshot) and point its conversation to it."""
     kept = changed(
         db,
         "INSERT INTO responses (id, tenant, session_id, body, transcript, created_at, used_at)"
@@ -61,12 +61,12 @@ def _advance(db: Database, now: float, response: StoredResponse) -> None:
 
 
 def latest_of(db: Database, tenant: str, name: str) -> str | None:
-    """The response that a conversation's name points to."""
+    """Return the id of the response that a conversation's name points to, or None."""
     return single(db, "SELECT response_id FROM conversations WHERE tenant = ? AND name = ?", (tenant, name))
 
 
 def get_response(db: Database, tenant: str | None, response_id: str) -> StoredResponse | None:
-    """A tenant's response, or anybody's for None."""
+    """Return a tenant's response, or any tenant's if `tenant` is None."""
     sql = "SELECT id, tenant, session_id, body, transcript, created_at FROM responses WHERE id = ?1 AND tenant = coalesce(?2, tenant)"
     found: Row | None = one(db, sql, (response_id, tenant))
     if found is None:
@@ -77,19 +77,19 @@ def get_response(db: Database, tenant: str | None, response_id: str) -> StoredRe
 
 
 def touch_response(db: Database, now: float, response_id: str) -> None:
-    """A response was read."""
+    """Record that a response was read."""
     write(db, "UPDATE responses SET used_at = ? WHERE id = ?", (now, response_id))
 
 
 def delete_response(db: Database, tenant: str | None, response_id: str) -> bool:
-    """Forget a tenant's response, or anybody's for None."""
+    """Delete a tenant's response, or any tenant's if `tenant` is None."""
     return bool(
         changed(db, "DELETE FROM responses WHERE id = ?1 AND tenant = coalesce(?2, tenant)", (response_id, tenant))
     )
 
 
 def put_reply(db: Database, now: float, reply: IdempotentReply, limit: int) -> None:
-    """Keep the reply to a key. A key that is in force with another body is a conflict."""
+    """Store the reply to a key. Raises `IdempotencyConflict` for a valid key with another body."""
     get_reply(db, now, reply.tenant, reply.route, reply.key, reply.fingerprint)
     write(
         db,
@@ -112,7 +112,7 @@ def put_reply(db: Database, now: float, reply: IdempotentReply, limit: int) -> N
 
 
 def get_reply(db: Database, now: float, tenant: str, route: str, key: str, fingerprint: str) -> IdempotentReply | None:
-    """The reply that a key repeats."""
+    """Return the stored reply to a key, or None."""
     found = one(
         db,
         "SELECT fingerprint, status, headers, body, expires_at - created_at FROM idempotency"

@@ -1,4 +1,4 @@
-"""What is still open: of one input, by the root that its jobs and notices carry; of a session; and in all."""
+"""Open work: of one input, by the root id of its jobs and notices; of a session; and in total."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELECT (SELECT count(*) FROM inbox WHERE settled_at IS NULL AND state = 'pending
 
 
 def count_backlog(db: Database) -> dict[str, int]:
-    """The rows that wait, by what they wait for."""
+    """Return how many rows wait, by kind."""
     row = one(db, _COUNTS, ())
     assert row is not None
     return dict(zip(("inbox", "outbox", "approvals", "runs", "jobs"), (int(count) for count in row), strict=True))
@@ -35,7 +35,7 @@ def root_open(db: Database, root_id: str) -> bool:
 
 
 def close_root(db: Database, root_id: str) -> None:
-    """Something of this root has ended: signal it if that was the last of it."""
+    """Signal a root of which a job or notice has ended, if nothing of it is open any more."""
     if root_id and not root_open(db, root_id):
         db.signals.append((ROOT_TOPIC, root_id))
 

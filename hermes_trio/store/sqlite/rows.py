@@ -17,7 +17,7 @@ class Cursor(Protocol):
 
 
 class Database(Protocol):
-    """What the package uses of the driver's connection."""
+    """The part of the driver's connection that the package uses."""
 
     def execute(self, statements: str, bindings: Any = None, /) -> Cursor: ...
 
@@ -44,7 +44,7 @@ Bindings = Sequence[object] | Mapping[str, object]
 
 
 def one(db: Database, sql: str, bindings: Bindings = ()) -> Row | None:
-    """The first row, or None."""
+    """Run a statement; return the first row, or None."""
     found = db.execute(sql, bindings).fetchall()
     return found[0] if found else None
 
@@ -56,17 +56,17 @@ def single(db: Database, sql: str, bindings: Bindings = ()) -> Any:
 
 
 def many(db: Database, sql: str, bindings: Bindings = ()) -> list[Row]:
-    """All rows."""
+    """Run a statement; return all rows."""
     return db.execute(sql, bindings).fetchall()
 
 
 def exists(db: Database, sql: str, bindings: Bindings = ()) -> bool:
-    """Whether there is a row."""
+    """Run a statement; return whether it has a row."""
     return bool(db.execute(sql, bindings).fetchall())
 
 
 def write(db: Database, sql: str, bindings: Bindings = ()) -> None:
-    """Run a statement whose rows nobody wants."""
+    """Run a statement and ignore its rows."""
     db.execute(sql, bindings)
 
 
@@ -82,11 +82,11 @@ def write_many(db: Database, sql: str, rows: Iterable[Sequence[object]]) -> None
 
 
 def equalities(columns: Mapping[str, object]) -> tuple[list[str], list[object]]:
-    """Conditions `column = ?` for the values that are not None, and their bindings. Never empty: without one it is `true`."""
+    """Return conditions `column = ?` for the values that are not None, and their bindings. Never empty: without any it is `true`."""
     given = {column: value for column, value in columns.items() if value is not None}
     return ["true", *(f"{column} = ?" for column in given)], list(given.values())
 
 
 def marks(count: int) -> str:
-    """`?, ?, …` for an IN list. Callers keep the count bounded, so that the statement cache stays small."""
+    """Return `?, ?, …` for an IN list. Callers keep the count bounded, so that the statement cache stays small."""
     return ", ".join("?" * count)

@@ -33,7 +33,7 @@ COLUMNS: Final = (
 )
 
 _QUIET_EVENTS: Final = frozenset({"message.delta"})
-"""Events that `last_event` does not follow."""
+"""Events that do not change `last_event`."""
 
 _FINISH: Final = f"""
 INSERT INTO runs ({COLUMNS})
@@ -54,7 +54,7 @@ def run_from_row(row: Row) -> RunRow:
 
 
 def usage_report(usage: Usage) -> dict[str, int]:
-    """Usage as runs report it."""
+    """Return usage in the form that runs report."""
     return {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
@@ -63,7 +63,7 @@ def usage_report(usage: Usage) -> dict[str, int]:
 
 
 def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStart) -> None:
-    """Make a run's row; one whose idempotency key is known is not made again. Written twice, it changes nothing."""
+    """Make a run's row. Idempotent. Raises `AlreadyStarted` or `IdempotencyConflict` if its idempotency key belongs to another run or body."""
     if run.idempotency_key:
         sql = "SELECT run_id, fingerprint FROM runs WHERE tenant = ? AND idempotency_key = ?"
         found = one(db, sql, (run.tenant, run.idempotency_key))
@@ -95,7 +95,7 @@ def begin_run(db: Database, now: float, owner: str, run: NewRun, start: TurnStar
 
 
 def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFinish) -> None:
-    """Write a run's end; `Fenced` if another owner has it, or has ended it."""
+    """Write a run's end. Raises `Fenced` if another owner has the run, or has ended it."""
     status = finish.state.value
     written = changed(
         db,
@@ -125,7 +125,7 @@ def finish_run(db: Database, now: float, owner: str, run: NewRun, finish: TurnFi
 
 
 def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
-    """Append to run logs; an event that is there already is left alone, so a batch may be written again. A run that was removed has no log."""
+    """Append to run logs. Idempotent: an event that exists is not changed. Events of a removed run are ignored."""
     write_many(
         db,
         "INSERT INTO events (run_id, number, epoch, event) SELECT ?1, ?2, ?3, ?4"
@@ -136,13 +136,13 @@ def insert_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
 
 
 def last_events(events: Sequence[EventRow]) -> dict[str, str]:
-    """What `last_event` of each run becomes by these events."""
+    """Return the new `last_event` of each run in these events."""
     named = ((event.run_id, event.event.get("event")) for event in events)
     return {run_id: name for run_id, name in named if isinstance(name, str) and name not in _QUIET_EVENTS}
 
 
 def append_events(db: Database, now: float, events: Sequence[EventRow]) -> None:
-    """Append to the logs of live runs, and follow them in `last_event`."""
+    """Append to the logs of live runs, and update their `last_event`."""
     insert_events(db, now, events)
     write_many(
         db,
@@ -165,7 +165,7 @@ def get_run(db: Database, run_id: str) -> RunRow | None:
 
 
 def list_runs(db: Database, which: RunFilter, page: Page) -> list[RunRow]:
-    """Runs, the newest first, each with the beginning of its output."""
+    """Return runs, the newest first, each with the beginning of its output."""
     status = None if which.status is None else which.status.value
     where, bindings = equalities({"status": status, "session_id": which.session_id, "tenant": which.tenant})
     columns = COLUMNS.replace(" output,", f" substr(output, 1, {LISTED_OUTPUT + 1}),")
@@ -174,8 +174,8 @@ def list_runs(db: Database, which: RunFilter, page: Page) -> list[RunRow]:
 
 
 def events_after(db: Database, run_id: str, number: int, limit: int, most_bytes: int) -> list[EventRow]:
-    """The events of a run with larger numbers, in order: at least one, and no more than fit into `most_bytes`."""
-    # The sizes stand in the rows' headers: nothing of what is not sent is read.
+    """Return the events of a run with larger numbers, in order: at least one, and no more than fit into `most_bytes`."""
+    # The sizes are in the rows' headers: events that are not returned are not read.
     sql = "SELECT number, octet_length(event) FROM events WHERE run_id = ? AND number > ? ORDER BY number LIMIT ?"
     last, size = 0, 0
     for count, length in many(db, sql, (run_id, number, limit)):
@@ -191,7 +191,7 @@ def events_after(db: Database, run_id: str, number: int, limit: int, most_bytes:
 
 
 def epoch_of(db: Database, run_id: str, number: int) -> str | None:
-    """The epoch of an event."""
+    """Return the epoch of an event, or None."""
     return single(db, "SELECT epoch FROM events WHERE run_id = ? AND number = ?", (run_id, number))
 
 

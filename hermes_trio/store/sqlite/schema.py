@@ -1,8 +1,8 @@
-"""How a file of an older version becomes one of this version. The tables themselves are in `migrations`.
+"""Migration of a file of an older version to this one. The tables themselves are in `migrations`.
 
 `user_version` holds the number of the last migration that ran. A file from a newer program is refused before anything is written to it.
 A file with content is copied before it is changed, and changed in one transaction: a crash leaves the old database or the new one.
-Everything that can grow has a column that says when it ended, which is what retention looks at.
+Every table that can grow has a column with the time of the end, which retention reads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .rows import Database, many, one
 __all__ = ["APPLICATION_ID", "VERSION", "backup_path", "check_ours", "migrate", "version_of"]
 
 APPLICATION_ID: Final = 0x48545253
-"""`HTRS`, in the file's header: tells `file(1)` and us whose database it is."""
+"""`HTRS`, in the file's header: identifies the program of the database to `file(1)` and to `check_ours`."""
 
 SPARE_BYTES: Final = 1_048_576
-"""What a migration may need beside one copy of the database and one log as large as it."""
+"""The disk space that a migration may need in addition to one copy of the database and one log as large as it."""
 
 logger: Final = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ VERSION: Final = len(MIGRATIONS)
 
 
 def version_of(db: Database) -> int:
-    """The schema version of an open file; 0 for an empty one."""
+    """Return the schema version of an open file; 0 for an empty one."""
     return int(db.pragma("user_version"))
 
 
@@ -54,12 +54,12 @@ def check_ours(db: Database, path: str) -> None:
 
 
 def backup_path(path: Path, version: int) -> Path:
-    """Where the copy of a database of this version is kept when it is migrated."""
+    """Return the path of the copy that is made before a database of this version is migrated."""
     return path.with_name(f"{path.name}.v{version}.backup")
 
 
 def migrate(db: Database, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> int:
-    """Bring an open file to the newest version; return the version that it had.
+    """Migrate an open file to the newest version; return the version that it had.
 
     Raises `NewerSchema` for a file of a newer version, and `StoreFull` if there is no space for the copy and the change: nothing is
     touched then. An error in a migration, a dangling reference that it would leave, or a crash leaves the file as it was.
@@ -99,12 +99,12 @@ def migrate(db: Database, path: str, migrations: Sequence[Migration] = MIGRATION
 
 
 def _dangling(db: Database) -> set[str]:
-    """The tables with rows that refer to rows that do not exist."""
+    """Return the tables with rows that refer to rows that do not exist."""
     return {str(table) for table, *_ in many(db, "PRAGMA foreign_key_check")}
 
 
 def _keep_copy(db: Database, path: Path, before: int, newest: int) -> None:
-    """Copy the database beside itself, readable for its owner alone. An earlier copy of the same version is replaced by a complete one."""
+    """Copy the database to a file beside it, readable only by its owner. An earlier copy of the same version is replaced by a complete one."""
     pages = one(db, "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
     assert pages is not None
     needed = 2 * int(pages[0]) + SPARE_BYTES

@@ -1,8 +1,8 @@
 """Full-text search over the messages of all sessions.
 
 Two indexes: words, for scripts with spaces between them, and trigrams, for those without (Chinese, Japanese, Korean, Thai and the like);
-terms too short for a trigram are looked for in those messages directly. Words with hyphens, dots or underscores are found as phrases. Any
-string is a query: what means nothing finds nothing.
+terms too short for a trigram are searched in those messages directly. Words with hyphens, dots or underscores are found as phrases. Any
+string is a valid query: one without a usable term finds nothing.
 
 Messages are indexed after they are committed, in batches, so that a turn does not pay for it. A search first indexes what is missing, so it
 always finds everything that was acknowledged before it began.
@@ -57,7 +57,7 @@ QUERY_TERM: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class _Query(msgspec.Struct, frozen=True):
-    """A query, taken apart: an expression for each index, and what only looking at the text can find."""
+    """A parsed query: an expression for each index, and the terms that only a scan of the text can find."""
 
     words: str
     grams: str
@@ -112,13 +112,13 @@ def _plain(text: str) -> str:
 
 
 def index_backlog(db: Database) -> int:
-    """How many messages may not be indexed yet."""
+    """Return how many messages may not be indexed yet."""
     newest = one(db, "SELECT max(id) FROM messages")
     return max(0, (newest[0] or 0 if newest else 0) - int(get_meta(db, INDEXED_UPTO) or 0))
 
 
 def index_next(db: Database, limit: int = INDEX_BATCH) -> int:
-    """Index the next messages; return how many there were. One statement an index: no row passes through Python."""
+    """Index the next messages; return how many there were. One statement per index: no row passes through Python."""
     start = int(get_meta(db, INDEXED_UPTO) or 0)
     found = one(
         db,
@@ -145,7 +145,7 @@ def index_next(db: Database, limit: int = INDEX_BATCH) -> int:
 
 
 def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
-    """The messages that a query finds."""
+    """Return the messages that a query finds."""
     query = _parse(wanted.text)
     if query.empty:
         return []
@@ -183,7 +183,7 @@ def search(db: Database, wanted: SearchQuery, page: Page) -> list[SearchHit]:
 
 
 def hit_from_row(db: Database, row: Row, terms: Sequence[str]) -> SearchHit:
-    """A hit, with its neighbours."""
+    """Return a row as a hit, with the messages before and after it."""
     session_id, number, role, content, timestamp, source, title, session, calls = row
     before = "SELECT substr(content, 1, ?) FROM messages WHERE session = ? AND id < ? ORDER BY id DESC LIMIT 1"
     after = "SELECT substr(content, 1, ?) FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT 1"
@@ -203,7 +203,7 @@ def hit_from_row(db: Database, row: Row, terms: Sequence[str]) -> SearchHit:
 
 
 def snippet(text: str, terms: Sequence[str]) -> str:
-    """The surroundings of the first match, the match itself between `>>>` and `<<<`."""
+    """Return the text around the first match, with the match between `>>>` and `<<<`."""
     pattern = "|".join(_loose(term) for term in terms)
     match = re.search(pattern, text, re.IGNORECASE) if pattern else None
     if match is None:
@@ -224,7 +224,7 @@ def snippet(text: str, terms: Sequence[str]) -> str:
 
 
 def _loose(term: str) -> str:
-    """A term as the index sees it: anything that is no letter or digit separates."""
+    """Return a term as the index splits it: every character that is no letter or digit separates."""
     return r"[\W_]+".join(re.escape(part) for part in re.split(r"[\W_]+", term) if part) or re.escape(term)
 
 

@@ -1,8 +1,8 @@
-"""Sessions: the durable conversation behind a key. Made, renamed, ended, reopened, branched, deleted, listed; never pruned while open.
+"""Sessions: the durable conversation of a key. Made, renamed, ended, reopened, branched, deleted, listed; never pruned while open.
 
 The first reason for an end wins. An ended session is reopened explicitly: by `reopen_session`, or by `begin_turn` on it. A session that ended as
-`idle` is also reopened by `resolve_session` and `finish_turn`, because a message is the opposite of idleness; any other end that comes while a
-turn runs stands when that turn finishes.
+`idle` is also reopened by `resolve_session` and `finish_turn`, because a message ends the idleness; any other end that comes while a
+turn runs stays when that turn finishes.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def session_from_row(row: Row) -> SessionRow:
 
 
 def new_session_id(now: float, token: Callable[[int], str]) -> str:
-    """`YYYYMMDD_HHMMSS_<8 hex>`, in UTC."""
+    """Return a new id: `YYYYMMDD_HHMMSS_<8 hex>`, in UTC."""
     return f"{datetime.fromtimestamp(now, UTC):%Y%m%d_%H%M%S}_{token(4)}"
 
 
 def check_title(title: str | None) -> str | None:
-    """A title as it is stored: trimmed, None for an empty one; raises `InvalidTitle`."""
+    """Return a title as it is stored: trimmed, None for an empty one. Raises `InvalidTitle`."""
     if title is None:
         return None
     trimmed = " ".join(clean(title).split())
@@ -87,7 +87,7 @@ def get_session(db: Database, session_id: str) -> SessionRow | None:
 
 
 def _needed(db: Database, session_id: str, tenant: str | None = None) -> SessionRow:
-    """A session, of that tenant if one is given."""
+    """Return a session, of that tenant if one is given. Raises `UnknownSession` or `ForeignSession`."""
     found = get_session(db, session_id)
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
@@ -121,7 +121,7 @@ def create_session(db: Database, now: float, new: NewSession, lineage: Lineage =
     """Make a session of a given id."""
     title = check_title(new.title)
     if exists(db, "SELECT 1 FROM sessions WHERE id = ?", (new.id,)):
-        # The same words whoever has it: an id of another tenant is none of the caller's business.
+        # The same message for every owner: the caller must not learn which tenant has the id.
         raise SessionExists(f"the session id {new.id!r} cannot be used; choose another one, or none")
     _title_is_free(db, new.tenant, title, new.id)
     write(
@@ -151,7 +151,7 @@ def create_session(db: Database, now: float, new: NewSession, lineage: Lineage =
 
 
 def claim_session(db: Database, now: float, new: NewSession) -> SessionRow:
-    """The tenant's session of that id, made if there is none; `ForeignSession` if it is another tenant's."""
+    """Return the tenant's session of that id; make it if there is none. Raises `ForeignSession` if it belongs to another tenant."""
     write(
         db,
         "INSERT INTO sessions (id, source, tenant, session_key, routing, started_at, last_active)"
@@ -172,20 +172,20 @@ def set_route(db: Database, now: float, session_key: str, session_id: str) -> No
 
 
 def routed_session(db: Database, session_key: str) -> tuple[str, float | None, str | None] | None:
-    """Id, end and end reason of the session behind a key."""
+    """Return the id, the end and the end reason of the session of a key, or None."""
     sql = "SELECT s.id, s.ended_at, s.end_reason FROM routes r JOIN sessions s ON s.id = r.session_id WHERE r.session_key = ?"
     found = one(db, sql, (session_key,))
     return (found[0], found[1], found[2]) if found else None
 
 
 def open_session_of(db: Database, session_key: str) -> str | None:
-    """The open session behind a key."""
+    """Return the open session of a key, or None."""
     found = routed_session(db, session_key)
     return found[0] if found and found[1] is None else None
 
 
 def resolve_session(db: Database, now: float, context: SessionContext, source: str, fresh: bool, made_id: str) -> str:
-    """The open session behind a key; one that ended as idle is reopened; else a new one."""
+    """Return the open session of a key; reopen one that ended as idle, else make a new one."""
     key = context.session_key
     if key and not fresh:
         found = routed_session(db, key)
@@ -212,7 +212,7 @@ def resolve_session(db: Database, now: float, context: SessionContext, source: s
 
 
 def end_session(db: Database, now: float, session_id: str, reason: str) -> bool:
-    """End a session, if it is open; what waits for it is abandoned with it."""
+    """End a session, if it is open, and abandon its waiting rows; return whether it was open."""
     ended = changed(
         db,
         "UPDATE sessions SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL",
@@ -225,13 +225,13 @@ def end_session(db: Database, now: float, session_id: str, reason: str) -> bool:
 
 
 def reopen_session(db: Database, now: float, session_id: str) -> bool:
-    """Take back an end."""
+    """Reopen an ended session; return whether it had ended."""
     change = "ended_at = NULL, end_reason = NULL, one_shot = 0, last_active = ?"
     return bool(changed(db, f"UPDATE sessions SET {change} WHERE id = ? AND ended_at IS NOT NULL", (now, session_id)))
 
 
 def start_over(db: Database, now: float, session_key: str, source: str, reason: str, made_id: str) -> str:
-    """End the session behind a key and put a new one there, with the same routing."""
+    """End the session of a key and make a new one for the key, with the same routing."""
     old = routed_session(db, session_key)
     routing, tenant, user = "", "", ""
     if old is not None:
@@ -259,7 +259,7 @@ def switch_session(db: Database, now: float, session_key: str, session_id: str, 
 
 
 def set_title(db: Database, session_id: str, title: str | None) -> SessionRow:
-    """Name a session, or take its name away."""
+    """Set or clear the title of a session."""
     known = _needed(db, session_id)
     checked = check_title(title)
     _title_is_free(db, known.tenant, checked, session_id)
@@ -276,7 +276,7 @@ def patch_session(
     end_reason: str | None,
     tenant: str | None,
 ) -> SessionRow:
-    """Change the title and end the session, both or neither."""
+    """Change the title and end the session, in one transaction."""
     _needed(db, session_id, tenant)
     if set_it:
         set_title(db, session_id, title)
@@ -286,7 +286,7 @@ def patch_session(
 
 
 def delete_session(db: Database, session_id: str, tenant: str | None = None) -> int:
-    """Delete a session with its sub-agents' sessions, to any depth; its branches live on without a parent."""
+    """Delete a session with its sub-agents' sessions, to any depth; its branches stay, without a parent."""
     if tenant is not None:
         _needed(db, session_id, tenant)
     doomed = [session_id]
@@ -354,7 +354,7 @@ def fork_session(
 
 
 def _number(db: Database, session_id: str) -> int:
-    """The number of a session, by which its messages know it."""
+    """Return the number of a session, to which its messages refer."""
     found = single(db, "SELECT n FROM sessions WHERE id = ?", (session_id,))
     if found is None:
         raise UnknownSession(f"there is no session {session_id!r}")
@@ -362,7 +362,7 @@ def _number(db: Database, session_id: str) -> int:
 
 
 def append_messages(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:
-    """Add to a transcript outside any turn (an import, a note of the system)."""
+    """Append messages to a transcript outside any turn (an import, a note of the system)."""
     add_messages(db, now, _number(db, session_id), messages)
     write(
         db,
@@ -373,7 +373,7 @@ def append_messages(db: Database, now: float, session_id: str, messages: Sequenc
 
 
 def replace_history(db: Database, now: float, session_id: str, messages: Sequence[Message]) -> None:
-    """Compact a transcript: the live messages are set aside, these take their place, the session stays the same."""
+    """Compact a transcript: archive the live messages and put these in their place. The session stays the same."""
     number = _number(db, session_id)
     archive_messages(db, number)
     add_messages(db, now, number, messages)
@@ -381,7 +381,7 @@ def replace_history(db: Database, now: float, session_id: str, messages: Sequenc
 
 
 def stored_messages(db: Database, session_id: str, page: Page, include_archived: bool) -> list[StoredMessage]:
-    """The messages with their numbers, oldest first."""
+    """Return the messages with their numbers, oldest first."""
     sql = (
         f"SELECT id, active, {MESSAGE_COLUMNS} FROM messages WHERE session = (SELECT n FROM sessions WHERE id = ?)"
         f"{'' if include_archived else ' AND active = 1'} ORDER BY id LIMIT ? OFFSET ?"
@@ -393,7 +393,7 @@ def stored_messages(db: Database, session_id: str, page: Page, include_archived:
 
 
 def prompt_of(db: Database, session_id: str) -> tuple[str | None, str | None]:
-    """System prompt and model configuration, as they were given."""
+    """Return the system prompt and the model configuration, as they were given."""
     found = one(db, "SELECT system_prompt, model_config FROM sessions WHERE id = ?", (session_id,))
     return (found[0], found[1]) if found else (None, None)
 
@@ -404,7 +404,7 @@ class SqliteSessions(Verbs):
     _token: Callable[[int], str]
 
     async def resolve_session(self, context: SessionContext, *, source: str, fresh: bool = False) -> str:
-        """The id of the open session behind `context.session_key`; made if there is none, or if `fresh`.
+        """Return the id of the open session of `context.session_key`; make one if there is none, or if `fresh`.
 
         One that ended as `idle` is reopened; one that ended otherwise is not reused. `fresh` leaves the old session as it is.
         """
@@ -457,7 +457,7 @@ class SqliteSessions(Verbs):
         return await self._write(patch_session, self._clock(), session_id, title, set_title, end_reason, tenant)
 
     async def end_session(self, session_id: str, reason: str) -> bool:
-        """End a session; the first reason wins. Returns whether this call ended it. What waits for it is abandoned."""
+        """End a session and abandon its waiting rows; the first reason wins. Returns whether this call ended it."""
         return await self._write(end_session, self._clock(), session_id, reason)
 
     async def reopen_session(self, session_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""The messages of a session: append, read, archive. A message is never changed; it is only set aside."""
+"""The messages of a session: append, read, archive. A message is never changed, only archived."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_messages(db: Database, now: float, session: int, messages: Sequence[Mess
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    """The start of the first message of a user, on one line: what a list of sessions shows."""
+    """Return the start of the first message of a user, on one line, for lists of sessions."""
     for message in messages:
         if message.role == "user":
             return " ".join(message.text[: PREVIEW_LENGTH * 2].split())[:PREVIEW_LENGTH]
@@ -40,13 +40,13 @@ def _number(db: Database, session_id: str) -> int | None:
 
 
 def history(db: Database, session_id: str) -> list[Message]:
-    """All live messages, oldest first; empty for an unknown session."""
+    """Return all live messages, oldest first; empty for an unknown session."""
     session = _number(db, session_id)
     return [] if session is None else [message_from_row(row) for row in many(db, _HISTORY, (session,))]
 
 
 def history_page(db: Database, session_id: str, limit: int) -> list[Message] | None:
-    """The same, or None if there are more than `limit`: then the whole is not a point read."""
+    """Return the same, or None if there are more than `limit`: too many for a point read."""
     session = _number(db, session_id)
     if session is None:
         return []
@@ -55,5 +55,5 @@ def history_page(db: Database, session_id: str, limit: int) -> list[Message] | N
 
 
 def archive_messages(db: Database, session: int) -> None:
-    """Set the live messages of a session aside: still found by search, no longer part of the history."""
+    """Archive the live messages of a session: search still finds them, and the history no longer has them."""
     write(db, "UPDATE messages SET active = 0, compacted = 1 WHERE session = ? AND active = 1", (session,))

@@ -1,7 +1,7 @@
 """The two transactions of a turn.
 
-`begin_turn` is written only where something was promised before the turn ends (a run id, an accepted message, a one-shot session).
-`finish_turn` writes everything that a turn leaves behind, all of it or nothing, and makes the session if nobody did before.
+`begin_turn` is called only where a client or a row depends on the turn before it ends (a run id, an accepted message, a one-shot session).
+`finish_turn` writes everything that a turn leaves behind in one transaction, and makes the session if it does not exist.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ ALSO: Final[dict[type, Callable[[Database, float, Any, int], None]]] = {
     StoredResponse: put_response,
     IdempotentReply: put_reply,
 }
-"""What may commit with a turn, in `TurnFinish.also`, and who writes it."""
+"""The types of records that may commit with a turn, in `TurnFinish.also`, each with the function that writes it."""
 
 
 def put_also(db: Database, now: float, record: object, limit: int) -> None:
-    """Write what commits with a turn."""
+    """Write a record that commits with a turn."""
     put = ALSO.get(type(record))
     if put is None:
         raise TypeError(f"TurnFinish.also: the store does not know how to write a {type(record).__name__}")
@@ -110,7 +110,7 @@ def put_also(db: Database, now: float, record: object, limit: int) -> None:
 
 
 def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
-    """Write down that a turn has begun. An ended session is reopened by it, for a new message arrived; a one-shot one is not."""
+    """Write the beginning of a turn. It reopens an ended session, because a new message arrived, but not a one-shot one."""
     context = start.context
     if start.run is not None:
         begin_run(db, now, owner, start.run, start)
@@ -146,7 +146,7 @@ def begin_turn(db: Database, now: float, owner: str, start: TurnStart) -> None:
 
 
 def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, response_limit: int) -> bool:
-    """Write everything that a turn leaves behind. Writing it twice changes nothing: `last_turn` says that it is there."""
+    """Write everything that a turn leaves behind. Idempotent: `last_turn` marks an end that is written."""
     start = finish.start
     context = start.context
     usage = finish.usage
@@ -227,26 +227,26 @@ def finish_turn(db: Database, now: float, owner: str, finish: TurnFinish, respon
 
 
 def _holder(db: Database, start: TurnStart, owner: str) -> str:
-    """The turn of another owner that has the session; empty if none has."""
+    """Return the turn of another owner that holds the session; empty if none does."""
     sql = "SELECT open_turn FROM sessions WHERE id = ? AND tenant = ? AND owner <> ?"
     found = one(db, sql, (start.context.session_id, start.tenant, owner))
     return (found[0] or "") if found else ""
 
 
 def _is_written(db: Database, start: TurnStart, mark: str) -> bool:
-    """Whether the end of this turn is there already: the session stays locked until it is, so that no other turn can have come after it."""
+    """Return whether the end of this turn is written already: the session stays locked until it is, so no later turn can have replaced the mark."""
     sql = "SELECT 1 FROM sessions WHERE id = ? AND last_turn = ?"
     return bool(mark) and exists(db, sql, (start.context.session_id, mark))
 
 
 def _has_told(db: Database, start: TurnStart) -> bool:
-    """Whether what this turn took says that it has ended: so it is known for one that ended while it waited for the lock of its session."""
+    """Return whether the rows that this turn took show its end: the only mark of a turn that ended while it waited for its session's lock."""
     sql = "SELECT 1 FROM inbox WHERE id = ? AND state = 'delivered' AND turn_id = ?"
     return bool(start.inbox_ids) and exists(db, sql, (start.inbox_ids[0], start.turn_id))
 
 
 def _run_has_ended(db: Database, start: TurnStart) -> bool:
-    """Whether the end of this turn is there already, by its run: where nodes share the store, a turn of another node may have come after it."""
+    """Return whether the run of this turn has ended: where nodes share the store, a later turn of another node may have replaced the mark."""
     sql = "SELECT 1 FROM runs WHERE run_id = ? AND ended_at IS NOT NULL"
     return start.run is not None and exists(db, sql, (start.run.run_id,))
 
