@@ -371,4 +371,4 @@ def _tell_loop(loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
-        pass  # the loop is closed: nobody waits there
+        pass  # the loop is closed: no task waits there

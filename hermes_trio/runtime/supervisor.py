@@ -147,7 +147,7 @@ class Job(Stoppable):
         spec = self._core.child_spec(input, self.owner, agent=agent, context=context, budget=budget, hooks=hooks)
         return await run_child(self._core, spec, self.owner, self.node)
 
-    # -- for everybody else ------------------------------------------------------------------------------------------------------
+    # -- for other callers -------------------------------------------------------------------------------------------------------
 
     @awaitable_from_asyncio
     async def wait_started(self) -> object:

@@ -1,4 +1,4 @@
-"""A connection that blocks, for command-line tools: the same shape as the one of the store's verbs, without a loop."""
+"""A blocking connection for command-line tools: it implements `Database`, the protocol of the store's verbs, without a loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Rows:
         self._result = result
 
     def fetchall(self) -> list[Row]:
-        """All of them."""
+        """Return all rows."""
         if not self._result.ntuples:
             return []
         transformer = Transformer()
@@ -84,18 +84,18 @@ class BlockingDatabase:
         return done
 
     def changes(self) -> int:
-        """How many rows the last statement changed."""
+        """Return how many rows the last statement changed."""
         return self._changed
 
     def pragma(self, name: str, value: Any = None, /) -> NoReturn:
-        """PostgreSQL has none."""
+        """Raise: PostgreSQL has no pragmas."""
         raise NotImplementedError(f"pragma {name}")
 
     def set_busy_timeout(self, milliseconds: int, /) -> None:
-        """The session's own timeouts hold."""
+        """Do nothing: the session's own time-outs apply."""
 
     def interrupt(self) -> None:
-        """A command is ended by its signal."""
+        """Do nothing: a command is ended by its signal."""
 
     def close(self) -> None:
         """Close the connection; an open transaction is rolled back."""

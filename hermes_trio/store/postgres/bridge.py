@@ -1,7 +1,7 @@
-"""Run code that is written as if it waited, on the loop: the verbs are plain functions of a connection, and its answers come from a socket.
+"""Run synchronous code on the loop: the verbs are plain functions of a connection, whose answers come from a socket.
 
-The code runs in a greenlet. Where it needs an answer, it hands something to await to the task that runs it, and goes on with the value. No thread
-takes part, and nothing else of the verbs' code knows of it.
+The code runs in a greenlet. Where it needs an answer, it passes an awaitable to the task that runs it, and continues with the value. No thread
+is involved, and the verbs' code does not depend on it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Move a whole store between a SQLite file and a PostgreSQL database: all rows, checked one by one, or none.
 
-What belongs to running nodes is not moved. The search index is made anew at the destination.
+Rows that belong to running nodes are not moved. The search index is rebuilt at the destination.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TABLES: Final = (
     "cursors",
     "state_meta",
 )
-"""Those that are moved, each after the ones that it refers to."""
+"""The tables that are moved, each after the ones that it refers to."""
 
 PAGE: Final = 500
 _INDEX_MARK: Final = "search.indexed_upto"
@@ -53,7 +53,7 @@ _NUMBERED: Final = {"sessions": "n", "messages": "id", "inbox": "id", "outbox": 
 
 
 def _columns(file: Database, target: BlockingDatabase, table: str) -> list[str]:
-    """The columns to move: those of the file, and the order of insertion where the database keeps it."""
+    """Return the columns to move: those of the file, and the order of insertion where the database stores it."""
     sql = "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = ?"
     there = {str(name) for (name,) in many(target, sql, (table,))}
     here = [str(row[1]) for row in many(file, f"PRAGMA table_info({table})")]
@@ -65,7 +65,7 @@ def _columns(file: Database, target: BlockingDatabase, table: str) -> list[str]:
 
 
 def _rows(db: Database, table: str, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a table, a page at a time, in the order of its own key."""
+    """Iterate over the rows of a table, a page at a time, in the order of its own key."""
     order = "rowid" if columns[0] == "rowid" else ", ".join(columns[: 3 if table == "events" else 2])
     offset = 0
     listed = ", ".join(columns)
@@ -145,7 +145,7 @@ def _check_empty(target: BlockingDatabase) -> None:
 
 
 def _count_on(target: BlockingDatabase, table: str, columns: Sequence[str]) -> None:
-    """New rows are numbered after those that were copied."""
+    """Set the counter of a table, so that new rows are numbered after the copied ones."""
     column = "rowid" if columns[0] == "rowid" else _NUMBERED.get(table)
     if column is not None:
         write(

@@ -1,6 +1,6 @@
-"""A look at a PostgreSQL database from outside: is it set up so that nothing acknowledged is lost, how large is what, who works on it, what is stuck.
+"""Diagnosis of a PostgreSQL database: whether its settings protect acknowledged writes, the sizes, the nodes that use it, and what is stuck.
 
-Reads only, on a connection of its own, so it can be asked beside running nodes. Damaged pages are for PostgreSQL's own tools (`pg_amcheck`) to find.
+Reads only, on a connection of its own, so it can run beside nodes. Damaged pages are found by PostgreSQL's own tools (`pg_amcheck`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .schema import SCHEMA, VERSION
 __all__ = ["CONNECTIONS", "DatabaseDiagnosis", "diagnose_database", "dump_command"]
 
 CONNECTIONS: Final = 6
-"""What each node opens."""
+"""The connections that each node opens."""
 
 OWNED: Final[Mapping[str, str]] = {
     "runs": "ended_at IS NULL",
@@ -35,7 +35,7 @@ OWNED: Final[Mapping[str, str]] = {
 _TABLE_OF: Final = {"turns": "sessions", "messages": "inbox", "replies": "outbox"}
 
 LONG_TRANSACTION: Final = 300.0
-"""Seconds after which an open transaction is named: nothing that was removed since can be used again."""
+"""Seconds after which an open transaction is reported: the space of rows removed since its start cannot be reused."""
 
 
 class DatabaseDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +46,9 @@ class DatabaseDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     known_version: int
     problems: tuple[str, ...]
-    """What endangers the rows: such a database is not sound."""
+    """Findings that endanger the rows: such a database is not sound."""
     warnings: tuple[str, ...]
-    """What endangers the service."""
+    """Findings that endanger the service."""
     database_bytes: int
     nodes: tuple[Mapping[str, Any], ...]
     connections: int
@@ -58,7 +58,7 @@ class DatabaseDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     open_sessions: int
     stuck: Mapping[str, int]
     unowned: Mapping[str, int]
-    """Open rows of nodes that are gone: the next reaper gives them their end."""
+    """Open rows of nodes that are gone: the next reaper ends them."""
     waiting: Mapping[str, int]
     expired: Mapping[str, int]
     unindexed: int
@@ -85,7 +85,7 @@ def _setting(db: Database, name: str) -> str:
 
 
 def diagnose_database(db: Database, where: str, retention: Retention | None = None) -> DatabaseDiagnosis:
-    """Look at a connected database, by its own clock."""
+    """Examine a connected database, by its own clock."""
     found = one(db, "SELECT extract(epoch FROM clock_timestamp())::double precision")
     assert found is not None
     now = float(found[0])
@@ -159,7 +159,7 @@ def _warnings(db: Database, nodes: list[dict[str, Any]], used: int, most: int) -
 
 
 def dump_command(url: str) -> str:
-    """How to back the database at `url` up with PostgreSQL's own program, as it is typed in a shell; without the password."""
+    """Return the shell command that backs up the database at `url` with PostgreSQL's own program, without the password."""
     options: dict[str, Any] = dict(conninfo_to_dict(url))
     names = (("host", "--host"), ("port", "--port"), ("user", "--username"), ("dbname", "--dbname"))
     words = [f"{option}={options[name]}" for name, option in names if options.get(name)]

@@ -1,7 +1,7 @@
 """Signals between nodes: LISTEN and NOTIFY, and a poll of the rows.
 
 A unit's signals are sent after its commit, in a statement of their own, so that no commit waits for the queue of notifications. Notifications are lost
-while a connection is away, and a node may die before it sends them: whoever waits is also told by what the rows say, read after every LISTEN and
+while a connection is down, and a node may die before it sends them: subscribers are also called for rows that a poll finds, after every LISTEN and
 every `POLL_SECONDS`. A row that was there at two looks in a row is announced, so what was announced in time is not announced again.
 """
 
@@ -44,13 +44,13 @@ UNION ALL SELECT 'root', root FROM unnest($3::text[]) AS root
     AND NOT EXISTS (SELECT 1 FROM inbox WHERE root_id = root AND root_id <> '' AND settled_at IS NULL)
 UNION ALL SELECT 'key', id FROM api_keys WHERE revoked_at > $2 - 30
 """
-"""What waits, and the keys that were put out of force while nobody may have listened."""
+"""The rows that wait, and the keys that were revoked while this node may not have listened."""
 
 _RUNS: Final = """
 SELECT run_id, status || ' ' || coalesce((SELECT max(number) FROM events e WHERE e.run_id = r.run_id), 0)
 FROM runs r WHERE run_id = ANY ($1::text[])
 """
-"""How far the runs are that somebody follows."""
+"""The progress of the runs that have subscribers."""
 
 logger: Final = logging.getLogger(__name__)
 

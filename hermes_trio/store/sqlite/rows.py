@@ -50,7 +50,7 @@ def one(db: Database, sql: str, bindings: Bindings = ()) -> Row | None:
 
 
 def single(db: Database, sql: str, bindings: Bindings = ()) -> Any:
-    """The first column of the first row, or None."""
+    """Run a statement; return the first column of the first row, or None."""
     found = db.execute(sql, bindings).fetchall()
     return found[0][0] if found else None
 

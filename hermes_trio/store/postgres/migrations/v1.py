@@ -376,7 +376,7 @@ BEGIN
     END IF;
 END $$
 """
-"""The first statement of every unit. The fence: the row of the node is held until the commit, and whoever declares the node gone waits for it. The
+"""The first statement of every unit. The fence: the row of the node is held until the commit, and a reaper of the node waits for it. The
 marker: a unit that is sent again after its answer was lost finds that it was committed, also if the first sending is still under way. The name of the
 session is what a node that takes over ends it by."""
 
