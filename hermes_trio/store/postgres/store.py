@@ -310,6 +310,10 @@ class PostgresStore(
         assert not named, "verbs take positional arguments"
         return await self.units.submit(verb, *args)
 
+    def _post(self, verb: Callable[Concatenate[Database, P], object], *args: P.args, **named: P.kwargs) -> None:
+        assert not named, "verbs take positional arguments"
+        self._writer.post(verb, *args)  # its unit checks the node's row
+
     async def _read(self, read: Callable[Concatenate[Database, P], T], *args: P.args, **named: P.kwargs) -> T:
         if read in READ_BATCHES:
             assert not named, "reads that are gathered take positional arguments"

@@ -92,7 +92,7 @@ class SqliteKeys(Verbs):
         now = self._clock()
         found = await self._read(find, now, hash_key(secret))
         if found is not None and (found.last_used_at is None or now - found.last_used_at > USE_RESOLUTION):
-            self._writer.post(used, now, found.id)
+            self._post(used, now, found.id)
         return found
 
     async def revoke_api_key(self, key_id: str) -> bool:

@@ -149,7 +149,7 @@ class SqliteResponses(Verbs):
         """Return a tenant's response (any tenant's if `tenant` is None), or None. Reading it makes it the most recently used one."""
         found = await self._read(get_response, tenant, response_id)
         if found is not None:
-            self._writer.post(touch_response, self._clock(), response_id)
+            self._post(touch_response, self._clock(), response_id)
         return found
 
     async def delete_response(self, tenant: str | None, response_id: str) -> bool:

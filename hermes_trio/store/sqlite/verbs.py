@@ -165,6 +165,11 @@ class Verbs:
         assert not named, "verbs take positional arguments"
         return await self._writer.submit(self._fenced(verb) if self.lease_seconds else verb, *args, weight=Weight.HEAVY)
 
+    def _post(self, verb: Callable[Concatenate[Database, P], object], *args: P.args, **named: P.kwargs) -> None:
+        """Enqueue a write without waiting for it. Its failure is not reported, nor that this node was taken over."""
+        assert not named, "verbs take positional arguments"
+        self._writer.post(self._fenced(verb) if self.lease_seconds else verb, *args)
+
     def _fenced(self, verb: Callable[Concatenate[Database, P], T]) -> Callable[Concatenate[Database, P], T]:
         """Return the verb with a check of this node's own row in the same transaction: a reaped node writes nothing any more."""
         owner = self.owner
