@@ -33,7 +33,7 @@ def test_every_configuration_on_the_page_can_be_used(page: str, tmp_path: Path) 
         assembly = build_assembly(tables, environment=VARIABLES, host="127.0.0.1")
         routes = tomllib.loads(block).get("webhook", {}).get("routes", {})
         assert set(routes) <= {"deploys", "reviews"}
-        assert assembly.directory is not None
+        assert assembly.platforms is not None
 
 
 def test_the_example_configuration_starts_as_it_is(tmp_path: Path) -> None:

@@ -127,9 +127,9 @@ async def test_lost_and_recovered_is_logged_and_shown_by_name(caplog: pytest.Log
         await until(lambda: link.state is LinkState.READY, 20)
     said = [record.message for record in caplog.records]
     assert [line.split(":")[0].split(",")[0].split(" after")[0] for line in said] == [
-        "MCP server sample is connected",
+        "connected to MCP server sample",
         "MCP server sample was lost",
-        "MCP server sample is back",
+        "reconnected to MCP server sample",
     ]
 
 

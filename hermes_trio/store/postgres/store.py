@@ -181,29 +181,30 @@ def database_now(db: Database) -> float:
 
 
 class CorrectedClock:
-    """The host's clock, corrected by the database's, so that due times mean the same on all nodes.
+    """The time of the database's clock, continued by the host between two answers, so that due times mean the same on all nodes.
 
-    Small differences are not corrected, so that the clock does not jump with the latency of an answer.
+    The host counts with its monotonic clock: a step of its clock changes nothing. Small differences are not corrected, so that the clock does not jump
+    with the latency of an answer.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock: Callable[[], float] = clock
-        self.offset: float = 0.0
-        """What is added to the host's clock, in seconds."""
+    def __init__(self, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic) -> None:
+        self._steady: Callable[[], float] = steady
+        self.offset: float = clock() - steady()
+        """What is added to the monotonic clock, in seconds: from the host's clock until the database has answered once."""
 
     def __call__(self) -> float:
-        return self._clock() + self.offset
+        return self._steady() + self.offset
 
     def ask(self, db: Database) -> float:
         """Return the time of the database's clock; correct the host's if the difference is larger than the slack."""
-        sent = self._clock()
+        sent = self._steady()
         now = database_now(db)
-        received = self._clock()
+        received = self._steady()
         offset, doubt = now - (sent + received) / 2, (received - sent) / 2
         if abs(offset - self.offset) > CLOCK_SLACK + doubt:
             log.warning(
                 "the clock of this host differs from the database's by %.1f s; stored times follow the database's",
-                -offset,
+                self.offset - offset,
             )
             self.offset = offset
         return now

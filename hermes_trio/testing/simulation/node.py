@@ -280,8 +280,6 @@ class _Life:
         self.name = f"{node.name}.{node.starts}"
         self.paused = False
         self.paused_at = 0.0
-        self.corrected = node.clock_offset
-        """The error of the host's clock at the last heartbeat, which corrects it."""
         self.signals: NodeSignals | None = None
         self.dead = False
         self.over = False
@@ -415,7 +413,6 @@ class _Life:
     async def _open_shared(self, network: SignalNetwork) -> AsyncGenerator[SqliteStore]:
         node = self.node
         async with node._root.shared(node.name, lease_seconds=LEASE_SECONDS) as handle:
-            handle._clock = self._host_clock
             self.signals = signals = NodeSignals(self, handle, network, node._nursery)
             handle._writer = WatchedWrites(handle._writer, signals, node._trace)
             network.attach(signals)
@@ -431,10 +428,6 @@ class _Life:
             finally:
                 looking.cancel()
                 network.detach(signals)
-
-    def _host_clock(self) -> float:
-        """Return the time of the host's clock, with the correction of the last heartbeat."""
-        return self.node._root.database.clock() + self.node.clock_offset - self.corrected
 
     def connect(self) -> trio.SocketStream:
         """Return the client's end of a new connection. Raises `ConnectionRefusedError` if the server does not listen."""
@@ -519,8 +512,6 @@ class _NodeStore(FencedStore):
                 self._trace.note("verb", f"{name}: {type(error).__name__}")
                 raise
             self._trace.note("verb", name)
-            if name == "renew_node":
-                self._life.corrected = node.clock_offset
             if point is not None and not self._life.dead:
                 self._trace.note("power fails", f"after {name}")
                 node.crash(point.down)

@@ -425,4 +425,4 @@ DEFECTS: dict[str, tuple[str, Sequence[str], tuple[Patch, ...]]] = {
     "shape 3 jobs of a dead owner stay": ("8 calm", CRASH, ((recovery, "_lose_jobs", _reaps_nothing),)),
     "shape 3 rows of a dead owner stay": ("8 calm", CRASH, ((recovery, "_interrupt_messages", _reaps_nothing),)),
 }
-"""By its number in the list of what was broken (`shape` for what the redesign brought): who must convict it, by which faults, and the patches."""
+"""By a number for each kind of defect (`shape` for those of signals, ends and claims): the invariant that must convict it, the faults, and the patches."""
