@@ -53,6 +53,7 @@ class End(msgspec.Struct, eq=False):
     error: Exception | None = None
     written: bool = False
     was_reduced: bool = False
+    """Whether the reduced end is written, or may be (its outcome is unknown): then the whole one is not tried again."""
     uncertain: bool = False
     """Whether an attempt with an unknown outcome may have been written."""
     value: object = None
@@ -140,7 +141,10 @@ class Ends:
         with trio.CancelScope(shield=True, deadline=min(until, trio.current_time() + seconds)):
             try:
                 try:
-                    end.value = await end.write()
+                    if end.was_reduced and end.reduced is not None:
+                        end.value = await end.reduced(end)
+                    else:
+                        end.value = await end.write()
                 except Fenced:
                     raise
                 except Exception as error:
@@ -148,6 +152,10 @@ class Ends:
                     if not await self._reduce(end):
                         return False
                 end.written, end.problem = True, ""
+                if end.was_reduced:
+                    logger.error(
+                        "%s was refused by the store, and is reduced to its state and error: %s", end.name, end.error
+                    )
             except Fenced as error:
                 logger.warning("%s is not written: %s", end.name, error)
                 end.problem, end.error = str(error), error
@@ -163,7 +171,7 @@ class Ends:
     async def _reduce(self, end: End) -> bool:
         """Write an end that a working store refused often enough: as it is, or its state and error only. Return whether it is written now."""
         enough = end.attempts > (UNCERTAIN_ATTEMPTS if end.uncertain else FULL_ATTEMPTS)
-        if not enough or end.reduced is None or not await self.works():
+        if not enough or end.was_reduced or end.reduced is None or not await self.works():
             return False
         try:
             end.value = await end.write()
@@ -171,9 +179,14 @@ class Ends:
             raise
         except Exception as error:
             end.error = error
-            await end.reduced(end)
             end.was_reduced = True
-            logger.error("%s is refused by the store, and is reduced to its state and error: %s", end.name, error)
+            try:
+                await end.reduced(end)
+            except OutcomeUnknown:
+                raise
+            except Exception:
+                end.was_reduced = False
+                raise
         return True
 
     def _note(self, end: End, error: Exception) -> None:

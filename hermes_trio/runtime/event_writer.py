@@ -99,6 +99,11 @@ class EventWriter:
         run.terminal = run.terminal_event(outcome)
         return run.row(run.log.last + 1, run.terminal)
 
+    def choose(self, turn: Turn, rows: Sequence[EventRow]) -> None:
+        """Set the terminal event of this turn's run to the last of the rows that are about to be written: readers get the one that was."""
+        if rows:
+            self._run_of(turn).terminal = rows[-1].event
+
     def begun(self, turn: Turn) -> None:
         """Move the run of a turn whose beginning was committed to `running`."""
         self._run_of(turn).move(RunStatus.RUNNING)

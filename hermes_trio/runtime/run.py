@@ -66,8 +66,8 @@ class Run:
         self.ended = trio.Event()
         self.settled = trio.Event()
         self.turn: Turn
-        self.terminal: dict[str, Any] | None = None
-        """The terminal event, as it was committed with the end of the turn."""
+        self.terminal: Mapping[str, Any] | None = None
+        """The terminal event, as the last attempt to commit the end of the turn wrote it."""
         self._delta: list[str] = []
         self._delta_at: float = float("-inf")
         self._approvals: int = 0

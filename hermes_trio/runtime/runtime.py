@@ -210,12 +210,15 @@ class Runtime:
 
     @asynccontextmanager
     async def _open_journal(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.core.journal.run)
-            yield
-            nursery.cancel_scope.cancel()
-        with trio.move_on_after(self.settings.finish_seconds):
-            await self.core.journal.flush()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.core.journal.run)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            # Also if a receiver has failed: readers have these events already.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self.settings.finish_seconds):
+                await self.core.journal.flush()
 
     def _watch(self) -> Watchdog | nullcontext[None]:
         if self.settings.watchdog_seconds <= 0 or virtual_clock_of(trio.lowlevel.current_clock()) is not None:

@@ -7,6 +7,7 @@ cancellation from outside the turn's own scope propagates, after the end has bee
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from typing import Final, cast
 
 import msgspec
@@ -354,8 +355,8 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         finish = reduced(outcome)
     end = End(
         f"turn {turn.id}",
-        lambda: core.store.finish_turn(finish),
-        lambda end: core.store.finish_turn(reduced(_unstored(outcome, end.error))),
+        lambda: _write(core, turn, finish),
+        lambda end: _write(core, turn, reduced(_unstored(outcome, end.error))),
     )
     written = await core.ends.put(end)
     if end.value is True:
@@ -366,6 +367,12 @@ async def _commit(core: RuntimeCore, turn: Turn, start: TurnStart, outcome: Outc
         turn.unwritten = end
         end.then = lambda _: _written_late(core, turn, end, outcome)
     return msgspec.structs.replace(_unstored(outcome, end.error), committed=False)
+
+
+def _write(core: RuntimeCore, turn: Turn, finish: TurnFinish) -> Awaitable[object]:
+    """Write an end of the turn, whole or reduced; if it is written, its last event is the one that readers of the run get."""
+    core.journal.choose(turn, finish.events)
+    return core.store.finish_turn(finish)
 
 
 def _written_late(core: RuntimeCore, turn: Turn, end: End, outcome: Outcome) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hermes_trio import Runtime, SessionContext
 from hermes_trio.runtime.errors import Draining, JobRefused, OutcomeUnknown
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import EventRow, TurnInput
+from hermes_trio.runtime.run import Run
 from hermes_trio.runtime.supervisor import Job, JobSpec
 from hermes_trio.runtime.turn import Turn, TurnSpec
 from hermes_trio.store import AlreadyStarted, Store, StoreError, open_store
@@ -127,6 +129,45 @@ async def test_an_end_that_may_be_written_is_told_as_it_is_stored():
         await trio.sleep(5)
         kept = [row.event["event"] for row in await world.store.events_after(run.id)]
         assert kept == [event.data["event"] for event in run.log.since(0, 10)] == ["run.completed", "run.settled"]
+
+
+@pytest.mark.parametrize(("unknown", "end"), [(False, "run.completed"), (True, "run.failed")])
+async def test_an_end_whose_reduction_fails_too_is_told_as_it_is_stored(unknown: bool, end: str):
+    """The reduced end is refused, or its answer is lost: the reader gets the terminal event of the end that the store has."""
+    world = World(ScriptedAgent("done"))
+    async with world.runtime as runtime:
+        world.faults.fail("finish_turn", times=5)
+        world.faults.fail("finish_turn", after_commit=unknown)
+        run = await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE))
+        await run.settled.wait()
+        await trio.sleep(5)
+        kept = [row.event["event"] for row in await world.store.events_after(run.id)]
+        assert kept == [event.data["event"] for event in run.log.since(0, 10)] == [end, "run.settled"]
+        row = await world.store.get_run(run.id)
+        assert row is not None
+        assert row.status is run.status
+
+
+async def test_events_that_were_read_are_written_when_a_receiver_crashes():
+    """A receiver's failure ends the runtime: the events that readers have got by then are in the store."""
+    runs: list[Run] = []
+
+    async def program(store: Store) -> None:
+        async with Runtime(agent=ScriptedAgent("done"), store=nullcontext(store), seed=1) as runtime:
+
+            async def crash() -> None:
+                runs.append(await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="hi"), context=WHERE)))
+                await runs[0].settled.wait()
+                raise RuntimeError("the receiver broke")
+
+            runtime.start_receiver("crashing", crash)
+            await trio.sleep(10)
+
+    async with open_store(None) as store:
+        with pytest.raises((RuntimeError, ExceptionGroup)):
+            await program(store)
+        kept = [row.event["event"] for row in await store.events_after(runs[0].id)]
+        assert kept == [event.data["event"] for event in runs[0].log.since(0, 10)] == ["run.completed", "run.settled"]
 
 
 async def test_a_refusal_that_passes_costs_no_events_while_others_are_taken():
