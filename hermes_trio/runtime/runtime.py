@@ -168,12 +168,7 @@ class Runtime:
                             trio.open_nursery() as turns,
                         ):
                             self._turns = turns
-                            async with trio.open_nursery() as receivers:
-                                self._receivers = receivers
-                                opened.set()
-                                await self._closing.wait()
-                                self._receivers = None
-                                receivers.cancel_scope.cancel()
+                            await self._run_receivers(opened)
                             await self._wind_down(self.settings.drain_seconds)
                             self._turns = None
                             # All turns have ended; what is left here only waits (a lane that lingers, a run that has not settled).
@@ -183,6 +178,21 @@ class Runtime:
             finally:
                 _binding.reset(token)
                 self._closing.set()
+
+    async def _run_receivers(self, opened: trio.Event) -> None:
+        """Run the receivers until the runtime closes, or raise what one of them raised. In both cases new work is refused from then on."""
+        try:
+            async with trio.open_nursery() as receivers:
+                self._receivers = receivers
+                opened.set()
+                try:
+                    await self._closing.wait()
+                finally:
+                    self._receivers = None
+                receivers.cancel_scope.cancel()
+        finally:
+            # Before the scope of the turns closes: nothing may be started in it afterwards.
+            self.core.draining = True
 
     @asynccontextmanager
     async def _open_store(self) -> AsyncIterator[RuntimeStore]:

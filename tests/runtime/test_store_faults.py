@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from hermes_trio import Runtime, SessionContext
-from hermes_trio.runtime.errors import Draining, JobRefused, OutcomeUnknown
+from hermes_trio import DeliveringTurn, Runtime, SessionContext
+from hermes_trio.runtime.errors import Draining, JobRefused, OutcomeUnknown, RuntimeClosed
 from hermes_trio.runtime.outcome import JobState, RunStatus, TurnState
 from hermes_trio.runtime.ports import EventRow, TurnInput
 from hermes_trio.runtime.run import Run
@@ -309,6 +309,44 @@ async def test_a_receiver_that_crashes_does_not_leave_jobs_without_an_end():
     with pytest.raises((RuntimeError, ExceptionGroup)):
         await program()
     assert list(states.values()) == ["killed"]
+
+
+async def test_a_runtime_that_a_receiver_ends_refuses_new_work(caplog: pytest.LogCaptureFixture):
+    """While it stops its jobs, a new run, job or receiver is refused by the error for it, and the notices of the jobs wake no lane: they wait."""
+
+    async def crash() -> None:
+        raise ValueError("the receiver broke")
+
+    async def start(turn: Turn) -> str:
+        assert isinstance(turn, DeliveringTurn)
+        await turn.core.supervisor.start_watched(fake_job(3600), turn.owner, turn.channel)
+        return "started"
+
+    world, adapter, lanes = World(ScriptedAgent(start)), FakeAdapter(), list[str]()
+
+    async def program() -> None:
+        async with world.runtime as runtime, adapter.connect(runtime):
+            await adapter.say("go")
+            await adapter.wait_for(1)
+            world.faults.slow("finish_job", seconds=5)
+            runtime.start_receiver("crashing", crash)
+            await trio.sleep(1)
+            with pytest.raises(Draining):
+                await runtime.stateless.start_run(TurnSpec(input=TurnInput(text="more"), context=WHERE))
+            with pytest.raises((Draining, RuntimeClosed)):
+                await runtime.supervisor.start_watched(fake_job(1), runtime.owner(), runtime.channel)
+            with pytest.raises(RuntimeClosed):
+                runtime.start_receiver("late", crash)
+            try:
+                await trio.sleep_forever()
+            finally:
+                lanes.extend(node.id for node in runtime.tree.root.walk() if node.kind == "lane")
+
+    with pytest.RaisesGroup(ValueError, flatten_subgroups=True, allow_unwrapped=True):
+        await program()
+    assert len(world.faults.injected) == 1
+    assert lanes == []
+    assert "a subscriber of" not in caplog.text
 
 
 async def test_a_job_whose_start_is_uncertain_has_an_end():
