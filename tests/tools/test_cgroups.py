@@ -109,7 +109,7 @@ async def test_a_job_has_a_group_with_its_limits_and_enters_it(fake: Path) -> No
     """Before anything of the command runs: the limits of processes and memory, all or nothing when memory runs out."""
     sandbox = sandbox_in(fake, "pids", "memory", processes=64, memory_mebibytes=32)
     async with open_warden(cgroup=str(fake)) as warden:
-        process = await start(warden, sandbox, "echo $$; cat")
+        process = await start(warden, sandbox, "sleep 60")
         group = fake / f"job-{process.keeper_pid}"
         found = {file.name: file.read_text() for file in await trio.to_thread.run_sync(lambda: list(group.iterdir()))}
         assert found == {
